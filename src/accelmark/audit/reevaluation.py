@@ -37,7 +37,7 @@ REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
 }
 NORM_TOLERANCE: Final = 0.15
 """Largest relative difference of the norms of the parameters' changes, over any number of steps."""
-MIN_COSINE: Final = 0.5
+MIN_COSINE: Final = 0.3
 """Smallest cosine of the angle between the parameters' changes, over any number of steps."""
 
 

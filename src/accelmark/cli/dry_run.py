@@ -73,7 +73,7 @@ def _print_settings(job: PlannedJob) -> None:
     if isinstance(work, TrainJob) and work.is_checked:
         mib = work.settings.checkpoint.replay_mib
         typer.echo(f"  after the round: weights evaluated, at most {MOST_REPLAYED} steps replayed, in a fresh process")
-        typer.echo(f"  checkpoints for it: at most {mib} MiB and 0.2 % of training time, and the final weights")
+        typer.echo(f"  checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights")
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
         replaced = "".join(f", overrides {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))

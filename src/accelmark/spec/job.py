@@ -106,6 +106,9 @@ class EvaluateJob(BaseWork):
     """Checkpoints to evaluate, by their names in the job's ``checkpoint_dir``."""
     replays: tuple[ReplayedPair, ...] = ()
     """Steps to replay, those from the initial weights first."""
+    others: tuple[ReplayedPair, ...] = ()
+    """Steps of which one pair is replayed in addition if the parameters moved much farther in it than in those around
+    it."""
     sha256: dict[str, str] = Field(default_factory=dict)
     """Hash of each of these checkpoints as training logged it; see :func:`accelmark.train.loop.checkpoints.hash_of`."""
 

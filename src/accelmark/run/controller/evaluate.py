@@ -27,8 +27,8 @@ FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] 
 
 Returns a record of each data set, or None where it did not check."""
 
-MOST_REPLAYED: Final = 72
-"""Most steps that are replayed after a round: 8 from the initial weights, and 64 between a pair of checkpoints."""
+MOST_REPLAYED: Final = 136
+"""Most steps that are replayed after a round: 8 from the initial weights, and 128 between a pair of checkpoints."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -65,7 +65,7 @@ class WeightsCheck:
             weights = (max(saved.steps, key=lambda name: saved.steps[name]),) if hashes is None else (hashes.final,)
             weights += (hashes.claimed,) if hashes is not None else ()
         names = tuple(name for name in dict.fromkeys(weights) if name is not None)
-        used = {*names, *(name for pair in replays for name in (pair.start, pair.end))}
+        used = {*names, *(name for pair in (*replays, *_pairs(saved)) for name in (pair.start, pair.end))}
         settings = train.settings.model_copy(update={"compile": "off"})
         work = EvaluateJob(
             unit=train.unit,
@@ -73,6 +73,7 @@ class WeightsCheck:
             train=train.model_copy(update={"settings": settings}),
             weights=names,
             replays=replays,
+            others=() if nonce is not None else tuple(_pairs(saved)),
             sha256={name: value for name, value in (hashes.sha256 if hashes else {}).items() if name in used},
         )
         changed: dict[str, object] = {
@@ -115,12 +116,16 @@ def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
         yield ReplayedPair(start=None, end=first, first_step=1, num_steps=steps[first])
     elif hashes.final is not None and steps.get(hashes.final):
         yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
-    pairs = [(start, end) for start, end in hashes.pairs if start in steps and end in steps]
-    if pairs:
-        chosen = int(hashlib.sha256(f"{saved.log_sha256} {nonce}".encode()).hexdigest(), 16) % len(pairs)
-        start, end = pairs[chosen]
-        begin = steps[start or ""]
-        yield ReplayedPair(start=start, end=end, first_step=begin + 1, num_steps=steps[end] - begin)
+    if pairs := list(_pairs(saved)):
+        yield pairs[int(hashlib.sha256(f"{saved.log_sha256} {nonce}".encode()).hexdigest(), 16) % len(pairs)]
+
+
+def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
+    """Yield the pairs of checkpoints, without that from the initial weights."""
+    for start, end in saved.hashes.pairs if saved.hashes is not None else ():
+        if start in saved.steps and end in saved.steps:
+            begin = saved.steps[start]
+            yield ReplayedPair(start=start, end=end, first_step=begin + 1, num_steps=saved.steps[end] - begin)
 
 
 def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict[Path, Path]:

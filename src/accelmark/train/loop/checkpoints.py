@@ -18,9 +18,9 @@ from accelmark.train.loop.ends import total_steps
 
 FIRST_STEPS: Final = 8
 """Steps from the initial weights to the first checkpoint of a pair."""
-MOST_STEPS: Final = 64
+MOST_STEPS: Final = 128
 """Most steps between the checkpoints of a pair."""
-_LARGEST_SHARE: Final = 0.002
+_LARGEST_SHARE: Final = 0.003
 """Share of training time that writing the pairs may take."""
 _CHUNK: Final = 1 << 20
 

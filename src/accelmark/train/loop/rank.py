@@ -6,19 +6,20 @@ It runs from the event INIT_START to FINISHED, which every rank writes once, las
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, final
+from typing import Final, NoReturn, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
-from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.model import parse
 from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
@@ -29,6 +30,9 @@ from accelmark.train.loop.contract import Backend, ForeignStateError
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
+
+_MUCH_FARTHER: Final = 1.5
+"""Distance that the parameters moved a step, over that in the pairs next to it, from which a pair is replayed."""
 
 RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
@@ -186,29 +190,58 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
         if RankPlace.from_environment().rank == 0 and hash_of(directory / name) != sha256:
             raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
     for replay in work.replays:
-        start, end = (None if name is None else directory / name for name in (replay.start, replay.end))
-        try:
-            done = backend.replay(start, replay.num_steps, end)
-        except ForeignStateError as error:
-            log.event(Event.WARNING, {"message": f"no steps were replayed from {replay.start}: {error}"})
-            continue
-        if done.first_step != replay.first_step:
-            step = done.first_step - 1
-            raise RunError(f"the checkpoint {start} says step {step}, the log of training {replay.first_step - 1}")
-        replayed = Replayed(
-            checkpoint=replay.start,
-            end=replay.end,
-            first_step=done.first_step,
-            losses=tuple(done.losses),
-            update=done.update,
-        )
-        log.event(Event.REPLAYED, replayed)
+        _replay(replay, directory, backend, log)
+    outlier = _outlier(work.others, directory, backend)
+    if outlier is not None and outlier not in work.replays:
+        _replay(outlier, directory, backend, log)
     for name in work.weights:
         began = time.monotonic()
         metrics = backend.evaluate(directory / name)
         value = Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began)
         log.event(Event.EVALUATED, value)
     return End("evaluated")
+
+
+def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog) -> None:
+    """Replay the steps of a pair, and log their losses and effect."""
+    start, end = (None if name is None else directory / name for name in (pair.start, pair.end))
+    try:
+        done = backend.replay(start, pair.num_steps, end)
+    except ForeignStateError as error:
+        log.event(Event.WARNING, {"message": f"no steps were replayed from {pair.start}: {error}"})
+        return
+    if done.first_step != pair.first_step:
+        step = done.first_step - 1
+        raise RunError(f"the checkpoint {start} says step {step}, the log of training {pair.first_step - 1}")
+    replayed = Replayed(
+        checkpoint=pair.start,
+        end=pair.end,
+        first_step=done.first_step,
+        losses=tuple(done.losses),
+        update=done.update,
+    )
+    log.event(Event.REPLAYED, replayed)
+
+
+def _outlier(pairs: Sequence[ReplayedPair], directory: Path, backend: Backend) -> ReplayedPair | None:
+    """Return the pair in which the parameters moved farthest a step, if much farther than in those next to it.
+
+    Weights from elsewhere, loaded once between two checkpoints, show in this way.
+    """
+    if len(pairs) < 3:
+        return None
+    moved = []
+    for pair in pairs:
+        start, end = (None if name is None else directory / name for name in (pair.start, pair.end))
+        try:
+            update = backend.replay(start, 0, end).update
+        except ForeignStateError:
+            return None
+        moved.append(math.sqrt(update.saved) / pair.num_steps if update is not None else 0.0)
+    around = [max(moved[max(number - 1, 0) : number] + moved[number + 1 : number + 2]) for number in range(len(moved))]
+    farther = [each / other if other else 0.0 for each, other in zip(moved, around, strict=True)]
+    number = max(range(len(farther)), key=farther.__getitem__)
+    return pairs[number] if farther[number] > _MUCH_FARTHER else None
 
 
 def _end_of(error: Exception, backend: Backend | None) -> End:

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map_only
 
 from accelmark.frameworks.pytorch.hooks import Training
@@ -100,15 +101,20 @@ class Checkpoints:
         optimizer = self._training.optimizer
         names = _state_names(optimizer.state_dict()["state"])
         progress = self.load(checkpoint)
-        groups, schedule = copy.deepcopy(self._planned)
+        groups, planned = copy.deepcopy(self._planned)
         if names and (found := _state_names(optimizer.state_dict()["state"])) != names:
             raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
         optimizer.load_state_dict({"state": optimizer.state_dict()["state"], "param_groups": groups})
-        self._training.schedule.load_state_dict(schedule)
+        schedule = self._training.schedule
+        schedule.load_state_dict(planned)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of", UserWarning)  # this optimizer took no step yet
-            for _ in range(progress.global_steps):
-                self._training.schedule.step()
+            if isinstance(schedule, LambdaLR):
+                schedule.last_epoch = max(progress.global_steps - 1, 0)
+                schedule.step()
+            else:
+                for _ in range(progress.global_steps):
+                    schedule.step()
         return progress
 
     def load(self, checkpoint: Path) -> Progress:
