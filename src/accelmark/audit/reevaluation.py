@@ -29,7 +29,7 @@ class ReplayTolerance(NamedTuple):
 
 
 REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
-    "fp32": ReplayTolerance(loss=0.001, update=0.01),
+    "fp32": ReplayTolerance(loss=0.002, update=0.012),
     "tf32": ReplayTolerance(loss=0.005, update=0.1),
     "bf16": ReplayTolerance(loss=0.02, update=0.3),
     "fp16": ReplayTolerance(loss=0.01, update=0.2),

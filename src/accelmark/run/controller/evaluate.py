@@ -123,7 +123,7 @@ def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
 def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
     """Yield the pairs of checkpoints, without that from the initial weights."""
     for start, end in saved.hashes.pairs if saved.hashes is not None else ():
-        if start in saved.steps and end in saved.steps:
+        if start is not None and start in saved.steps and end in saved.steps:
             begin = saved.steps[start]
             yield ReplayedPair(start=start, end=end, first_step=begin + 1, num_steps=saved.steps[end] - begin)
 
