@@ -22,6 +22,8 @@ MOST_STEPS: Final = 128
 """Most steps between the checkpoints of a pair."""
 _LARGEST_SHARE: Final = 0.003
 """Share of training time that writing the pairs may take."""
+_FEWEST: Final = 4
+"""Distances into which the steps that are left are divided at least, however short training is."""
 _CHUNK: Final = 1 << 20
 
 
@@ -120,7 +122,7 @@ class CheckpointWriter:
                 self._reason = f"a checkpoint takes {size}, checkpoint.replay_mib is {limit // 2**20}"
             return
         by_cost = cost.write_s / max(_LARGEST_SHARE * cost.step_s, 1e-9)
-        distance = max(FIRST_STEPS, math.ceil(max(by_cost, left / num_left)))
+        distance = max(FIRST_STEPS, math.ceil(max(min(by_cost, left / _FEWEST), left / num_left)))
         if distance <= MOST_STEPS:
             self._begins, self._is_open, self._due = name, True, step + distance
         elif self._is_open and self._begins != name and self._pairs:
