@@ -23,7 +23,7 @@ MOST_STEPS: Final = 128
 _LARGEST_SHARE: Final = 0.003
 """Share of training time that writing the pairs may take."""
 _FEWEST: Final = 4
-"""Distances into which the steps that are left are divided at least, however short training is."""
+"""Distances into which training is divided at least, however short it is."""
 _CHUNK: Final = 1 << 20
 
 
@@ -112,7 +112,7 @@ class CheckpointWriter:
         bounds = self._settings.end
         by_steps = total_steps(bounds, self._backend.steps_per_epoch, self._backend.samples_per_step)
         by_time = bounds.max_duration_s / cost.step_s if bounds.max_duration_s and cost.step_s else None
-        left = min(filter(None, (by_steps, by_time)), default=step) - step
+        total = min(filter(None, (by_steps, by_time)), default=step)
         limit = self._settings.checkpoint.replay_mib * 2**20
         num_left = math.floor((limit - self._num_bytes) / max(cost.num_bytes, 1.0))
         if num_left < 2:
@@ -122,7 +122,7 @@ class CheckpointWriter:
                 self._reason = f"a checkpoint takes {size}, checkpoint.replay_mib is {limit // 2**20}"
             return
         by_cost = cost.write_s / max(_LARGEST_SHARE * cost.step_s, 1e-9)
-        distance = max(FIRST_STEPS, math.ceil(max(min(by_cost, left / _FEWEST), left / num_left)))
+        distance = max(FIRST_STEPS, math.ceil(max(min(by_cost, total / _FEWEST), (total - step) / num_left)))
         if distance <= MOST_STEPS:
             self._begins, self._is_open, self._due = name, True, step + distance
         elif self._is_open and self._begins != name and self._pairs:
