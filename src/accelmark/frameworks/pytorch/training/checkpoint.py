@@ -48,6 +48,8 @@ class Checkpoints:
 
         self._planned = copy.deepcopy((training.optimizer.state_dict()["param_groups"], training.schedule.state_dict()))
         """Hyperparameters and schedule as they were built, before the first step."""
+        self._own_state: list[str] | None = None
+        """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
         self._file = f"weights{rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
 
     def save(self, progress: Progress) -> str:
@@ -99,7 +101,9 @@ class Checkpoints:
     def load_for_replay(self, checkpoint: Path) -> Progress:
         """Load weights and optimizer state, but hyperparameters and learning rate as the case has them at that step."""
         optimizer = self._training.optimizer
-        names = _state_names(optimizer.state_dict()["state"])
+        if self._own_state is None:
+            self._own_state = _state_names(optimizer.state_dict()["state"])
+        names = self._own_state
         progress = self.load(checkpoint)
         groups, planned = copy.deepcopy(self._planned)
         if names and (found := _state_names(optimizer.state_dict()["state"])) != names:
