@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 
+from accelmark.audit.evidence import Evidence, Reference, RoundEvidence, Standard
+from accelmark.audit.outcome import plausible_convergence
+from accelmark.audit.verify import verify_run
 from accelmark.results.figure_names import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir
-from accelmark.results.schema import CaseResult
+from accelmark.results.schema import CaseResult, Figure
+from accelmark.results.store.bundle import unpack, write_bundle
+from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.events import Evaluated, Replayed, UpdateSquares
 from accelmark.spec.job import NodeExit
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import encode_line
+from accelmark.spec.plugins.catalog import load_case
 from tests.audit.test_rules import SLUG, change_job, change_started
 from tests.made_run import Made, make_run
 
@@ -170,3 +176,40 @@ def test_a_run_of_an_earlier_version_with_hooks_is_open(tmp_path: Path) -> None:
     change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
     case = judged(run)
     assert (case.verdict, rules(case)) == ("OPEN", {"reevaluation"})
+
+
+def test_a_bundle_has_the_evaluation_that_its_figures_come_from(run: Path, tmp_path: Path) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    assert judged(run).verdict == "VALID"
+    write_bundle(run, tmp_path / "run.tar")
+    unpacked, problems = unpack(tmp_path / "run.tar", tmp_path / "unpacked")
+    assert problems == []
+    verification = verify_run(unpacked)
+    assert (verification.is_intact, verification.summary.cases[0].verdict) == (True, "VALID")
+    log = next(unpacked.glob("*/evaluation-round1/*/rank0.out.log"))
+    log.write_text(log.read_text().replace("step9", "step8"))
+    assert any("was changed" in change for change in verify_run(unpacked).changed)
+
+
+def test_an_evaluation_after_the_run_is_no_change_of_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made())
+    assert judged(run).verdict == "VALID"
+    write_evaluation(run, evaluated(0.2), replayed(losses_of(run)))
+    verification = verify_run(run)
+    assert verification.changed == ()
+    assert "reevaluated-metric" in {finding.rule for finding in verification.summary.cases[0].findings}
+
+
+@pytest.mark.parametrize(("metric", "is_plausible"), [(0.92, True), (0.923, False)])
+def test_a_metric_beyond_the_reference_is_open(run: Path, metric: float, is_plausible: bool) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    result = measure_run(run, recompute=True)
+    entry = load_round(run / SLUG / "round1" / RESULT_FILE)
+    figures = entry.figures | {FigureName.FINAL_METRIC: Figure(value=metric)}
+    entry = entry.model_copy(update={"figures": figures})
+    case = load_case("resnet_mini")
+    standard = Standard(case, "", is_shipped=True)
+    evidence = Evidence([RoundEvidence(entry, None, Reference(standard))], 1, Reference(standard), None)
+    found = list(plausible_convergence(evidence))
+    assert result.cases[0].verdict == "VALID"
+    assert [finding.severity for finding in found] == ([] if is_plausible else ["open"])

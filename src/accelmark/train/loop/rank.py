@@ -26,13 +26,13 @@ from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoints import hash_of
-from accelmark.train.loop.contract import Backend, ForeignStateError
+from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
 
-_MUCH_FARTHER: Final = 1.5
-"""Distance that the parameters moved a step, over that in the pairs next to it, from which a pair is replayed."""
+_MUCH_FARTHER: Final = 1.3
+"""Distance that the parameters moved a step in a pair, over that in the pairs next to it, from which it is replayed."""
 
 RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
@@ -189,9 +189,8 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
     for name, sha256 in work.sha256.items():
         if RankPlace.from_environment().rank == 0 and hash_of(directory / name) != sha256:
             raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
-    for replay in work.replays:
-        _replay(replay, directory, backend, log)
-    outlier = _outlier(work.others, directory, backend)
+    first = [_replay(replay, directory, backend, log) for replay in work.replays][:1]
+    outlier = _outlier(first, work.others, directory, backend)
     if outlier is not None and outlier not in work.replays:
         _replay(outlier, directory, backend, log)
     for name in work.weights:
@@ -202,14 +201,14 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
     return End("evaluated")
 
 
-def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog) -> None:
-    """Replay the steps of a pair, and log their losses and effect."""
+def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog) -> float:
+    """Replay the steps of a pair, and log their losses and effect; returns how far training moved a step."""
     start, end = (None if name is None else directory / name for name in (pair.start, pair.end))
     try:
         done = backend.replay(start, pair.num_steps, end)
     except ForeignStateError as error:
         log.event(Event.WARNING, {"message": f"no steps were replayed from {pair.start}: {error}"})
-        return
+        return 0.0
     if done.first_step != pair.first_step:
         step = done.first_step - 1
         raise RunError(f"the checkpoint {start} says step {step}, the log of training {pair.first_step - 1}")
@@ -221,25 +220,33 @@ def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog
         update=done.update,
     )
     log.event(Event.REPLAYED, replayed)
+    return _distance(done, pair)
 
 
-def _outlier(pairs: Sequence[ReplayedPair], directory: Path, backend: Backend) -> ReplayedPair | None:
-    """Return the pair in which the parameters moved farthest a step, if much farther than in those next to it.
+def _distance(replay: Replay, pair: ReplayedPair) -> float:
+    return math.sqrt(replay.update.saved) / pair.num_steps if replay.update is not None else 0.0
 
-    Weights from elsewhere, loaded once between two checkpoints, show in this way.
+
+def _outlier(
+    before: list[float], pairs: Sequence[ReplayedPair], directory: Path, backend: Backend
+) -> ReplayedPair | None:
+    """Return the pair in which the parameters moved farthest a step compared with the pairs next to it.
+
+    Weights from elsewhere, loaded once between two checkpoints, show in this way. ``before`` is the distance in the
+    first steps. None where the distances change smoothly.
     """
-    if len(pairs) < 3:
-        return None
-    moved = []
+    moved = [*before]
     for pair in pairs:
         start, end = (None if name is None else directory / name for name in (pair.start, pair.end))
         try:
-            update = backend.replay(start, 0, end).update
+            moved.append(_distance(backend.replay(start, 0, end), pair))
         except ForeignStateError:
             return None
-        moved.append(math.sqrt(update.saved) / pair.num_steps if update is not None else 0.0)
-    around = [max(moved[max(number - 1, 0) : number] + moved[number + 1 : number + 2]) for number in range(len(moved))]
-    farther = [each / other if other else 0.0 for each, other in zip(moved, around, strict=True)]
+    if len(moved) < 3 or not all(moved):
+        return None
+    around = [math.sqrt(one * other) for one, other in zip(moved, moved[2:], strict=False)]
+    around = [moved[1], *around, moved[-2]]
+    farther = [each / other for each, other in zip(moved, around, strict=True)][len(before) :]
     number = max(range(len(farther)), key=farther.__getitem__)
     return pairs[number] if farther[number] > _MUCH_FARTHER else None
 
