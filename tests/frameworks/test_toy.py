@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,19 +73,16 @@ def test_weights_are_evaluated_and_steps_replayed_after_the_round(run: Path) -> 
     assert not list(run.glob("*/evaluation-round1-*"))
 
 
-def test_other_weights_than_the_logged_ones_are_a_finding(run: Path) -> None:
-    weights = sorted((run / "points-toy-CPUx1x2" / "round1" / "checkpoints").iterdir())[-1] / "weights.npy"
-    trained = np.load(weights)
-    np.save(weights, -trained)
-    try:
-        done = run_accelmark("evaluate", str(run), "--json")
-        assert done.returncode == 1, done.stdout + done.stderr
-        (found,) = json.loads(done.stdout)
-        assert "was changed after the end of training" in found["findings"][0]["actual"]
-        (case,) = json.loads(run_accelmark("verify", str(run), "--json").stdout)["cases"]
-        assert case["verdict"] == "INVALID"
-    finally:
-        np.save(weights, trained)
+def test_other_weights_than_the_logged_ones_are_a_finding(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    weights = sorted((copy / "points-toy-CPUx1x2" / "round1" / "checkpoints").iterdir())[-1] / "weights.npy"
+    np.save(weights, -np.load(weights))
+    done = run_accelmark("evaluate", str(copy), "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)
+    assert "was changed after the end of training" in found["findings"][0]["actual"]
+    (case,) = json.loads(run_accelmark("verify", str(copy), "--json").stdout)["cases"]
+    assert case["verdict"] == "INVALID"
 
 
 def test_doctor_lists_the_framework() -> None:
