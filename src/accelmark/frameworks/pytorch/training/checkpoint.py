@@ -106,9 +106,13 @@ class Checkpoints:
         names = self._own_state
         progress = self.load(checkpoint)
         groups, planned = copy.deepcopy(self._planned)
-        if names and (found := _state_names(optimizer.state_dict()["state"])) != names:
-            raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
-        optimizer.load_state_dict({"state": optimizer.state_dict()["state"], "param_groups": groups})
+        state = optimizer.state_dict()["state"]
+        if names and (found := _state_names(state)) != names:
+            if len(names) != 1 or len(found) != 1:
+                raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
+            # The momentum of another implementation of SGD.
+            state = {number: {names[0]: each for each in values.values()} for number, values in state.items()}
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
         schedule = self._training.schedule
         schedule.load_state_dict(planned)
         with warnings.catch_warnings():
