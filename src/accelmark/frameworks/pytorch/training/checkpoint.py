@@ -111,7 +111,7 @@ class Checkpoints:
             if len(names) != 1 or len(found) != 1:
                 raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
             # The momentum of another implementation of SGD.
-            state = {number: {names[0]: each for each in values.values()} for number, values in state.items()}
+            state = {number: {names[0]: values[found[0]]} for number, values in state.items()}
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         schedule = self._training.schedule
         schedule.load_state_dict(planned)
