@@ -11,7 +11,7 @@ import pytest
 from accelmark.spec.events import CheckpointHashes, Event
 from accelmark.spec.job import TrainJob
 from accelmark.train.loop.account import Account
-from accelmark.train.loop.checkpoints import FIRST_STEPS, MOST_STEPS, CheckpointWriter
+from accelmark.train.loop.checkpoint_writer import FIRST_STEPS, MOST_STEPS, CheckpointWriter
 from accelmark.train.loop.contract import Progress
 from tests.train.jobs import make_job
 

@@ -13,7 +13,7 @@ from accelmark.spec.events import Evaluation, Event
 from accelmark.spec.job import TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.train.loop.account import Account
-from accelmark.train.loop.checkpoints import CheckpointWriter
+from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop

@@ -25,7 +25,7 @@ from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
 from accelmark.train.loop.account import Account
-from accelmark.train.loop.checkpoints import hash_of
+from accelmark.train.loop.checkpoint_writer import hash_of
 from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
