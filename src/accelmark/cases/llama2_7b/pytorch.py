@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 from transformers import LlamaConfig
 
+from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.tasks.decoder import CAUSAL, CausalLm, ChunkedNextToken
-from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
+from accelmark.train.tasks.token_shards import TokenShards
 
 
 class Case(ChunkedNextToken):
@@ -30,7 +31,7 @@ class Case(ChunkedNextToken):
         )
         return CausalLm.initialized(config, self.place.shared_seed)
 
-    def dataset(self, *, train: bool) -> TokenShards:
+    def dataset(self, *, train: bool) -> FromArrays:
         """Return windows of ``train`` or of ``val``."""
         length, split = self.number("seq_length"), "train" if train else "val"
-        return TokenShards(self.data_dirs["llama_tokens"], split, length + 1, length, self.vocab_size)
+        return FromArrays(TokenShards(self.data_dirs["llama_tokens"], split, length + 1, length, self.vocab_size))

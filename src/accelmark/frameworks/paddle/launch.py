@@ -32,7 +32,7 @@ def launch(place: HostPlace) -> Launch:
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
-    """Read from Paddle's files whether it was built for ``device_type``; other types come with a plug-in of Paddle's."""
+    """Read from Paddle's files whether it was built for ``device_type``; other types come with a plug-in."""
     wanted = _BUILDS.get(device_type)
     if wanted is None:
         return DeviceSupport(True, f"Paddle {version}")
@@ -40,9 +40,8 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
     have = [f"{name.removesuffix('_version')} {build[name]}" for name in wanted if name in build]
     if have:
         return DeviceSupport(True, f"Paddle {version}, built for {', '.join(have)}")
-    package = "paddlepaddle-gpu" if device_type == "gpu" else f"paddlepaddle-{device_type}"
-    reason = f"Paddle {version} is a build without {device_type}: install {package}, from the index that Paddle's site names"
-    return DeviceSupport(False, reason)
+    package = f"paddlepaddle-{device_type}"
+    return DeviceSupport(False, f"Paddle {version} is a build without {device_type}: install {package}")
 
 
 def built_for() -> dict[str, str]:

@@ -32,15 +32,16 @@ def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: flo
             decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
             return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
         case "adam":
-            return paddle.optimizer.Adam(parameters=_groups(trainable, undecayed, decay), **adam, **options)
+            _add_decay(trainable, undecayed, decay)
+            return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
         case "sgd":
+            _add_decay(trainable, undecayed, decay)
             momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
-            return paddle.optimizer.Momentum(parameters=_groups(trainable, undecayed, decay), **momentum, **options)
+            return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
 
 
-def _groups(trainable: list[Any], undecayed: set[str], decay: float) -> list[dict[str, Any]]:
-    """Split parameters by whether weight decay is added to their gradients."""
-    decayed = [each for each in trainable if each.name not in undecayed]
-    rest = [each for each in trainable if each.name in undecayed]
-    groups = [(decayed, decay or None), (rest, None)]
-    return [{"params": parameters, "weight_decay": added} for parameters, added in groups if parameters]
+def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:
+    """Add weight decay to gradients; parameter groups would do it too, but each is clipped to a norm of its own."""
+    for parameter in parameters:
+        if decay and parameter.name not in undecayed:
+            parameter.regularizer = paddle.regularizer.L2Decay(decay)
