@@ -12,6 +12,7 @@ from typer import Option
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.environments import app as environments
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.machine import doctor, monitor, probe, vendors
@@ -40,6 +41,7 @@ app.command(name="import")(import_files)
 _ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")
+app.add_typer(environments, name="env")
 
 
 def _print_version(wanted: bool) -> None:

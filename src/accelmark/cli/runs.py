@@ -83,7 +83,7 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, Argument(metavar="FILE", help="Run file (YAML).")],
+    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite: quickstart, inference.")],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
@@ -97,6 +97,7 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
+    file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
     request = _read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
@@ -167,8 +168,10 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
+    from accelmark.run.environments.registry import with_environments
 
-    cluster = _cluster(request.cluster, base)
+    given = request.cluster
+    cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
     plan = build_plan(
         request,
         cluster=cluster,
@@ -178,6 +181,7 @@ def plan_request(
         where=where,
         command_line=_setting_values(settings, synthetic=synthetic),
     )
+    plan = with_environments(plan)
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
@@ -237,14 +241,12 @@ def _read_run_file(path: Path) -> RunSpec:
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
 
 
-def _cluster(given: ClusterSpec | Path, base: Path) -> ClusterSpec:
+def read_cluster(file: Path) -> ClusterSpec:
+    """Read a cluster file. Raises SpecError with all problems."""
     from accelmark.spec.model import read_yaml
     from accelmark.spec.plugins.launcher import parse_cluster
 
-    if not isinstance(given, Path):
-        return given
-    path = base / given.expanduser()
-    return parse_cluster({"name": path.stem} | dict(read_yaml(path)), str(path))
+    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
 
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:
