@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelmark.train.tasks.masked_windows import CLS, IGNORED, MASK, SEP, MaskedWindows
+from accelmark.train.tasks.masked_windows import CLS, MASK, SEP, MaskedWindows
+from accelmark.train.tasks.metrics import IGNORED
 from accelmark.train.tasks.token_shards import TokenShards
 
 

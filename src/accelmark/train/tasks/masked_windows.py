@@ -7,10 +7,9 @@ from typing import Final, final
 import numpy as np
 
 from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.metrics import IGNORED
 from accelmark.train.tasks.token_shards import TokenShards
 
-IGNORED: Final = -100
-"""Label of a position that is not predicted."""
 CLS: Final = 101
 SEP: Final = 102
 MASK: Final = 103

@@ -9,7 +9,7 @@ from paddle import Tensor, nn
 
 from accelmark.frameworks.paddle.case import Batch, TrainCase
 from accelmark.train.tasks.array_families import MaskedTokenData, TokenData
-from accelmark.train.tasks.masked_windows import IGNORED
+from accelmark.train.tasks.metrics import IGNORED
 
 
 class NextToken(TokenData, TrainCase):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
-from accelmark.train.tasks.masked_windows import IGNORED
-from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+from accelmark.train.tasks.metrics import IGNORED, classification_metrics, language_model_metrics
 
 
 class NextToken(TaskFamily):
