@@ -46,6 +46,19 @@ class ArrayCase(ABC):
             raise TypeError(f"model.{name} is {value!r}, not a whole number")
         return value
 
+    def real(self, name: str) -> float:
+        """Return one of the case's own numbers (``settings.model``)."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a number")
+        return float(value)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The case's own integer settings."""
+        numbers = self.settings.model.items()
+        return {name: value for name, value in numbers if isinstance(value, int) and not isinstance(value, bool)}
+
     def dataset(self, *, train: bool) -> Arrays | ArraySource:
         """Return the training or the evaluation data: whole arrays by name, or a source that is read by sample."""
         raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
