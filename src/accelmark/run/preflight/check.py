@@ -28,7 +28,7 @@ from accelmark.run.preflight.facts import (
     device_problems,
     host_problems,
 )
-from accelmark.run.preflight.packages import create_command, package_facts, package_problems
+from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import ClusterSpec, HostSpec
@@ -127,8 +127,9 @@ class Preflight:
         if self._cluster.container is not None:
             return []
         found: list[HostProblem] = []
-        for framework, (needs, installs) in _packages(self._jobs_on(host)).items():
+        for framework, (asked, installs) in _packages(self._jobs_on(host)).items():
             spec, environment = load_framework(framework), self._cluster.environments.get(framework)
+            needs = [*(RANK_NEEDS if environment is not None else ()), *asked]
             try:
                 facts = await package_facts(
                     host,

@@ -17,6 +17,9 @@ from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import Need, install_command, missing
 
 _IMPORT_TIMEOUT_S: Final = 300.0
+_RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
+RANK_NEEDS: Final = tuple(Need(requirement=one, needed_by="AccelMark") for one in _RANK_NEEDS)
+"""What AccelMark itself needs in the environment of a framework."""
 
 
 class PackageFacts(Spec):
