@@ -18,12 +18,14 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 from paddle.utils import unique_name
 
 from accelmark.frameworks.paddle.case import Batch, TrainCase, case_class
 from accelmark.frameworks.paddle.counting import count_flops
 from accelmark.frameworks.paddle.optimizers import OPTIMIZER_CLASSES, build_optimizer
 from accelmark.frameworks.paddle.platform import (
+    DeviceLosses,
     device_name,
     is_out_of_memory,
     join_ranks,
@@ -31,8 +33,9 @@ from accelmark.frameworks.paddle.platform import (
     peak_memory_mib,
     set_precision,
     set_threads,
+    summary,
 )
-from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
+from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import EndReason, Event, Inspected, Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
@@ -58,20 +61,6 @@ _SCALER: Final = "scaler/"
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
     """Return the backend of a rank."""
     return PaddleBackend(job, train, place, log)
-
-
-@final
-class DeviceLosses:
-    """Losses stay on the device until a window is read; reading waits for the device."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
-
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
-        """Return a function that copies the losses together."""
-        stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in kept])
-        return lambda: [float(loss) for loss in stacked.numpy().tolist()]
 
 
 @final
@@ -195,8 +184,14 @@ class PaddleBackend:
         self.flops_per_sample = count_flops(model, lambda: case.loss(model, batch)) / _COUNTED_SAMPLES
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
-        """Checkpoint activations of the case's blocks if requested, and reduce gradients over several ranks."""
-        if self._settings.activation_checkpointing == "full":
+        """Checkpoint activations of the case's blocks if requested, and reduce gradients over several ranks.
+
+        ``DataParallel`` reduces gradients during the backward pass, but not those of recomputed blocks, whose backward
+        pass is nested: with checkpointing, gradients are reduced after it.
+        """
+        recomputes = self._settings.activation_checkpointing == "full"
+        self._reduces_after = recomputes and self.world_size > 1
+        if recomputes:
             for layer in model.sublayers():
                 if type(layer).__name__ == self._case.block_class:
                     layer.forward = partial(recompute, layer.forward)
@@ -233,18 +228,20 @@ class PaddleBackend:
         return {name: paddle.to_tensor(array) for name, array in batch.items()}
 
     def _step(self, batches: list[Batch]) -> Any:
-        """Take one optimizer step over some batches; the ranks reduce their gradients in the last backward pass."""
+        """Take one optimizer step over some batches; the ranks reduce their gradients once."""
         if self._draws_numbers:  # so that a resumed or replayed step draws the same numbers
             paddle.seed(seed_of(self._settings.seed, self._place.rank, self._steps_done))
         self._optimizer.set_lr(self.learning_rate())
         total, last = None, batches[-1]
         for batch in batches:
-            alone = batch is not last and self.world_size > 1
-            with self._wrapped.no_sync() if alone else nullcontext():
+            reduces = batch is last and not self._reduces_after
+            with nullcontext() if self.world_size == 1 or reduces else self._wrapped.no_sync():
                 with self._autocast():
                     loss = self._case.loss(self._wrapped, batch) / len(batches)
                 (loss if self._scaler is None else self._scaler.scale(loss)).backward()
             total = loss.detach() if total is None else total + loss.detach()
+        if self._reduces_after:
+            fused_allreduce_gradients(list(self._model.parameters()), None)
         if self._scaler is None:
             self._optimizer.step()
         else:
@@ -388,11 +385,11 @@ class PaddleBackend:
             return "out_of_memory", (
                 f"out of memory on {self._device} in {self._phase}, with batch_size {settings.batch_size} and "
                 f"precision {settings.precision}; try a smaller batch_size with more gradient_accumulation_steps, "
-                f"activation_checkpointing, or precision bf16 ({first_line(error)})"
+                f"activation_checkpointing, or precision bf16 ({summary(error)})"
             )
         if isinstance(error, AccelmarkError):
             return "error", str(error)
-        return "error", f"{type(error).__name__}: {first_line(error)}"
+        return "error", f"{type(error).__name__}: {summary(error)}"
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""

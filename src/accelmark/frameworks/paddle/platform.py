@@ -1,20 +1,24 @@
-"""The device, its numeric mode and the process group of a Paddle rank."""
+"""The device of a Paddle rank: its numeric mode, process group and losses."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+import re
+from collections.abc import Callable
+from typing import Any, Final, final
 
 import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
 from accelmark.frameworks.paddle.launch import MASTER
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import Precision, TrainSettings
 
+_KIND: Final = re.compile(r"\(\w+\) \S")
+"""The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
 _MEMORY_ERRORS: Final = ("ResourceExhausted", "Out of memory", "out of memory", "bad_alloc", "Cannot allocate memory")
 
 
@@ -57,6 +61,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in text for words in _MEMORY_ERRORS)
     )
+
+
+def summary(error: BaseException) -> str:
+    """Return the line of an error that says what happened; Paddle's begin with a stack and the kind of error."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if _KIND.search(line)), first_line(error))
 
 
 def set_precision(precision: Precision, device: str) -> Precision:
@@ -102,3 +112,17 @@ def join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
         os.environ[f"FLAGS_selected_{job.device_type}s"] = str(ranks.local_rank)
     dist.init_parallel_env()
     return dist.new_group(backend="gloo")
+
+
+@final
+class DeviceLosses:
+    """Losses stay on the device until a window is read; reading waits for the device."""
+
+    def keep(self, loss: Any) -> Any:
+        """Return the loss."""
+        return loss
+
+    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+        """Return a function that copies the losses together."""
+        stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in kept])
+        return lambda: [float(loss) for loss in stacked.numpy().tolist()]
