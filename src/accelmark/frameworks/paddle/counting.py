@@ -42,20 +42,20 @@ def count_flops(model: nn.Layer, loss: Callable[[], Tensor]) -> float:
 
 
 def _linear(layer: Any, inputs: tuple[Any, ...], output: Any) -> float:
-    return 2.0 * math.prod(output.shape) * layer.weight.shape[0]
+    return float(2.0 * math.prod(output.shape) * layer.weight.shape[0])
 
 
 def _convolution(layer: Any, inputs: tuple[Any, ...], output: Any) -> float:
-    return 2.0 * math.prod(output.shape) * math.prod(layer.weight.shape[1:])
+    return float(2.0 * math.prod(output.shape) * math.prod(layer.weight.shape[1:]))
 
 
 def _tied(layer: Any, inputs: tuple[Any, ...], output: Any) -> float:
-    return 2.0 * math.prod(output.shape) * inputs[1].shape[1]
+    return float(2.0 * math.prod(output.shape) * inputs[1].shape[1])
 
 
 def _attention(layer: Any, inputs: tuple[Any, ...], output: Any) -> float:
     """Return the FLOPs of the score and value products; a causal mask does not reduce them."""
-    return 2 * 2.0 * math.prod(output.shape) * inputs[1].shape[1]
+    return float(2 * 2.0 * math.prod(output.shape) * inputs[1].shape[1])
 
 
 _FORWARD: Final[dict[type, Callable[[Any, tuple[Any, ...], Any], float]]] = {

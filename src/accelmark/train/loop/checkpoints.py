@@ -43,7 +43,7 @@ class ArrayCheckpoints:
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            np.savez(temporary / "state.npz", **arrays)
+            np.savez(temporary / "state.npz", allow_pickle=False, **arrays)
             record = {"world_size": self._place.world_size, "progress": asdict(progress)}
             (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
             shutil.rmtree(self._directory / name, ignore_errors=True)

@@ -21,12 +21,13 @@ _STD: Final = 0.02
 class LlamaLayer(nn.Layer):
     """Causal attention with rotary embeddings and a gated feed-forward part, each with a residual connection."""
 
-    def __init__(self, hidden: int, intermediate: int, heads: int, kv_heads: int, eps: float) -> None:
+    def __init__(self, sizes: dict[str, int], eps: float) -> None:
         super().__init__()
-        self.width = hidden // heads
+        hidden, intermediate = sizes["hidden_size"], sizes["intermediate_size"]
+        self.width = hidden // sizes["num_heads"]
         self.attention_norm, self.feed_norm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
         self.query, self.out = linear(hidden, hidden, _STD), linear(hidden, hidden, _STD)
-        self.key, self.value = (linear(hidden, kv_heads * self.width, _STD) for _ in range(2))
+        self.key, self.value = (linear(hidden, sizes["num_kv_heads"] * self.width, _STD) for _ in range(2))
         self.gate, self.up = (linear(hidden, intermediate, _STD) for _ in range(2))
         self.down = linear(intermediate, hidden, _STD)
         self.attention = Attention(causal=True)
@@ -51,10 +52,7 @@ class Llama(nn.Layer):
         super().__init__()
         hidden, vocabulary = sizes["hidden_size"], sizes["vocab_size"]
         self.embedding = nn.Embedding(vocabulary, hidden, weight_attr=nn.initializer.Normal(0.0, _STD))
-        names = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
-        self.layers = nn.LayerList(
-            [LlamaLayer(*(sizes[name] for name in names), eps) for _ in range(sizes["num_layers"])]
-        )
+        self.layers = nn.LayerList([LlamaLayer(sizes, eps) for _ in range(sizes["num_layers"])])
         self.norm, self.head = RmsNorm(hidden, eps), linear(hidden, vocabulary, _STD)
         for name, angles in rotary_angles(hidden // sizes["num_heads"], sizes["seq_length"]).items():
             self.register_buffer(name, angles, persistable=False)
@@ -71,9 +69,9 @@ class Llama(nn.Layer):
 class GptLayer(nn.Layer):
     """Causal attention and a feed-forward part, each with a norm before it and a residual connection."""
 
-    def __init__(self, hidden: int, intermediate: int, heads: int, eps: float) -> None:
+    def __init__(self, sizes: dict[str, int], eps: float) -> None:
         super().__init__()
-        self.heads = heads
+        hidden, intermediate, self.heads = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_heads"]
         normal = nn.initializer.Normal(0.0, _STD)
         self.attention_norm, self.feed_norm = nn.LayerNorm(hidden, eps), nn.LayerNorm(hidden, eps)
         self.qkv = nn.Linear(hidden, 3 * hidden, weight_attr=normal)
@@ -101,10 +99,7 @@ class Gpt(nn.Layer):
         hidden, normal = sizes["hidden_size"], nn.initializer.Normal(0.0, _STD)
         self.embedding = nn.Embedding(sizes["vocab_size"], hidden, weight_attr=normal)
         self.positions = nn.Embedding(sizes["seq_length"], hidden, weight_attr=normal)
-        names = ("hidden_size", "intermediate_size", "num_heads")
-        self.layers = nn.LayerList(
-            [GptLayer(*(sizes[name] for name in names), eps) for _ in range(sizes["num_layers"])]
-        )
+        self.layers = nn.LayerList([GptLayer(sizes, eps) for _ in range(sizes["num_layers"])])
         self.norm, self.head = nn.LayerNorm(hidden, eps), TiedProjection()
 
     def forward(self, tokens: Tensor) -> Tensor:
