@@ -13,6 +13,7 @@ from flax import nnx
 from jax.nn.initializers import normal
 
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.frameworks.jax.attention import causal_attention
 from accelmark.frameworks.jax.tasks.language_modelling import NextToken
 from accelmark.train.tasks.arrays import Arrays
 
@@ -40,7 +41,7 @@ class Layer(nnx.Module):
         query, key, value = (qkv[:, :, part] for part in range(3))
         query = query * cos + jnp.roll(query, width // 2, -1) * sin
         key = key * cos + jnp.roll(key, width // 2, -1) * sin
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        mixed = causal_attention(query, key, value)
         x = x + self.out(mixed.reshape(batch, length, hidden))
         gate, up = jnp.split(self.gate_up(self.feed_norm(x)), 2, -1)
         fed: jax.Array = self.down(nnx.silu(gate) * up)
