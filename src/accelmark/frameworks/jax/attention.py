@@ -11,7 +11,7 @@ import jax.numpy as jnp
 def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Return scaled dot-product attention to earlier positions, for arrays of shape (batch, length, heads, width).
 
-    In fp16, scores are products of fp16 added up in fp32, which ``jax.nn.dot_product_attention`` does not offer on CPUs.
+    In fp16, scores are added up in fp32, which ``jax.nn.dot_product_attention`` does not offer on CPUs.
     """
     if query.dtype != jnp.float16:
         mixed: jax.Array = jax.nn.dot_product_attention(query, key, value, is_causal=True)
