@@ -97,6 +97,21 @@ def test_environments_are_listed_and_removed(cache: Path, tmp_path: Path) -> Non
     assert "this machine has no environment of 'jax'" in done.stderr
 
 
+def test_the_hosts_of_a_cluster_use_the_directory_that_its_file_names(cache: Path, tmp_path: Path) -> None:
+    path = empty_environment(tmp_path / "venv")
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("environments: {}\n")
+    done = run_accelmark("env", "remove", "jax", "--hosts", str(cluster), ACCELMARK_CACHE=cache)
+    assert done.returncode == 2
+    assert "names no environment of jax: add environments: {jax: DIRECTORY}, or give --path" in done.stderr
+    cluster.write_text(f"environments: {{jax: {path}}}\n")
+    done = run_accelmark("env", "create", "jax", "--hosts", str(cluster), "--dry-run", ACCELMARK_CACHE=cache)
+    assert f"-m venv {path}" in done.stdout
+    done = run_accelmark("env", "remove", "jax", "--hosts", str(cluster), ACCELMARK_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert not path.exists()
+
+
 def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine"
     other.mkdir()

@@ -18,6 +18,7 @@ from accelmark.cli import options
 if TYPE_CHECKING:
     from accelmark.run.environments.create import Recipe, Report
     from accelmark.run.host import Host
+    from accelmark.run.launchers.launcher import Launcher
     from accelmark.spec.cluster import ClusterSpec
 
 app = typer.Typer(name="env", help="Virtual environments of frameworks.", no_args_is_help=True, rich_markup_mode=None)
@@ -50,8 +51,8 @@ def create(
         _print_commands(recipe, place, cluster)
         return
 
-    async def body(host: Host, report: Report) -> dict[str, str]:
-        return await make(recipe, place, cluster.python, host, report)
+    async def body(launcher: Launcher, host: Host, report: Report) -> dict[str, str]:
+        return await make(recipe, place, launcher.python, host, report)
 
     versions = _on_hosts(cluster, body)
     for host, found in versions.items():
@@ -73,7 +74,7 @@ def list_environments(as_json: options.AsJson = False) -> None:
 
     found = registered().values()
     if as_json:
-        typer.echo(json.dumps([{**one.model_dump(mode="json"), "exists": one.exists} for one in found], indent=2))
+        typer.echo(json.dumps([one.to_json() for one in found], indent=2))
         return
     if not found:
         typer.echo("no environment on this machine; create one: accelmark env create FRAMEWORK")
@@ -82,13 +83,7 @@ def list_environments(as_json: options.AsJson = False) -> None:
 
     table = options.plain_table("framework", "packages", "directory", "created")
     for one in found:
-        packages = ", ".join(f"{name} {version}" for name, version in one.versions.items())
-        table.add_row(
-            one.framework,
-            packages if one.exists else "[red]has no Python any more[/red]",
-            str(one.path),
-            one.created_at,
-        )
+        table.add_row(one.framework, one.title, str(one.path), one.created_at)
     Console(highlight=False).print(table)
 
 
@@ -105,7 +100,7 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
         raise RequestError(f"this machine has no environment of {framework!r} ({nearest(framework, known)})")
     place = known[framework].path if hosts is None and path is None else _place(framework, path, hosts)
 
-    async def body(host: Host, report: Report) -> None:
+    async def body(launcher: Launcher, host: Host, report: Report) -> None:
         report(host.name, f"removing {place}")
         await clear(place, host)
 
@@ -142,7 +137,7 @@ def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
     return named
 
 
-def _on_hosts(cluster: ClusterSpec, body: Callable[[Host, Report], Awaitable[Any]]) -> dict[str, Any]:
+def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awaitable[Any]]) -> dict[str, Any]:
     """Run ``body`` on all hosts of a cluster at once with a line of progress each; raises the first host's error."""
     import tempfile
 
@@ -157,7 +152,8 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Host, Report], Awaitable[Any
             try:
                 await launcher.allocate()
                 found = await asyncio.gather(
-                    *(body(launcher.host(host), progress.report) for host in cluster.hosts), return_exceptions=True
+                    *(body(launcher, launcher.host(host), progress.report) for host in cluster.hosts),
+                    return_exceptions=True,
                 )
             finally:
                 await launcher.close()

@@ -41,7 +41,7 @@ class _GroupedHelp(TyperGroup):
         groups = {
             title: [_NAMES.get(verb.__name__, verb.__name__) for verb in verbs] for title, verbs in _GROUPS.items()
         }
-        for title, names in {**groups, "Search networks": ["automl"]}.items():
+        for title, names in {**groups, "Search networks": ["automl"], "Install frameworks": ["env"]}.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
 

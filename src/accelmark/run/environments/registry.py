@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -31,6 +31,16 @@ class Environment(Spec):
     def exists(self) -> bool:
         """Whether it still has a Python."""
         return Path(environment_python(self.path)).is_file()
+
+    @property
+    def title(self) -> str:
+        """Its packages with their versions, or that it does not exist any more."""
+        listed = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return listed if self.exists else "no Python any more"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for ``--json``."""
+        return {**self.model_dump(mode="json"), "exists": self.exists}
 
 
 def default_path(framework: str) -> Path:
