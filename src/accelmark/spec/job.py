@@ -110,7 +110,7 @@ class EvaluateJob(BaseWork):
     """Steps of which one pair is replayed in addition if the parameters moved much farther in it than in those around
     it."""
     sha256: dict[str, str] = Field(default_factory=dict)
-    """Hash of each of these checkpoints as training logged it; see :func:`accelmark.train.loop.checkpoint_writer.hash_of`."""
+    """Hash of each of these checkpoints as training logged it (``train/loop/checkpoint_writer.py``)."""
 
     @property
     def _settings(self) -> TrainSettings:
