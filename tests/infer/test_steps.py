@@ -84,7 +84,7 @@ def test_the_last_batch_is_prepared_for_while_warming_up(take: Any) -> None:
     ran = take(compiler="inductor", max_batches=7, repeat_check=False)
     inference = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
     assert sum(sum(window.items) for window in inference) == 100
-    assert inference[-1].items[-1] == 4
+    assert sorted(size for window in inference for size in window.items)[:2] == [4, 16]
     assert sum(sum(window.not_inference_ms) for window in inference) == 0
 
 
