@@ -28,9 +28,12 @@ _MAX_BYTES: Final = 256 * 2**20
 """Largest size of a window's inputs, and of its outputs."""
 _MAX_CALLS: Final = 10_000
 _CHECKS: Final = 12
-"""Batches that are computed again, at random places of the passes."""
+"""Largest number of batches that are computed again, at random places of the passes: a tenth of all, at least six."""
+_FEWEST_CHECKS: Final = 6
 _CHECK_S: Final = 0.0005
 """Least duration of what is computed again."""
+_LONG_CALL_S: Final = 0.02
+"""Duration of a call from which cold caches and waking threads do not show."""
 _SAMPLE: Final = 0.1
 """Share of the calls after the first pass whose answers are compared."""
 
@@ -74,6 +77,7 @@ class CheckedPass:
         self.answers = Answers()
         self.num_not_compared = 0
         self.score, self.expected_score = Score(case), Score(case)
+        self.call_s = 0.0
         self.window_calls = 1
         self.check_calls = 1
         self.repeated_ms: list[list[float]] = []
@@ -120,7 +124,7 @@ class CheckedPass:
             WarmUp(phase="inference", first_call_ms=first_s * 1000, calls_ms=tuple(each * 1000 for each in calls_s)),
         )
         process.expect(output, size, 1)
-        call_s = min(process.run([(0, size)]).took_s for _ in range(3))
+        call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
         wanted = max(self.settings.log_freq, math.ceil(_WINDOW_S / call_s))
         largest = max(sum(process.slots.item_bytes()), sum(output.item_bytes()), 1) * size
         num_batches = -(-self.batches.num_items // size)
@@ -133,7 +137,9 @@ class CheckedPass:
         """Return how often a batch is computed again after each window."""
         per_pass = -(-self.batches.num_items // (self.settings.batch_size * self.window_calls))
         places = [0] * (per_pass * self.settings.repeat)
-        for _ in range(_CHECKS if self.settings.repeat_check else 0):
+        num_calls = -(-self.batches.num_items // self.settings.batch_size) * self.settings.repeat
+        number = max(_FEWEST_CHECKS, min(_CHECKS, num_calls // 10))
+        for _ in range(number if self.settings.repeat_check else 0):
             places[self.chance.randrange(len(places))] += 1
         return places
 
@@ -192,7 +198,7 @@ class CheckedPass:
         for slot, rows in enumerate(calls):
             self.process.stage(slot, [each[rows] for each in inputs])
             named.append((slot, rows.stop - rows.start))
-        timed = self.process.run(named)
+        timed = self.process.run(named, warm=self.call_s < _LONG_CALL_S)
         for other_s, took_s in zip(timed.excluded_s, timed.calls_s, strict=True):
             check_excluded_time(other_s, took_s, self.process.engine)
         return timed

@@ -98,7 +98,7 @@ class SevenSteps:
         self.work_dir = node_dir / "engine"
         self.emit = emit
         self.started = started
-        self.cpu_wait = CpuWait()
+        self.cpu_waits = [CpuWait()]
         self.device = setup.ComputeDevice.of(job, infer.settings)
         self.step = InferStep.INITIALISE
         self.details: dict[str, Scalar] = {}
@@ -172,6 +172,7 @@ class SevenSteps:
         self.device.prepare()
         if self.settings.compiler is not None:
             self.process = EngineProcess(self.settings.compiler, self.node_dir, self.settings.engine_timeout_s)
+            self.cpu_waits.append(CpuWait(Path(f"/proc/{self.process.process.pid}/task")))
             self._check_paths()
         self.emit(Event.INIT_END, self.device.describe(self.settings))
 
@@ -345,5 +346,5 @@ class SevenSteps:
             compile_time=self.compile_s,
             valid=not reasons,
             invalid_reasons=reasons,
-            core_wait_s=self.cpu_wait.longest_s(),
+            core_wait_s=max((wait for each in self.cpu_waits if (wait := each.longest_s()) is not None), default=None),
         )

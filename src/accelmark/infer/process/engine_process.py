@@ -54,7 +54,9 @@ class TimedWindow:
 class EngineProcess:
     """A process with one engine."""
 
-    def __init__(self, engine: str, log_dir: Path, timeout_s: float) -> None:
+    def __init__(
+        self, engine: str, log_dir: Path, timeout_s: float, worker: str = "accelmark.infer.process.worker"
+    ) -> None:
         self.engine = engine
         self.log = log_dir / LOG_NAME
         self.timeout_s = timeout_s
@@ -63,7 +65,7 @@ class EngineProcess:
         timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         handed = (theirs.fileno(), *self.descriptors)
-        command = [sys.executable, "-m", "accelmark.infer.process.worker", *map(str, handed), str(os.getpid())]
+        command = [sys.executable, "-m", worker, *map(str, handed), str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
         with theirs, self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -142,13 +144,13 @@ class EngineProcess:
             view.copy_(each)
         return views
 
-    def run(self, calls: Sequence[Call]) -> TimedWindow:
-        """Compute a window of calls on staged slots.
+    def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
+        """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``.
 
         Raises:
             AccelmarkError: the engine failed.
         """
-        self.ask("prepare", calls=calls)
+        self.ask("prepare", calls=calls, warm=warm)
         used = max(slot for slot, _ in calls) + 1
         end = used * (self.slots.end // self.slots.num_slots)
         self.shared[:end].copy_(self.staged[:end])  # not before: an engine could compute ahead of the clock

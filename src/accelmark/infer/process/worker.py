@@ -15,7 +15,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -42,7 +42,6 @@ _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
 
-@final
 class Worker:
     """Executes commands, one at a time."""
 
@@ -67,6 +66,7 @@ class Worker:
         options = None if found.known_options is None else sorted(found.known_options)
         return {"reads": found.reads, "loads": found.loads, "fixed_batch": found.fixed_batch, "known_options": options}
 
+    @torch.inference_mode(False)  # compilers refuse parameters that were created in it
     def compile(self, request: dict[str, Any], modules: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
         """Compile the model, or load an engine; return the engine's details."""
         self.device.prepare()
@@ -123,12 +123,13 @@ class Worker:
         self.answers = Slots.of(answers)
         self.times = self.outputs[: 16 * num_calls].view(torch.float64).view(2, num_calls)
 
-    def prepare(self, calls: list[tuple[int, int]]) -> None:
-        """Make the calls of a window, and compute one untimed call: threads awake, code in caches."""
+    def prepare(self, calls: list[tuple[int, int]], *, warm: bool = True) -> None:
+        """Make the calls of a window, and compute one untimed call if ``warm``: threads awake, code in caches."""
         self.calls = [list(self._view(slot, size)) for slot, size in calls]
         self.sizes = [size for _, size in calls]
         self.room = self.answers.views(self.outputs, 0, sum(self.sizes))
-        self.engine([each.clone() for each in self.warm])
+        if warm:
+            self.engine([each.clone() for each in self.warm])
 
     def run(self) -> list[float]:
         """Compute the window that was prepared; return the instants between its calls."""
@@ -183,7 +184,7 @@ class Worker:
             raise
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
     """Serve the rank until it closes the connection."""
     connection_fd, inputs_fd, outputs_fd, parent = map(int, arguments)
     if sys.platform == "linux":
@@ -192,7 +193,7 @@ def main(arguments: list[str]) -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what an interruption of the terminal ends
     connection: Connection[Any, Any] = Connection(connection_fd)
-    worker = Worker((inputs_fd, outputs_fd))
+    worker = worker_type((inputs_fd, outputs_fd))
     with torch.inference_mode():  # entered once, not in each call
         while True:
             try:
