@@ -11,8 +11,6 @@ from accelmark.spec.events import Event
 
 pytestmark = pytest.mark.adversary
 
-_FAST = {"items": 100}
-
 
 def _invalid(ran: Any) -> str:
     assert ran.finished.state == "completed", ran.finished.message
@@ -20,6 +18,7 @@ def _invalid(ran: Any) -> str:
     return "; ".join(ran.finished.invalid_reasons)
 
 
+@pytest.mark.heavy
 def test_a_cache_that_starts_at_call_75_is_found(take: Any, acme: Any) -> None:
     methods = """
     calls = 0
@@ -36,9 +35,10 @@ def test_a_cache_that_starts_at_call_75_is_found(take: Any, acme: Any) -> None:
     ran = take(acme(methods, batch_size=4, repeat=4))
     assert "outputs may be cached" in _invalid(ran)
     (check,) = ran.of(Event.REPEAT_CHECK)
-    assert check.num_batches == 12
+    assert check.num_batches == 10
 
 
+@pytest.mark.heavy
 def test_a_table_of_answers_made_while_compiling_has_none_of_the_inputs(take: Any, acme: Any) -> None:
     methods = """
     def __init__(self, request):
@@ -57,6 +57,7 @@ def test_a_table_of_answers_made_while_compiling_has_none_of_the_inputs(take: An
     assert "items within reach: 16\n" in (ran.node_dir / "engine.out.log").read_text(), "those of the example"
 
 
+@pytest.mark.heavy
 def test_answers_for_inputs_before_their_change_are_found_in_any_precision(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -95,6 +96,7 @@ def test_zeros_for_the_last_short_batch_are_found(take: Any, acme: Any) -> None:
     assert "largest error of the engine's answers is 1 " in _invalid(take(acme(methods)))
 
 
+@pytest.mark.heavy
 def test_bf16_told_as_fp32_is_found(take: Any, acme: Any) -> None:
     methods = """
     def compute(self, inputs):
@@ -103,6 +105,7 @@ def test_bf16_told_as_fp32_is_found(take: Any, acme: Any) -> None:
     assert "median error" in _invalid(take(acme(methods)))
 
 
+@pytest.mark.heavy
 def test_zeros_for_any_batch_but_the_full_one_are_found_in_a_scenario(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -119,6 +122,7 @@ def test_zeros_for_any_batch_but_the_full_one_are_found_in_a_scenario(take: Any,
     assert "largest error" in answer_reasons(server.performance_answers, "fp32")[0]
 
 
+@pytest.mark.heavy
 def test_a_cache_for_loadgens_items_is_found(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -152,6 +156,7 @@ def test_a_slow_clock_in_the_engines_process_changes_no_figure(take: Any, acme: 
     assert sum(window.crossing_ms for window in windows) > 0.9 * sum(sum(window.latency_ms) for window in windows)
 
 
+@pytest.mark.heavy
 def test_answers_that_are_written_later_are_not_counted(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -166,6 +171,7 @@ def test_answers_that_are_written_later_are_not_counted(take: Any, acme: Any) ->
     assert "largest error" in _invalid(take(acme(methods, repeat_check=False)))
 
 
+@pytest.mark.heavy
 def test_inputs_are_not_visible_before_the_clock_starts(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -182,6 +188,7 @@ def test_inputs_are_not_visible_before_the_clock_starts(take: Any, acme: Any) ->
     assert "error of the engine's answers" in _invalid(take(acme(methods)))
 
 
+@pytest.mark.heavy
 def test_what_an_engine_prints_is_no_event(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):

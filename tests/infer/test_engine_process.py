@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ _AT = {
 }
 
 
-def _children() -> set[str]:
-    found = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
-    return {line for line in found.splitlines() if "infer.process.worker" in line}
+def _children(process: int) -> list[str]:
+    """Return the engine's processes that ``process`` started."""
+    command = ["ps", "--ppid", str(process), "-o", "pid=,args="]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [line.split()[0] for line in found.splitlines() if "infer.process.worker" in line]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", list(_AT))
 @pytest.mark.parametrize(
     ("does", "words"),
@@ -44,9 +48,17 @@ def test_a_crash_hang_or_exception_names_step_and_engine(
     assert "acme_rt" in finished.message
     assert words in finished.message
     assert finished.p_validation_core > 0
-    assert not _children()
+    assert not _children(os.getpid())
 
 
+def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> None:
+    ran = take(acme(_AT[InferStep.INFER].format("os.kill(os.getpid(), signal.SIGSEGV)")))
+    assert "engine acme_rt: its process was ended by SIGSEGV" in ran.finished.message
+    assert ran.finished.failed_step is InferStep.INFER
+    assert ran.finished.val_average_acc > 0.9
+
+
+@pytest.mark.heavy
 def test_short_rows_name_the_engine(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -59,6 +71,7 @@ def test_short_rows_name_the_engine(take: Any, acme: Any) -> None:
     assert "engine acme_rt: returns 15 rows for 16 items" in ran.finished.message
 
 
+@pytest.mark.heavy
 def test_the_process_knows_neither_data_nor_the_rank(take: Any, acme: Any) -> None:
     methods = """
     def __call__(self, inputs):
@@ -72,26 +85,24 @@ def test_the_process_knows_neither_data_nor_the_rank(take: Any, acme: Any) -> No
     assert "job.json" not in log
 
 
-def test_it_ends_with_its_rank(make_job: Any, tmp_path: Path) -> None:
-    import signal
-    import sys
-
+def test_it_ends_with_its_rank(make_job: Any, tmp_path: Path, tiny_onnx: Path) -> None:
     node_dir = tmp_path / "node"
     node_dir.mkdir()
     job_file = tmp_path / "job.json"
-    job_file.write_text(make_job(compiler="eager", repeat=10_000_000).model_dump_json(), encoding="utf-8")
+    job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx), repeat=1_000_000)
+    job_file.write_text(job.model_dump_json(), encoding="utf-8")
     environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
     rank = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
     log = node_dir / "rank0.out.log"
     deadline = time.monotonic() + 120
-    while not (log.is_file() and '"inference"' in log.read_text(encoding="utf-8")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    (child,) = subprocess.run(
-        ["ps", "--ppid", str(rank.pid), "-o", "pid="], capture_output=True, text=True, check=True
-    ).stdout.split()
-    rank.send_signal(signal.SIGKILL)
-    rank.wait()
+    try:
+        while not (log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8")):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        (child,) = _children(rank.pid)
+    finally:
+        rank.kill()
+        rank.wait()
     while Path(f"/proc/{child}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)

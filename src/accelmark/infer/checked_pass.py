@@ -214,7 +214,7 @@ class CheckedPass:
             calls = self.chance.sample(calls, sample)
             self.num_not_compared -= sum(each.stop - each.start for each in calls)
         rows = torch.cat([torch.arange(each.start, each.stop) for each in calls])
-        for part in rows.split(max(self.settings.batch_size, 64)):
+        for part in torch.split(rows, max(self.settings.batch_size, 64)):
             expected = self.reference([each[part] for each in chunk.inputs])
             unchanged: list[Tensor] = []
             if self.answers.followed < MAX_FOLLOWED:

@@ -189,6 +189,7 @@ class SevenSteps:
     def _facts(self) -> setup.EngineFacts:
         """Import the engine's class in its process."""
         process = self._engine_process()
+        process.wait_until_ready()
         if self.facts is None:
             vendor = setup.vendor_folder(self.job)
             found = process.ask(

@@ -27,6 +27,8 @@ from accelmark.spec.plugins.catalog import FolderRef
 
 LOG_NAME: Final = "engine.out.log"
 """Output of the engine's process: not the rank's log, so that an engine cannot print events."""
+_START_S: Final = 300.0
+"""Time for the process to import PyTorch."""
 _END_S: Final = 10.0
 """Time for the process to end by itself."""
 _WITHHELD: Final = ("ACCELMARK_NODE_DIR", "RANK", "LOCAL_RANK")
@@ -62,8 +64,7 @@ class EngineProcess:
         self.timeout_s = timeout_s
         self.descriptors = (create_memory(), create_memory())
         ours, theirs = socket.socketpair()
-        timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        _limit_wait(ours, max(timeout_s, _START_S))
         handed = (theirs.fileno(), *self.descriptors)
         command = [sys.executable, "-m", worker, *map(str, handed), str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
@@ -80,8 +81,10 @@ class EngineProcess:
         """Memory of this process with the layout of the inputs: what they are compared by."""
 
     def wait_until_ready(self) -> None:
-        """Wait until the process has imported its modules, so that this disturbs no measurement."""
+        """Wait until the process has imported its modules; from then on ``timeout_s`` is the limit of an answer."""
         self._exchange(ECHO)
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+            _limit_wait(ours, self.timeout_s)
 
     def ask(self, command: str, **values: Any) -> Any:
         """Have the process execute a command; return its reply.
@@ -234,3 +237,9 @@ class EngineProcess:
             name = signal.Signals(-code).name
             how = f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         return InferenceError(f"engine {self.engine}: its process {how}; see {self.log}")
+
+
+def _limit_wait(connection: socket.socket, seconds: float) -> None:
+    """Let reads fail after ``seconds``; a poll before each would cost microseconds."""
+    timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)

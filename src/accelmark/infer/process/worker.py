@@ -75,12 +75,14 @@ class Worker:
         with os.fdopen(os.dup(self.descriptors[0]), "rb") as file:
             file.seek(0)
             held = torch.load(file, weights_only=False, map_location="cpu")  # from the rank
-        paths = {name: Path(request[name]) if request[name] else None for name in ("onnx_path", "engine_path")}
+        onnx, engine = (Path(request[name]) if request[name] else None for name in ("onnx_path", "engine_path"))
         options = {name: tuple(each) if isinstance(each, list) else each for name, each in request["options"].items()}
         self.engine = self.type(
             EngineRequest(
-                **held,
-                **paths,
+                model=held["model"],
+                example=held["example"],
+                onnx_path=onnx,
+                engine_path=engine,
                 work_dir=Path(request["work_dir"]),
                 device=self.device.device,
                 device_type=self.device.device_type,
