@@ -98,12 +98,23 @@ class BareWorker(Worker):
     """A worker that also computes the prepared calls as a person would write it."""
 
     def bare(self) -> float:
-        """Return the seconds of the calls that were prepared; outputs are thrown away."""
+        """Return the processor seconds of the calls that were prepared; outputs are thrown away."""
         call, calls = bare_call(self.engine), self.calls
-        began = time.perf_counter()
+        began = time.process_time()
         for inputs in calls:
             call(inputs)
-        return time.perf_counter() - began
+        return time.process_time() - began
+
+    def run(self) -> list[float]:
+        """Compute the window that was prepared, as in a run."""
+        began = time.process_time()
+        instants = super().run()
+        self.processor_s = time.process_time() - began
+        return instants
+
+    def processor(self) -> float:
+        """Return the processor seconds of the last window."""
+        return self.processor_s
 
 
 if __name__ == "__main__":

@@ -61,13 +61,17 @@ class Loaded:
             self.process.stage(slot, inputs(self.batch))
         self.calls = calls
 
-    def ours(self) -> tuple[float, float]:
-        """Return the seconds of a call by the clock of ``inference_core``, and those outside of calls."""
-        timed = self.process.run([(slot, self.batch) for slot in range(self.calls)])
-        return timed.took_s / self.calls, (timed.took_s - sum(timed.calls_s)) / self.calls
+    def ours(self) -> float:
+        """Return the processor seconds of a call in a window."""
+        self.process.run([(slot, self.batch) for slot in range(self.calls)])
+        return float(self.process.ask("processor")) / self.calls
+
+    def window_s(self) -> float:
+        """Return the seconds of a call by the clock of ``inference_core``."""
+        return self.process.run([(slot, self.batch) for slot in range(self.calls)]).took_s / self.calls
 
     def bare(self) -> float:
-        """Return the seconds of a call of the bare loop on the same inputs."""
+        """Return the processor seconds of a call of the bare loop on the same inputs."""
         self.process.ask("prepare", calls=[(slot, self.batch) for slot in range(self.calls)])
         return float(self.process.ask("bare")) / self.calls
 
@@ -95,7 +99,7 @@ def quartile(times: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """Items per second of both loops, and their ratio with its interval."""
+    """Items per processor second of both loops, and their ratio with its interval."""
 
     model: str
     engine: str
@@ -105,8 +109,10 @@ class Row:
     ratio: float
     low: float
     high: float
-    crossing_us: float | None = None
-    """Part of a call's share of its window that is outside of calls."""
+    added_us: float | None = None
+    """What a window adds to a call, with its share of the message and the reply."""
+    message_us: float | None = None
+    """A message to the engine's process and its reply."""
     calls: int | None = None
     """Calls of a window."""
 
@@ -117,13 +123,13 @@ def compare(engine: Loaded, engine_name: str, rounds: int, window_s: float) -> R
     call_s = min(engine.bare() for _ in range(4))
     engine.lay_out(max(4, min(MAX_CALLS, round(window_s / call_s), 256 * 2**20 // (engine.process.slots.end // 4))))
     rounds = max(8, min(rounds, round(MOST_S / (2 * engine.calls * call_s))))
-    bare, ours, crossings = [], [], []
+    bare: list[float] = []
+    ours: list[float] = []
+    message_s = min(engine.process.crossing_s() for _ in range(5)) / engine.calls
     for number in range(rounds):
         for turn in (0, 1) if number % 2 == 0 else (1, 0):
             if turn:
-                took_s, crossing_s = engine.ours()
-                ours.append(took_s)
-                crossings.append(crossing_s)
+                ours.append(engine.ours() + message_s)
             else:
                 bare.append(engine.bare())
     chance = random.Random(1)
@@ -135,7 +141,7 @@ def compare(engine: Loaded, engine_name: str, rounds: int, window_s: float) -> R
     items, both = engine.batch, (quartile(bare), quartile(ours))
     return Row(
         engine.name, engine_name, items, items / both[0], items / both[1], both[0] / both[1], ratios[10], ratios[-10],
-        sorted(crossings)[rounds // 2] * 1e6, engine.calls,
+        (both[1] - both[0]) * 1e6, message_s * engine.calls * 1e6, engine.calls,
     )  # fmt: skip
 
 
@@ -172,7 +178,7 @@ def beside_optimum(python: str, seconds: float) -> Iterator[tuple[Row, dict[str,
                     theirs: list[float] = []
                     ours: list[float] = []
                     for _ in range(2):
-                        ours += [engine.ours()[0] for _ in range(max(1, round(seconds / (8 * engine.ours()[0]))))]
+                        ours += [engine.window_s() for _ in range(max(1, round(seconds / (8 * engine.window_s()))))]
                         told = subprocess.run(
                             [python, str(PEER), str(directory), engine_name, str(batch), str(LENGTH), str(seconds)],
                             env={name: os.environ[name] for name in os.environ if name != "PYTHONPATH"},
@@ -187,12 +193,12 @@ def beside_optimum(python: str, seconds: float) -> Iterator[tuple[Row, dict[str,
 
 def table(rows: Sequence[Mapping[str, Any]], other: str, interval: bool) -> str:
     """Return rows as a table in Markdown."""
-    more = " crossing, µs a call (calls of a window) |" if interval else ""
-    lines = [f"| model | engine | batch | {other}, items/s | AccelMark inference_core, items/s | ratio |{more}",
-             "|---|---|---|---|---|---|" + "---|" * interval]  # fmt: skip
+    more = " added, µs a call | message and reply, µs (calls of a window) |" if interval else ""
+    lines = [f"| model | engine | batch | {other}, items/s | AccelMark, items/s | ratio |{more}",
+             "|---|---|---|---|---|---|" + "---|---|" * interval]  # fmt: skip
     for row in rows:
         spread = f" ({row['low']:.3f} to {row['high']:.3f})" if interval else ""
-        crossing = f" {row['crossing_us']:.1f} ({row['calls']}) |" if interval else ""
+        crossing = f" {row['added_us']:.1f} | {row['message_us']:.0f} ({row['calls']}) |" if interval else ""
         lines.append(
             f"| {row['model']} | {row['engine']} | {row['batch']} | {row['bare']:,.0f} | {row['ours']:,.0f} "
             f"| {row['ratio']:.3f}{spread} |{crossing}"

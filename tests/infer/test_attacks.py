@@ -117,9 +117,8 @@ def test_zeros_for_any_batch_but_the_full_one_are_found_in_a_scenario(take: Any,
     ran = take(job)
     assert ran.finished.valid, "the offline pass has no other batch"
     single, server = ran.of(Event.SCENARIO)
-    assert "largest error" in answer_reasons(single.accuracy_answers, "fp32")[0]
-    assert "largest error" in answer_reasons(single.performance_answers, "fp32")[0]
-    assert "largest error" in answer_reasons(server.performance_answers, "fp32")[0]
+    for found in (single.accuracy_answers, single.performance_answers, server.performance_answers):
+        assert "largest error" in "; ".join(answer_reasons(found, "fp32"))
 
 
 @pytest.mark.heavy
