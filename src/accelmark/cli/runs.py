@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -26,7 +26,9 @@ COMMAND_LINE: Final = "command line"
 
 
 def train(
-    key: Annotated[str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]")],
+    key: Annotated[
+        str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", autocompletion=completion.cases)
+    ],
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -49,9 +51,14 @@ def train(
 
 
 def infer(
-    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]")],
+    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]", autocompletion=completion.cases)],
     compiler: Annotated[
-        str | None, Option(metavar="NAME", help="Inference engine; 'none' stops after the framework's own.")
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Inference engine; 'none' stops after the framework's own.",
+            autocompletion=completion.engines,
+        ),
     ] = None,
     precision: Annotated[str | None, Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
     batch_size: Annotated[int | None, Option("--batch-size", min=1, help="Items in one call.")] = None,
@@ -168,8 +175,10 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
+    from accelmark.run.environments.registry import with_environments
 
-    cluster = _cluster(request.cluster, base)
+    given = request.cluster
+    cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
     plan = build_plan(
         request,
         cluster=cluster,
@@ -179,6 +188,7 @@ def plan_request(
         where=where,
         command_line=_setting_values(settings, synthetic=synthetic),
     )
+    plan = with_environments(plan)
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
@@ -238,14 +248,12 @@ def read_run_file(path: Path) -> RunSpec:
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
 
 
-def _cluster(given: ClusterSpec | Path, base: Path) -> ClusterSpec:
+def read_cluster(file: Path) -> ClusterSpec:
+    """Read a cluster file. Raises SpecError with all problems."""
     from accelmark.spec.model import read_yaml
     from accelmark.spec.plugins.launcher import parse_cluster
 
-    if not isinstance(given, Path):
-        return given
-    path = base / given.expanduser()
-    return parse_cluster({"name": path.stem} | dict(read_yaml(path)), str(path))
+    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
 
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:
