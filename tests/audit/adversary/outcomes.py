@@ -18,7 +18,7 @@ from tests.audit.adversary.attack import FOLDER, Attack, read_attacks
 from tests.audit.adversary.bench import ROOT
 from tests.audit.adversary.records import Edit
 
-AREAS: Final = ("evaluation", "work", "numbers", "data", "clock", "inference", "code", "identity")
+AREAS: Final = ("evaluation", "work", "replay", "numbers", "data", "clock", "inference", "code", "identity")
 HONEST: Final = "honest"
 RECORDS: Final = "records"
 FILE: Final = Path(__file__).with_name("outcomes.json")
@@ -87,7 +87,7 @@ def _outcome(attack: Attack | Edit, outcomes: dict[str, list[str]]) -> str:
         return "not recorded"
     if outcomes[attack.id]:
         return "found: " + ", ".join(f"`{rule}`" for rule in outcomes[attack.id])
-    return f"**not found**: {attack.not_found}"
+    return f"**not found**{': ' * bool(attack.not_found)}{attack.not_found}"
 
 
 def _verdict(name: str, outcomes: dict[str, list[str]]) -> str:
