@@ -25,15 +25,28 @@ FILE: Final = Path(__file__).with_name("outcomes.json")
 PAGE: Final = ROOT / "docs" / "adversary.md"
 RECORDING: Final = os.environ.get("ADVERSARY_RECORD") == "1"
 
-HEAD: Final = """# Attacks and honest variants
+HEAD: Final = """# What cheats, and what is found
 
 Written by the tests (`ADVERSARY_RECORD=1 make test-adversary`), which carry out each row with the real command and read
 the verdict. The definitions are in `tests/audit/adversary/attacks/`. The case is a small convolutional network on
-generated images, trained for a few seconds on CPU cores.
+generated images, trained for a few seconds on CPU cores. Nothing here was tried on an accelerator.
+
+## Who could cheat
+
+| Who | Controls | Is found by | Is not found |
+|---|---|---|---|
+| someone who makes a mistake | settings, data, a busy machine | rules over plan and records | |
+| a hostile vendor folder | code in the processes of ranks and engines, scripts and tools, as the same user | \
+evaluation and replay in a fresh process, checked answers, clocks and hashes of other processes | \
+work that is left out where nobody replays it; what it does to other processes of the same user |
+| a hostile operator | shell, cluster file, the installed AccelMark, the run directory | \
+the recorded environment, records that disagree, and for readers the signature | \
+records that are made up consistently and signed with the operator's own key |
+| an operator with root | kernel, clocks, drivers, the memory of every process | nothing that runs on that machine | \
+all of it: repeat the run on a machine of one's own |
 
 *Found* means that the run is refused, INVALID, OPEN because of one of the named rules, or does not verify. Rows with an
-asterisk were VALID in the review that led to these checks. [Read a result](reader.md) describes what each kind of
-attacker can do.
+asterisk were VALID in the review that led to these checks.
 """
 
 
@@ -51,13 +64,16 @@ def recorded() -> dict[str, list[str]]:
 
 def record(name: str, found: Iterable[str]) -> None:
     """Record the outcome of an attack."""
-    with FILE.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    descriptor = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # several workers record at the same time
         known = {one.id for one in (*read_attacks(*AREAS, HONEST), *read_edits())}
         outcomes = recorded() | {name: sorted(found)}
         kept = {key: value for key, value in sorted(outcomes.items()) if key in known}
         FILE.write_text(json.dumps(kept, indent=1) + "\n")
         PAGE.write_text(page(kept))
+    finally:
+        os.close(descriptor)
 
 
 def page(outcomes: dict[str, list[str]]) -> str:
@@ -68,8 +84,13 @@ def page(outcomes: dict[str, list[str]]) -> str:
     found = [attack for attack in attacks if outcomes.get(attack.id)]
     honest = list(read_attacks(HONEST))
     alarms = [variant for variant in honest if outcomes.get(variant.id)]
-    lines = [HEAD, f"{len(found)} of {len(attacks)} attacks are found; {len(alarms)} of {len(honest)} honest variants "
-             "cause a false alarm.", ""]  # fmt: skip
+    reviewed = [attack for attack in attacks if attack.issue]
+    counts = (
+        f"{len(found)} of {len(attacks)} attacks are found, of those with an asterisk "
+        f"{sum(attack in found for attack in reviewed)} of {len(reviewed)}; {len(alarms)} of {len(honest)} honest "
+        "variants cause a false alarm."
+    )
+    lines = [HEAD, counts, ""]
     for area, section in sections.items():
         lines += [f"## {area.capitalize()}", "", "| Attack | Does | Would gain | Outcome |", "|---|---|---|---|"]
         lines += [f"| {_name(one)} | {one.does} | {one.gains} | {_outcome(one, outcomes)} |" for one in section] + [""]
