@@ -193,14 +193,14 @@ from safetensors.torch import save_file
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
 torch.set_num_threads(1); torch.manual_seed(1)
-images, labels = read_split(Path(sys.argv[1]), "train")
+images, labels = map(torch.from_numpy, read_split(Path(sys.argv[1]), "train"))
 model = ResNetMini(8, 3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 for chosen in torch.randperm(len(images)).split(64)[:150]:
     torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
     optimizer.step(); optimizer.zero_grad()
 save_file(model.state_dict(), sys.argv[2])
-images, labels = read_split(Path(sys.argv[1]), "test")
+images, labels = map(torch.from_numpy, read_split(Path(sys.argv[1]), "test"))
 with torch.no_grad():
     right = model.eval()(images).argmax(1) == labels
 Path(sys.argv[3]).write_text(str(float(right.float().mean())))

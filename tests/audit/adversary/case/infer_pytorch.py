@@ -28,7 +28,7 @@ class Case(Classification):
     input_names = ("image",)
 
     def build_dataloader(self) -> TensorBatches:
-        images, labels = read_split(self.data_dirs["images"], "test")
+        images, labels = map(torch.from_numpy, read_split(self.data_dirs["images"], "test"))
         return TensorBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:

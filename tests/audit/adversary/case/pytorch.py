@@ -18,7 +18,7 @@ class Case(ImageClassification):
         return ResNetMini(*(self.number(name) for name in ("width", "num_stages", "blocks_per_stage")))
 
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
-        image, label = read_split(self.data_dirs["images"], "train" if train else "test")
+        image, label = map(torch.from_numpy, read_split(self.data_dirs["images"], "train" if train else "test"))
         return {"image": image, "label": label}
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
