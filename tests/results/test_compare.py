@@ -64,7 +64,8 @@ def test_a_ratio_of_positive_values_turns_into_its_inverse_and_never_falls_below
     assert inverse is not None
     assert interval is not None
     assert (1 + ratio) * (1 + inverse) == pytest.approx(1)
-    assert -1 < interval[0] <= ratio <= interval[1] or interval == pytest.approx((ratio, ratio))
+    assert interval[0] >= -1
+    assert interval[0] - 1e-9 <= ratio <= interval[1] + 1e-9
 
 
 def test_a_ratio_of_other_values_is_over_the_first_mean() -> None:
