@@ -99,7 +99,14 @@ class Bench:
         settings["data"][0]["files"] = files
         (case / "case.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         _write_weights(case, data)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(root / "key")]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         return cls(root)
+
+    @property
+    def key(self) -> Path:
+        """The SSH key of an operator who signs runs; readers have ``key.pub``."""
+        return self.root / "key"
 
     def vendor(self, name: str, files: Mapping[str, str]) -> Path:
         """Write a vendor's folder (``files`` relative to it) with its own copy of the data; returns its directory."""

@@ -38,14 +38,14 @@ def bench(shared: Path) -> Bench:
 
 @pytest.fixture(scope="session")
 def honest(bench: Bench, shared: Path) -> tuple[Path, Path]:
-    """Two honest runs: one of three rounds, and another."""
+    """Two honest runs, signed: one of three rounds, and another."""
     runs = []
     with _alone(shared):
         for name, key in (("three-rounds", "short:pytorch:ACME:1:1:3"), ("another", "short")):
             directory = bench.root / "honest" / name
             if not directory.is_dir():
                 made = bench.vendor(f"honest-{name}", {})
-                outcome = bench.train(made, key=key)
+                outcome = bench.train(made, key=key, environment={"ACCELMARK_SIGNING_KEY": str(bench.key)})
                 assert outcome.verdict == "VALID", outcome.output
                 directory.parent.mkdir(exist_ok=True)
                 made.rename(directory)

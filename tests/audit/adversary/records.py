@@ -18,6 +18,9 @@ from tests.audit.adversary.bench import Bench
 from tests.made_run import Made, make_run
 
 
+SIGNATURE: Final = "MANIFEST.sha256.sig"
+
+
 class Edit(BaseModel):
     """An edit of the records of a run."""
 
@@ -37,7 +40,11 @@ class Edit(BaseModel):
     """With 2, a made run is edited, since one machine runs one host."""
 
     def carry_out(self, bench: Bench, run: Path, other: Path) -> tuple[str, ...]:
-        """Edit a copy of ``run``, recompute it as its operator, and verify it; returns the messages that refuse it."""
+        """Edit a copy of ``run``, recompute it, and verify it; returns the messages that refuse it.
+
+        Whoever edits does not have the key that signed the run, so the signature is removed. Only where nothing else
+        is found does the reader ask for it.
+        """
         directory = bench.root / "attacks" / self.id
         (directory / "plugins").mkdir(parents=True)
         edited = directory / "run"
@@ -47,6 +54,7 @@ class Edit(BaseModel):
         else:
             shutil.copytree(run, edited, symlinks=True)
         exec(self.edit, {**_TOOLS, "run": edited, "other": other})  # noqa: S102 - the edits of attacks/records.yaml
+        (edited / SIGNATURE).unlink(missing_ok=True)
         if self.manifest:
             write_manifest(edited)
         seen: list[str] = []
@@ -57,6 +65,9 @@ class Edit(BaseModel):
             if done.returncode:
                 seen.append((done.stdout + done.stderr).strip())
                 break
+        if not seen and (run / SIGNATURE).is_file():
+            done = bench.accelmark(directory, "verify", "run", "--key", str(bench.key.with_suffix(".pub")))
+            seen += ["signature"] if done.returncode else []
         return tuple(seen)
 
 
