@@ -17,7 +17,6 @@ from accelmark.spec.perflog import PERFLOG_PREFIX
 from tests.audit.adversary.bench import Bench
 from tests.made_run import Made, make_run
 
-
 SIGNATURE: Final = "MANIFEST.sha256.sig"
 
 
