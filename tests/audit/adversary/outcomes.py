@@ -67,7 +67,7 @@ def record(name: str, found: Iterable[str]) -> None:
     descriptor = os.open(FOLDER, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # several workers record at the same time
-        known = {one.id for one in (*read_attacks(*AREAS, HONEST), *read_edits())}
+        known = {one.id for one in read_attacks(*AREAS, HONEST)} | {one.id for one in read_edits()}
         outcomes = recorded() | {name: sorted(found)}
         kept = {key: value for key, value in sorted(outcomes.items()) if key in known}
         FILE.write_text(json.dumps(kept, indent=1) + "\n")
