@@ -50,12 +50,20 @@ def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
     """Run the ranks of a job in the environment, and return rank 0's events."""
     python = str(framework_python("jax"))
     rank = [python, "-m", "accelmark.train.loop.rank", str(job)]
-    launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks), "--"]
+    launcher = [
+        python,
+        "-m",
+        "accelmark.frameworks.process_launcher",
+        "--nproc",
+        str(num_ranks),
+        "--free-port",
+        "ACCELMARK_COORDINATOR",
+        "--",
+    ]
     log = job.parent / "rank0.out.log"
     log.unlink(missing_ok=True)
     variables = {
         "PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent),
-        "ACCELMARK_COORDINATOR": f"127.0.0.1:{20000 + os.getpid() % 20000}",
     }  # fmt: skip
     command = [*launcher, *rank] if num_ranks > 1 else rank
     subprocess.run(command, env={**os.environ, **variables}, timeout=timeout_s, check=False, capture_output=True)
