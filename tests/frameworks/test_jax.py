@@ -51,16 +51,8 @@ def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
     """Run the ranks of a job in the environment, and return rank 0's events."""
     python = str(framework_python("jax"))
     rank = [python, "-m", "accelmark.train.loop.rank", str(job)]
-    launcher = [
-        python,
-        "-m",
-        "accelmark.frameworks.process_launcher",
-        "--nproc",
-        str(num_ranks),
-        "--free-port",
-        "ACCELMARK_COORDINATOR",
-        "--",
-    ]
+    launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks)]
+    launcher += ["--free-port", COORDINATOR, "--"]
     log = job.parent / "rank0.out.log"
     log.unlink(missing_ok=True)
     variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
