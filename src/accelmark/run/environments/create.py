@@ -14,7 +14,7 @@ from accelmark.run.host import Host, HostError
 from accelmark.run.preflight.packages import broken_imports, create_command, package_facts
 from accelmark.spec.cluster import environment_python
 from accelmark.spec.plugins.catalog import find, framework_device, load_framework, load_vendor
-from accelmark.spec.plugins.requirements import base_requirements, requirement_texts
+from accelmark.spec.plugins.requirements import Need, base_requirements, distributions, requirement_texts
 
 MARKER: Final = "accelmark-environment"
 """File in an environment that AccelMark created; only directories with it are removed."""
