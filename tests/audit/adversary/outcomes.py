@@ -87,8 +87,9 @@ def page(outcomes: dict[str, list[str]]) -> str:
     reviewed = [attack for attack in attacks if attack.issue]
     counts = (
         f"{len(found)} of {len(attacks)} attacks are found, of those with an asterisk "
-        f"{sum(attack in found for attack in reviewed)} of {len(reviewed)}; {len(alarms)} of {len(honest)} honest "
-        "variants cause a false alarm."
+        f"{sum(attack in found for attack in reviewed)} of {len(reviewed)}; "
+        f"{sum(attack.id not in outcomes for attack in attacks)} attacks have no recorded outcome at this version. "
+        f"{len(alarms)} of {len(honest)} honest variants cause a false alarm."
     )
     lines = [HEAD, counts, ""]
     for area, section in sections.items():
