@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from accelmark.train.formulas import attention_flops, conv_flops, dense_flops
@@ -65,6 +65,33 @@ def _deepseek(model: Model) -> float:
     return dense_flops(weights, length) + attention
 
 
+def _lora(model: Model) -> float:
+    """Changes of all layers of attention: queries, keys, values, outputs."""
+    hidden = model["hidden_size"]
+    keys = hidden * model["num_kv_heads"] // model["num_heads"]
+    return _low_rank(model, [hidden, keys, keys, hidden])
+
+
+def _samsum(model: Model) -> float:
+    """Changes of queries and values: the first layer's keys need no gradient."""
+    hidden, length = model["hidden_size"], model["seq_length"]
+    return _low_rank(model, [hidden] * 2) - 2.0 * hidden * length * length
+
+
+def _low_rank(model: Model, widths: Sequence[int]) -> float:
+    """Changes of layers with these output widths (arXiv:2106.09685), the output layer of attention being a fourth.
+
+    Frozen weights have two products instead of three, and the first layer's projections need no gradient of the input.
+    """
+    hidden, length, layers, rank = (model[name] for name in ("hidden_size", "seq_length", "num_layers", "lora_rank"))
+    keys = hidden * model["num_kv_heads"] // model["num_heads"]
+    attention = attention_flops(layers, hidden, length)
+    frozen = (_llama(model) - attention) * 2 / 3
+    trained = dense_flops(layers * rank * sum(hidden + width for width in widths), length)
+    inputs = 2 * hidden * (hidden + 2 * keys + rank * len(widths[:3])) * length
+    return frozen + trained + attention - inputs
+
+
 def _gpt(model: Model) -> float:
     """As Llama, with as many key-value heads as heads and a feed-forward part of two matrices."""
     gate = model["num_layers"] * model["hidden_size"] * model["intermediate_size"]
@@ -74,6 +101,20 @@ def _gpt(model: Model) -> float:
 def _llama_mini(model: Model) -> float:
     """As Llama, with as many key-value heads as heads, over bytes."""
     return _llama({**model, "num_kv_heads": model["num_heads"], "vocab_size": 256})
+
+
+def _moe_mini(model: Model) -> float:
+    """As Llama with experts, over bytes."""
+    return _mixture({**model, "vocab_size": 256})
+
+
+def _grpo_mini(model: Model) -> float:
+    """Of one problem: rollouts without a cache, the reference's forward pass, and an update, for each of the group."""
+    prompt, answer = 6, 4
+    lengths = [prompt + position for position in range(answer)]
+    sizes = {**model, "num_kv_heads": model["num_heads"], "vocab_size": 13}
+    trained = [_llama({**sizes, "seq_length": length}) for length in lengths]
+    return float(model["group_size"] * (sum(trained) / 3 + trained[-1] * 4 / 3))
 
 
 def _minilm_finetune(model: Model) -> float:
@@ -122,5 +163,6 @@ FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "bert": _bert, "gpt3_6_7b": _gpt, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
     "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "deepseek_v3": _deepseek,
+    "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum, "moe_mini": _moe_mini, "grpo_mini": _grpo_mini,
     "resnet50": _resnet50, "resnet_mini": _resnet_mini,
 }  # fmt: skip

@@ -30,7 +30,9 @@ _NAMES: Final = {
     "seq_length": "max_position_embeddings",
 }
 """Setting under ``model`` -> argument of transformers' configurations; all others have the same name."""
-_NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "eval_windows", "end_of_document"})
+_NOT_ARCHITECTURE: Final = frozenset(
+    {"eval_samples", "eval_windows", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout"}
+)
 
 
 class CausalLm(nn.Module):
