@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -26,7 +26,9 @@ COMMAND_LINE: Final = "command line"
 
 
 def train(
-    key: Annotated[str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]")],
+    key: Annotated[
+        str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", autocompletion=completion.cases)
+    ],
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -49,9 +51,14 @@ def train(
 
 
 def infer(
-    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]")],
+    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]", autocompletion=completion.cases)],
     compiler: Annotated[
-        str | None, Option(metavar="NAME", help="Inference engine; 'none' stops after the framework's own.")
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Inference engine; 'none' stops after the framework's own.",
+            autocompletion=completion.engines,
+        ),
     ] = None,
     precision: Annotated[str | None, Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
     batch_size: Annotated[int | None, Option("--batch-size", min=1, help="Items in one call.")] = None,
@@ -99,7 +106,7 @@ def run(
     """Run all cases of a run file, one round after another."""
     file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
-    request = _read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
+    request = read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
     _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
@@ -223,7 +230,7 @@ def detect_devices(vendor: str | None) -> Detected:
     )
 
 
-def _read_run_file(path: Path) -> RunSpec:
+def read_run_file(path: Path) -> RunSpec:
     """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.launcher import launcher_problems
