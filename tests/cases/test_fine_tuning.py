@@ -28,21 +28,23 @@ class Block(nn.Module):
 
 
 def test_adapted_layers_start_unchanged_and_only_their_changes_are_trained() -> None:
-    model = nn.Sequential(Block(), Block())
+    block = Block()
+    model = nn.Sequential(block, Block())
     x = torch.randn(3, 6)
-    expected = model[0].q(x)
+    expected = block.q(x)
     adapt(model, (("q", "k"), ("o",)), rank=2, alpha=8, dropout=0.0)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trained == [
         f"{block}.{name}.weight" for block in (0, 1) for name in ("q.down", "q.up", "k.up", "o.down", "o.up")
     ]
-    layer = model[0].q
+    layer, other = block.get_submodule("q"), block.get_submodule("k")
     assert isinstance(layer, LowRank)
     torch.testing.assert_close(layer(x), expected)
     nn.init.ones_(layer.up.weight)
     change = 8 / 2 * layer.up.weight @ layer.down.weight
     torch.testing.assert_close(layer(x), expected + x @ change.T)
-    assert model[0].k.down is layer.down
+    assert isinstance(other, LowRank)
+    assert other.down is layer.down
 
 
 def small(name: str) -> dict[str, Any]:
