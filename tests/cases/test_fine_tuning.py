@@ -35,7 +35,7 @@ def test_adapted_layers_start_unchanged_and_only_their_changes_are_trained() -> 
     adapt(model, (("q", "k"), ("o",)), rank=2, alpha=8, dropout=0.0)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trained == [
-        f"{block}.{name}.weight" for block in (0, 1) for name in ("q.down", "q.up", "k.up", "o.down", "o.up")
+        f"{index}.{name}.weight" for index in (0, 1) for name in ("q.down", "q.up", "k.up", "o.down", "o.up")
     ]
     layer, other = block.get_submodule("q"), block.get_submodule("k")
     assert isinstance(layer, LowRank)
