@@ -30,9 +30,7 @@ _NAMES: Final = {
     "seq_length": "max_position_embeddings",
 }
 """Setting under ``model`` -> argument of transformers' configurations; all others have the same name."""
-_NOT_ARCHITECTURE: Final = frozenset(
-    {"eval_samples", "eval_windows", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout"}
-)
+_NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout"})
 
 
 class CausalLm(nn.Module):
