@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.training.clock import HostClock, HostLosses
 from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
@@ -37,6 +36,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
 from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
+from accelmark.train.loop.clocks import HostClock, HostLosses
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest

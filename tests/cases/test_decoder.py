@@ -62,7 +62,7 @@ def test_the_window_of_gpt_oss_limits_attention() -> None:
     torch.testing.assert_close(ours(tokens), theirs(tokens))
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", ["llama3_1_8b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"])
 def test_a_packed_document_is_predicted_as_if_it_were_alone(name: str) -> None:
     model = family(name, {"model.end_of_document": 7}).build_model().eval()
     random = torch.Generator().manual_seed(1)

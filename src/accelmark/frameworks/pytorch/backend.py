@@ -35,8 +35,8 @@ from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.model.identity import count_flops, num_parameters
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local
-from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
+from accelmark.frameworks.pytorch.training.losses import DeviceLosses
 from accelmark.frameworks.pytorch.training.platform import (
     device_name,
     forget_peak_memory,
@@ -55,6 +55,7 @@ from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
+from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
 from accelmark.train.schedules import needs_length
@@ -122,7 +123,7 @@ class PyTorchBackend:
             log.event(Event.WARNING, {"message": message})
         if device.type != "cpu":
             self.immediate = False
-            clock = DeviceClock(device)
+            clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
             self.clock, self.losses = clock, DeviceLosses(clock)
         self._control = self._join()
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(settings.seed, ranks.rank), settings.seed)

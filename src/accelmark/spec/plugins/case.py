@@ -92,10 +92,14 @@ class CaseSpec(Spec):
     """``mini`` runs on two CPU cores in minutes; ``standard`` is sized for an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()
     """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
-    requires: tuple[str, ...] = ()
-    """Requirements in addition to those of its framework."""
+    requires: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Requirements in addition to those of its framework: a list for every framework, or one for each by name."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
+
+    def requires_for(self, framework: str) -> tuple[str, ...]:
+        """Return the case's own requirements with a framework."""
+        return self.requires.get(framework, ()) if isinstance(self.requires, dict) else self.requires
 
     @property
     def data_names(self) -> tuple[str, ...]:

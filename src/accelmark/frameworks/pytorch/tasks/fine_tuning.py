@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.data.batches import SampleSource
+from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.model.low_rank import adapt
 from accelmark.frameworks.pytorch.tasks.decoder import Pretraining
-from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
+from accelmark.train.tasks.token_shards import TokenShards
 
 
 class LowRankTuning(Pretraining):
@@ -30,7 +30,8 @@ class LowRankTuning(Pretraining):
         adapt(model, self.adapted, self.number("lora_rank"), alpha, dropout)
         return model
 
-    def dataset(self, *, train: bool) -> SampleSource:
+    def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
         """Return the rows of ``train`` or of ``val``."""
         row = self.number("seq_length") + 1
-        return TokenShards(self.data_dirs[self.shards], "train" if train else "val", row, row, self.vocab_size)
+        split = "train" if train else "val"
+        return FromArrays(TokenShards(self.data_dirs[self.shards], split, row, row, self.vocab_size))
