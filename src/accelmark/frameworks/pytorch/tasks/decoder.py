@@ -180,7 +180,7 @@ class Pretraining(ChunkedNextToken):
         """Return the layers of the decoder."""
         return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
 
-    def dataset(self, *, train: bool) -> FromArrays:
+    def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
         """Return windows of ``train`` or of ``val``."""
         length, split = self.number("seq_length"), "train" if train else "val"
         limit = None if train else self.settings.model.get("eval_samples")
