@@ -23,12 +23,12 @@ from accelmark.frameworks.jax.devices import Devices
 from accelmark.frameworks.jax.optimizers import OPTIMIZER_CLASSES
 from accelmark.frameworks.jax.step import State, Step
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.checkpoints import ArrayCheckpoints, structure_hash, unreadable, weights_hash
+from accelmark.train.loop.checkpoints import ArrayCheckpoints, structure_hash, unreadable, update_squares, weights_hash
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
 from accelmark.train.schedules import learning_rate_factor, needs_length
@@ -100,7 +100,7 @@ class JaxBackend:
         self._state: State = devices.replicated(state)
         self._factor = learning_rate_factor(settings.schedule, self._schedule_length(), self.steps_per_epoch)
         self._steps_done = 0
-        self._checkpoints = ArrayCheckpoints(self._job.checkpoint_dir, settings.checkpoint.keep, place)
+        self._checkpoints = ArrayCheckpoints(self._job.checkpoint_dir, place)
         structure, optimizer = structure_hash(arrays), OPTIMIZER_CLASSES[settings.optimizer.name]
         return Started(
             framework="jax",
@@ -117,7 +117,6 @@ class JaxBackend:
             num_parameters=self.num_parameters,
             parameter_hash=structure,
             standard_parameter_hash=structure,
-            standard_num_parameters=self.num_parameters,
             checkpoint_hash=weights_hash(arrays) if place.rank == 0 else None,
             optimizer_class=optimizer,
             standard_optimizer_class=optimizer,
@@ -228,29 +227,30 @@ class JaxBackend:
         joint = zip(sums, self._devices.mean(list(sums.values())), strict=True)
         return self._case.metrics({name: value * self.world_size for name, value in joint})
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
-        progress = self._load(checkpoint)
-        replay = Replay(progress.global_steps + 1, [], [])
-        epoch, skipped_steps = progress.epoch, progress.step_in_epoch
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        progress = Progress() if start is None else self._load(start)
+        before = to_arrays(self._devices.local(self._state.parameters))
+        replay = Replay(progress.global_steps + 1)
+        epoch, skipped_steps = divmod(progress.global_steps, self.steps_per_epoch)
         while len(replay.losses) < num_steps:
             if skipped_steps == self.steps_per_epoch:
                 epoch, skipped_steps = epoch + 1, 0
             for batches in islice(self.open_epoch(epoch, skipped_steps), num_steps - len(replay.losses)):
-                before = to_arrays(self._devices.local(self._state.parameters))
                 replay.losses.append(float(self.step(batches)))
-                after = to_arrays(self._devices.local(self._state.parameters))
-                squares = (float(np.square(after[name] - before[name], dtype=np.float64).sum()) for name in before)
-                replay.update_norms.append(math.sqrt(sum(squares)))
                 skipped_steps += 1
+        if end is not None:
+            replayed = to_arrays(self._devices.local(self._state.parameters))
+            self._load(end)
+            replay.update = update_squares(before, replayed, to_arrays(self._devices.local(self._state.parameters)))
         return replay
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
+    def save(self, progress: Progress) -> str:
         """Write a checkpoint (rank 0) and return its name."""
         name = f"step{progress.global_steps:09d}"
         if self._place.rank == 0:
             arrays = to_arrays(self._devices.local(self._state))
-            name = self._checkpoints.save(arrays, progress, final=final)
+            name = self._checkpoints.save(arrays, progress)
         self._devices.mean([0.0])  # no rank goes on before the checkpoint is complete
         return name
 
@@ -270,9 +270,8 @@ class JaxBackend:
         """Return the largest allocation on this rank's device; None on the CPU, where JAX does not count."""
         return self._devices.peak_memory_mib()
 
-    def inspected(self) -> Inspected | None:
-        """Return None: no code of a vendor's runs."""
-        return None
+    def trained(self) -> None:
+        """Log nothing: everything is known before."""
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         """Distinguish out-of-memory from other errors, and say what to do."""

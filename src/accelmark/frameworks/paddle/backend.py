@@ -36,12 +36,12 @@ from accelmark.frameworks.paddle.platform import (
     summary,
 )
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TYPE_OF_PRECISION
-from accelmark.train.loop.checkpoints import ArrayCheckpoints, structure_hash, unreadable, weights_hash
+from accelmark.train.loop.checkpoints import ArrayCheckpoints, structure_hash, unreadable, update_squares, weights_hash
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
@@ -113,7 +113,7 @@ class PaddleBackend:
         )
         self._scaler = paddle.amp.GradScaler() if precision == "fp16" else None
         self._factor = learning_rate_factor(settings.schedule, self._schedule_length(), self.steps_per_epoch)
-        self._checkpoints = ArrayCheckpoints(self._job.checkpoint_dir, settings.checkpoint.keep, place)
+        self._checkpoints = ArrayCheckpoints(self._job.checkpoint_dir, place)
         if not settings.loader.synthetic:
             self._eval_batches = self._timed(Event.INIT_EVALUATION, case.eval_batches)
         structure, optimizer = structure_hash(named), OPTIMIZER_CLASSES[settings.optimizer.name]
@@ -132,7 +132,6 @@ class PaddleBackend:
             num_parameters=self.num_parameters,
             parameter_hash=structure,
             standard_parameter_hash=structure,
-            standard_num_parameters=self.num_parameters,
             checkpoint_hash=weights_hash(named) if place.rank == 0 else None,
             optimizer_class=optimizer,
             standard_optimizer_class=optimizer,
@@ -296,33 +295,38 @@ class PaddleBackend:
             {name: value * self.world_size for name, value in zip(names, everywhere, strict=True)}
         )
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
-        progress = self._load(checkpoint)
-        parameters = [each for each in self._model.parameters() if not each.stop_gradient]
-        replay = Replay(progress.global_steps + 1, [], [])
-        epoch, skipped_steps = progress.epoch, progress.step_in_epoch
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        progress = Progress() if start is None else self._load(start)
+        before = self._parameters()
+        replay = Replay(progress.global_steps + 1)
+        epoch, skipped_steps = divmod(progress.global_steps, self.steps_per_epoch)
         while len(replay.losses) < num_steps:
             if skipped_steps == self.steps_per_epoch:
                 epoch, skipped_steps = epoch + 1, 0
             for batches in islice(self.open_epoch(epoch, skipped_steps), num_steps - len(replay.losses)):
-                before = [each.numpy() for each in parameters]
                 replay.losses.append(float(self.step(batches)))
-                pairs = zip(parameters, before, strict=True)
-                squares = (np.square(now.numpy() - old, dtype=np.float64).sum() for now, old in pairs)
-                replay.update_norms.append(math.sqrt(sum(squares)))
                 skipped_steps += 1
+        if end is not None:
+            replayed = self._parameters()
+            self._load(end)
+            replay.update = update_squares(before, replayed, self._parameters())
         return replay
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
-        """Write a checkpoint (rank 0) and return its name; the ``final`` one is kept in addition to the others."""
+    def _parameters(self) -> dict[str, np.ndarray]:
+        """Return copies of the trainable parameters by their number."""
+        trained = (each for each in self._model.parameters() if not each.stop_gradient)
+        return {str(number): np.array(each.numpy()) for number, each in enumerate(trained)}
+
+    def save(self, progress: Progress) -> str:
+        """Write a checkpoint (rank 0) and return its name."""
         name = f"step{progress.global_steps:09d}"
         if self._place.rank == 0:
             arrays = {_MODEL + key: value.numpy() for key, value in self._model.state_dict().items()}
             arrays |= {_OPTIMIZER + key: value.numpy() for key, value in self._optimizer.state_dict().items()}
             if self._scaler is not None:
                 arrays |= {_SCALER + key: np.asarray(value) for key, value in self._scaler.state_dict().items()}
-            name = self._checkpoints.save(arrays, progress, final=final)
+            name = self._checkpoints.save(arrays, progress)
         self.mean([0.0])  # no rank goes on before the checkpoint is complete
         return name
 
@@ -374,9 +378,8 @@ class PaddleBackend:
         """Return the largest allocation on the device so far; None on the CPU."""
         return peak_memory_mib(self._device)
 
-    def inspected(self) -> Inspected | None:
-        """Return None: no code of a vendor's runs."""
-        return None
+    def trained(self) -> None:
+        """Log nothing: everything is known before."""
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         """Distinguish out-of-memory from other errors, and say what to do."""

@@ -14,7 +14,7 @@ from accelmark.run.host import Host, HostError
 from accelmark.run.preflight.packages import broken_imports, create_command, package_facts
 from accelmark.spec.cluster import environment_python
 from accelmark.spec.plugins.catalog import find, framework_device, load_framework, load_vendor
-from accelmark.spec.plugins.requirements import base_requirements, requirement_texts
+from accelmark.spec.plugins.requirements import Need, base_requirements, distributions, requirement_texts
 
 MARKER: Final = "accelmark-environment"
 """File in an environment that AccelMark created; only directories with it are removed."""
@@ -113,9 +113,9 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
         raise HostError(host.name, f"{why} (repeat: {shlex.join(recipe.install_command(path))})")
     spec = load_framework(recipe.framework)
     report(host.name, f"importing {spec.module}")
-    facts = await package_facts(
-        host, environment_python(path), spec.distributions, (spec.module, *spec.checked_imports)
-    )
+    names = distributions(Need(requirement=one, needed_by=spec.name) for one in spec.requires)
+    imports = (spec.module, *spec.checked_imports)
+    facts = await package_facts(host, environment_python(path), names or spec.distributions, imports)
     for problem in broken_imports(host.name, facts, spec, create_command(recipe.framework, path)):
         raise HostError(host.name, problem.what)
     return {name: version for name, version in facts.versions.items() if version is not None}

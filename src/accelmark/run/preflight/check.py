@@ -15,7 +15,7 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command

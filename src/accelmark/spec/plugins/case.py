@@ -56,6 +56,8 @@ class TrainCaseSpec(Spec):
     """Key under ``model`` that gives the units in a sample instead, for example ``seq_length``."""
     target: Target | None = None
     reference_loss: ReferenceLoss | None = None
+    calibration: tuple[float, ...] = ()
+    """The target's metric at the end of the reference training, one value per seed; empty where it was not measured."""
     min_repeats: int = Field(default=1, ge=1)
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.errors import RunError
+from accelmark.spec.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.contract import Progress
 
@@ -27,13 +28,13 @@ _NAME: Final = re.compile(r"^step(\d{9})$")
 
 @final
 class ArrayCheckpoints:
-    """The checkpoints of a job: a directory each, of which ``keep`` are kept. Rank 0 writes them."""
+    """The checkpoints of a job: a directory each. Rank 0 writes them."""
 
-    def __init__(self, directory: Path, keep: int, place: RankPlace) -> None:
-        self._directory, self._keep, self._place = directory, keep, place
+    def __init__(self, directory: Path, place: RankPlace) -> None:
+        self._directory, self._place = directory, place
 
-    def save(self, arrays: NamedArrays, progress: Progress, *, final: bool) -> str:
-        """Write a checkpoint and return its name; the ``final`` one is kept in addition to the others.
+    def save(self, arrays: NamedArrays, progress: Progress) -> str:
+        """Write a checkpoint and return its name.
 
         Raises:
             RunError: it could not be written, for example because the disk is full.
@@ -48,8 +49,6 @@ class ArrayCheckpoints:
             (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
             shutil.rmtree(self._directory / name, ignore_errors=True)
             temporary.rename(self._directory / name)
-            for old in self._names()[: -(self._keep + final)]:
-                shutil.rmtree(self._directory / old)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error
@@ -94,6 +93,17 @@ def unreadable(checkpoint: Path, error: Exception) -> RunError:
         f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
         "remove it to continue from the one before it, or from the beginning"
     )
+
+
+def update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:
+    """Compare the change of the parameters by replayed steps with that by training, in double precision."""
+    found = [0.0, 0.0, 0.0]
+    for name, array in before.items():
+        start = array.astype(np.float64)
+        changes = (replayed[name] - start, saved[name] - start)
+        for index, change in enumerate((*changes, changes[0] - changes[1])):
+            found[index] += float(np.square(change).sum())
+    return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
 
 
 def structure_hash(arrays: NamedArrays) -> str:
