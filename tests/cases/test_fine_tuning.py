@@ -48,7 +48,14 @@ def test_adapted_layers_start_unchanged_and_only_their_changes_are_trained() -> 
 
 
 def small(name: str) -> dict[str, Any]:
-    over: dict[str, Any] = {**SMALL[name], "model.seq_length": 15, "precision": "fp32", "threads": 1, "loader.num_workers": 0}
+    over: dict[str, Any] = {
+        **SMALL[name],
+        "model.seq_length": 15,
+        "precision": "fp32",
+        "threads": 1,
+        "loader.num_workers": 0,
+    }
+    over |= {"loader.num_workers": 0}
     over |= {"batch_size": 2, "end.max_steps": 8, "optimizer.lr": 1e-2, "log_every_steps": 4, "parallelism": "ddp"}
     return over | {"model.lora_dropout": 0.0, "checkpoint.every_steps": None}
 
