@@ -103,6 +103,15 @@ def _llama_mini(model: Model) -> float:
     return _llama({**model, "num_kv_heads": model["num_heads"], "vocab_size": 256})
 
 
+def _grpo_mini(model: Model) -> float:
+    """Of one problem: rollouts without a cache, the reference's forward pass, and an update, for each of the group."""
+    prompt, answer = 6, 4
+    lengths = [prompt + position for position in range(answer)]
+    sizes = {**model, "num_kv_heads": model["num_heads"], "vocab_size": 13}
+    trained = [_llama({**sizes, "seq_length": length}) for length in lengths]
+    return float(model["group_size"] * (sum(trained) / 3 + trained[-1] * 4 / 3))
+
+
 def _minilm_finetune(model: Model) -> float:
     """Encoder, head of two classes, and attention over all tokens including padding (PaLM, appendix B)."""
     hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
@@ -149,6 +158,6 @@ FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "bert": _bert, "gpt3_6_7b": _gpt, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
     "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "deepseek_v3": _deepseek,
-    "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
+    "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
     "resnet50": _resnet50, "resnet_mini": _resnet_mini,
 }  # fmt: skip
