@@ -43,7 +43,7 @@ def _experts(model: Model) -> float:
     """Router and active experts of a layer; the others are not multiplied (Mixtral, arXiv:2401.04088, section 2.1)."""
     width = model.get("moe_intermediate_size", model["intermediate_size"])
     active = model["num_active_experts"] + model.get("n_shared_experts", 0)
-    return model["hidden_size"] * (model["num_experts"] + 3 * active * width)
+    return float(model["hidden_size"] * (model["num_experts"] + 3 * active * width))
 
 
 def _mixture(model: Model) -> float:
@@ -75,7 +75,7 @@ def _lora(model: Model) -> float:
 def _samsum(model: Model) -> float:
     """Changes of queries and values: the first layer's keys need no gradient."""
     hidden, length = model["hidden_size"], model["seq_length"]
-    return _low_rank(model, [hidden] * 2) - 2.0 * hidden * length * length
+    return _low_rank(model, [hidden] * 2) - float(2 * hidden * length * length)
 
 
 def _low_rank(model: Model, widths: Sequence[int]) -> float:
@@ -89,7 +89,7 @@ def _low_rank(model: Model, widths: Sequence[int]) -> float:
     frozen = (_llama(model) - attention) * 2 / 3
     trained = dense_flops(layers * rank * sum(hidden + width for width in widths), length)
     inputs = 2 * hidden * (hidden + 2 * keys + rank * len(widths[:3])) * length
-    return frozen + trained + attention - inputs
+    return frozen + trained + attention - float(inputs)
 
 
 def _gpt(model: Model) -> float:

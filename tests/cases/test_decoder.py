@@ -81,7 +81,7 @@ def test_documents_are_numbered_and_their_positions_start_at_zero() -> None:
 
 def test_the_balancing_loss_is_the_switch_transformers() -> None:
     logits = tuple(torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
-    expected = load_balancing_loss_func(logits, num_experts=5, top_k=2)
+    expected = load_balancing_loss_func(logits, num_experts=5, top_k=2)  # type: ignore[arg-type]
     assert balancing_loss(logits, 2).item() == pytest.approx(float(expected), rel=1e-5)
     even = torch.eye(4).repeat(2, 1) * 1e-6
     assert balancing_loss([even], 1).item() == pytest.approx(1.0, rel=1e-4)

@@ -66,13 +66,14 @@ class CausalLm(nn.Module):
         with torch.device("meta"):
             model = cls(config, end_of_document)
         try:
-            model.net, found = type(model.net).from_pretrained(
+            loaded: Any = type(model.net).from_pretrained(
                 directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise DataError(
                 f"{directory}: is no checkpoint of {type(model.net).__name__}: {first_line(error)}"
             ) from error
+        model.net, found = loaded
         if missing := sorted(found["missing_keys"]):
             raise DataError(
                 f"{directory}: lacks {len(missing)} weights of {type(model.net).__name__}: {missing[0]}, ..."
