@@ -13,9 +13,11 @@ from accelmark.spec.layers import Provenance
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.catalog import FolderRef
+from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
+from accelmark.spec.serving import ServeSettings
 from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
@@ -31,7 +33,7 @@ class BaseWork(Spec):
     """Minimum number of rounds of a valid result."""
 
     @property
-    def _settings(self) -> TrainSettings | InferSettings | None:
+    def _settings(self) -> TrainSettings | InferSettings | ServeSettings | None:
         return getattr(self, "settings", None)
 
     @property
@@ -131,6 +133,18 @@ class InferJob(BaseWork):
     notes: tuple[Note, ...] = ()
 
 
+class ServeJob(BaseWork):
+    """Start a language model's server, or take a running one, and measure it under load."""
+
+    rank_module: ClassVar[str] = "accelmark.serving"
+    kind: Literal["serve"] = "serve"
+    unit: Unit = "token"
+    server: ServerSpec | None
+    """Null with an endpoint."""
+    settings: ServeSettings
+    min_agreement: float
+
+
 class ProbeJob(BaseWork):
     """Measure the peak rates of a device or a group of devices."""
 
@@ -141,7 +155,7 @@ class ProbeJob(BaseWork):
     """Approximate time budget for the measurement."""
 
 
-Work = Annotated[TrainJob | InferJob | EvaluateJob | ExternalJob | ProbeJob, Field(discriminator="kind")]
+Work = Annotated[TrainJob | InferJob | EvaluateJob | ExternalJob | ServeJob | ProbeJob, Field(discriminator="kind")]
 """The work of a job. Each kind has a planner in ``plan/`` and a reader in ``results/``."""
 
 
