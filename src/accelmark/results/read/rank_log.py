@@ -251,10 +251,11 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
         case Event.FINISHED:
             log.finished = record.value_as(InferFinished)
         case Event.WARNING:
-            log.warnings.append(_warning(record.value))
+            log.warnings.append(warning_text(record.value))
 
 
-def _warning(value: Mapping[str, Any]) -> str:
+def warning_text(value: Mapping[str, Any]) -> str:
+    """Return the text of a WARNING event."""
     if "what" in value:
         return f"{value.get('where')}: {value.get('key')}: {value['what']}"
     return str(value.get("message", dict(value)))
