@@ -190,6 +190,7 @@ class ServingRound(Spec):
     served_model: str | None
     api: str
     command: tuple[str, ...] = ()
+    """Command line of the server."""
     start_s: float | None = None
     """From the start of the server until it was healthy."""
     num_devices: int
