@@ -1,0 +1,1 @@
+"""Measure a server of language models under load."""
