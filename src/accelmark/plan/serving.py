@@ -43,7 +43,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         data_dirs=data_dirs,
         provenance=resolved.provenance,
         requires=requires,
-        warnings=tuple(_warnings(settings)),
+        warnings=tuple(_warnings(server, settings)),
     )
 
 
@@ -116,7 +116,9 @@ def _data(request: KeyRequest, side: ServeCaseSpec, settings: ServeSettings) -> 
     return found
 
 
-def _warnings(settings: ServeSettings) -> Iterator[str]:
+def _warnings(server: ServerSpec | None, settings: ServeSettings) -> Iterator[str]:
+    if server is not None and server.tried is None:
+        yield f"servers/{server.name}/server.yaml follows the documentation of {server.title} and was never run"
     if settings.endpoint is not None:
         yield "the endpoint's server, hardware and weights are as its operator says: the result is OPEN at best"
 

@@ -26,6 +26,8 @@ class ServerSpec(Spec):
     name: str
     """Name of the folder; ``accelmark serve --server NAME``."""
     title: str
+    tried: str | None
+    """Version and machine with which this declaration was run; null: it follows the server's documentation only."""
     command: tuple[str, ...]
     """Program and arguments; placeholders in braces."""
     flags: dict[str, SettingFlag] = Field(default_factory=dict)
