@@ -1,1 +1,1 @@
-"""Measure a server of language models under load."""
+"""Serving benchmarks: start a server of a language model, load it, and record every request."""
