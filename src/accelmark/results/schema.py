@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.serving_schema import ServingRound
-from accelmark.spec.events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
+from accelmark.spec.inference_events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
