@@ -8,7 +8,6 @@ import platform
 import random
 import socket
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -36,12 +35,14 @@ from accelmark.spec.serving import (
     RequestRecord,
     ServeEndReason,
     ServeFinished,
+    ServePhase,
+    ServeProgress,
     ServeStarted,
 )
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
-_HEARTBEAT_S: Final = 30.0
+_HEARTBEAT_S: Final = 1.0
 _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
     (ServerMissingError, "server_missing"),
     (NeverHealthyError, "never_healthy"),
@@ -127,7 +128,7 @@ class _ServingRun:
                 with Client(target, settings.load.processes) as client:
                     self._stages(plan, model, client, server, stream, sample)
         if model.directory is not None and sample.answers:
-            self._report("comparing answers with the framework's")
+            self._report("comparing answers")
             compare_answers(self.job, self.work, model, sample, self.node_dir / ANSWERS_FILE)
 
     def _stages(
@@ -158,9 +159,12 @@ class _ServingRun:
             nonlocal last_report_s
             if server is not None:
                 server.check()
-            if time.monotonic() - last_report_s > _HEARTBEAT_S:
-                last_report_s = time.monotonic()
-                self.log.event(Event.HEARTBEAT)
+            now_s = time.monotonic()
+            if now_s - last_report_s > _HEARTBEAT_S:
+                last_report_s = now_s
+                done_s = sum(each.duration_s for each in ended if each.stage >= 0)
+                share = min(1.0, (done_s + now_s - begun_s) / planned_s) if planned_s and stage >= 0 else None
+                self._report("under load" if stage >= 0 else "warming up", share)
 
         def noted(requests: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
             for request in requests:
@@ -202,7 +206,7 @@ class _ServingRun:
             settings=given,
         )
         try:
-            start_s = server.wait_until_healthy(settings.start_timeout_s, self._report)
+            start_s = server.wait_until_healthy(settings.start_timeout_s, lambda: self._report("starting server"))
             named = settings.served_model or spec.served_model.replace("{model_dir}", str(model.directory))
             yield server, self._started(model, server, server.endpoint, named, start_s)
         finally:
@@ -235,8 +239,8 @@ class _ServingRun:
         is_pinned = self.work.settings.prompts.output_length == "pinned"
         return dict(self.work.server.pinned) if is_pinned and self.work.server is not None else {}
 
-    def _report(self, what: str) -> None:
-        self.log.event(Event.HEARTBEAT, {"message": what})
+    def _report(self, phase: ServePhase, share: float | None = None) -> None:
+        self.log.event(Event.HEARTBEAT, ServeProgress(phase=phase, num_requests=self.num_requests, share=share))
 
 
 def _version(work: ServeJob) -> str | None:
@@ -258,5 +262,3 @@ def _versions(*names: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
