@@ -325,8 +325,3 @@ def view(
         if token_file:
             typer.echo(f"The access token is in {token_file}. Press Ctrl-C to stop.")
         server_for(app).run(sockets=[listener])
-
-
-def serve_renamed(directory: Annotated[Path | None, Argument(metavar="[DIR]", hidden=True)] = None) -> None:
-    """Name the verb that shows the runs now: 'accelmark view'."""
-    raise RequestError(f"'serve' no longer shows runs: use accelmark view {directory or 'runs'}")

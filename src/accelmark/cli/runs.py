@@ -45,9 +45,9 @@ def train(
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     case = CaseRequest(key=key, data=data and data.expanduser())
-    request = RunSpec(name=_run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
+    request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     plan = plan_request(request, settings or (), synthetic=synthetic)
-    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def infer(
@@ -84,9 +84,9 @@ def infer(
     if compiler is not None:
         named["compiler"] = None if compiler == "none" else compiler
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
-    request = RunSpec(name=f"{_run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
+    request = RunSpec(name=f"{run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
     plan = plan_request(request, settings or (), synthetic=synthetic)
-    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def run(
@@ -108,7 +108,7 @@ def run(
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
     request = read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
-    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def resume(
@@ -269,13 +269,13 @@ def _telemetry_warnings(vendor: str) -> Iterator[str]:
             yield f"no telemetry of devices: {problem}"
 
 
-def _run_name(key: str) -> str:
+def run_name(key: str) -> str:
     """Return a name for the run of a single key: its model, without characters that paths cannot have."""
     name = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in key.partition(":")[0])
     return name.strip(".-_")[:57] or "case"
 
 
-def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
+def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
     """Execute ``plan``, or only print it, and end the command with the exit code of the run."""
     from accelmark.run.record.directory import default_path
     from accelmark.spec.errors import RequestError

@@ -26,6 +26,8 @@ class BaseWork(Spec):
 
     rank_module: ClassVar[str]
     """Module that each rank runs: ``python -m <rank_module> job.json``."""
+    is_single_process: ClassVar[bool] = False
+    """Whether one rank uses all devices of its host; else the framework derives ranks from devices."""
     unit: Unit = "sample"
     """Unit of throughput."""
     units_per_sample: int = 1
@@ -137,6 +139,7 @@ class ServeJob(BaseWork):
     """Start a language model's server, or take a running one, and measure it under load."""
 
     rank_module: ClassVar[str] = "accelmark.serving"
+    is_single_process: ClassVar[bool] = True
     kind: Literal["serve"] = "serve"
     unit: Unit = "token"
     server: ServerSpec | None

@@ -258,6 +258,19 @@ class LoadStage(Spec):
     """CPU time of the busiest client process over the stage's duration."""
 
 
+ServePhase = Literal["starting server", "warming up", "under load", "comparing answers"]
+
+
+class ServeProgress(Spec):
+    """The value of ``HEARTBEAT`` of serving."""
+
+    phase: ServePhase
+    num_requests: int = 0
+    """Requests that ended since the first stage."""
+    share: float | None = None
+    """Share of the time of all stages that were planned."""
+
+
 ServeEndReason = Literal[
     "completed", "server_missing", "never_healthy", "server_died", "unreachable", "bad_request", "cancelled", "error"
 ]

@@ -11,12 +11,10 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import (
+from accelmark.spec.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.inference import InferStep
+from accelmark.spec.inference_events import (
     AnswerCheck,
-    Compiled,
-    Evaluation,
-    Event,
-    Finished,
     ForwardWindow,
     InferEvaluation,
     InferFinished,
@@ -25,11 +23,8 @@ from accelmark.spec.events import (
     RepeatCheck,
     ScenarioResult,
     StageEnd,
-    Started,
-    StepWindow,
     WarmUp,
 )
-from accelmark.spec.inference import InferStep
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.settings import Scalar
 
@@ -251,10 +246,11 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
         case Event.FINISHED:
             log.finished = record.value_as(InferFinished)
         case Event.WARNING:
-            log.warnings.append(_warning(record.value))
+            log.warnings.append(warning_text(record.value))
 
 
-def _warning(value: Mapping[str, Any]) -> str:
+def warning_text(value: Mapping[str, Any]) -> str:
+    """Return the text of a WARNING event."""
     if "what" in value:
         return f"{value.get('where')}: {value.get('key')}: {value['what']}"
     return str(value.get("message", dict(value)))
