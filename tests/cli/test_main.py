@@ -106,7 +106,9 @@ def test_completion_can_be_had_for_a_shell() -> None:
 
 def test_flagperfs_files_are_imported_and_the_rest_is_listed(tmp_path: Path) -> None:
     (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nSSH_PORT = "2022"\n')
-    (tmp_path / "test_conf.py").write_text('import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"a:b": "/data"}\n')
+    (tmp_path / "test_conf.py").write_text(
+        'import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"resnet50:pytorch": "/data"}\n'
+    )
     files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
     done = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr

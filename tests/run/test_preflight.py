@@ -105,7 +105,7 @@ def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path
     devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
     found = cluster_problems({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
     assert [str(problem) for problem in found] == [
-        "b: has driver 2.0, a has 1.0 (results of different hosts cannot be compared)"
+        "b: has driver 2.0, a has 1.0 (use hosts of one kind: the slowest limits a job)"
     ]
     make: Callable[..., Plan] = make_plan
     require_ready(found, make(()))
