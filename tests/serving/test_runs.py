@@ -1,4 +1,4 @@
-"""Whole runs: the real verb, agent, client and audit against a server that answers letters, and against transformers."""
+"""Whole runs: verb, agent, client and audit with a server that answers letters, and with transformers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A server with the streaming completions API that answers with letters; ``MODE`` says how it misbehaves.
 
-``python toy_server.py HOST PORT MODE``: ``letters`` answers as asked, ``short`` half as many tokens, ``dies`` after three
-requests, ``refuses`` with 500 every second request, ``lies`` in ``usage``.
+``python toy_server.py HOST PORT MODE``: ``letters`` answers as asked, ``short`` half as many tokens, ``dies`` after
+three requests, ``refuses`` with 500 every second request, ``lies`` in ``usage``.
 """
 
 from __future__ import annotations
