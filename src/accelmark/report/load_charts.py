@@ -38,10 +38,12 @@ class LoadPoint(NamedTuple):
     """Drawn next to the point; empty: none."""
     text: str
     """Shown on hover."""
+    is_open: bool = False
+    """Whether the stage had an open load, which is drawn as a filled point."""
 
 
 class LoadCurve(NamedTuple):
-    """Stages that are joined by a line."""
+    """Stages; those of a closed load and those of an open one are each joined by a line."""
 
     label: str
     colour: int
@@ -96,15 +98,18 @@ def _scale(low: float, high: float, *, is_latency: bool) -> Callable[[float], fl
 
 
 def _curve(curve: LoadCurve, x: Callable[[float], float], y: Callable[[float], float], low: float) -> list[str]:
-    line = " ".join(f"{x(point.x):.1f},{y(point.y):.1f}" for point in curve.points)
-    parts = [f'<polyline class="c{curve.colour}" stroke-dasharray="{curve.dashes}" points="{line}"/>']
+    parts = []
+    for is_open in (False, True):
+        line = " ".join(f"{x(point.x):.1f},{y(point.y):.1f}" for point in curve.points if point.is_open == is_open)
+        parts.append(f'<polyline class="c{curve.colour}" stroke-dasharray="{curve.dashes}" points="{line}"/>')
     for point in curve.points:
         at, level = x(point.x), y(point.y)
         if point.low is not None and point.high is not None:
             ends = f"M{at:.1f},{y(point.high):.1f} V{y(max(point.low, low)):.1f}"
             parts.append(f'<path class="c{curve.colour} interval" d="{ends}"/>')
         title = f"<title>{escape(point.text)}</title>"
-        parts.append(f'<circle class="c{curve.colour}" cx="{at:.1f}" cy="{level:.1f}" r="3.6">{title}</circle>')
+        kind = f"c{curve.colour} open" if point.is_open else f"c{curve.colour}"
+        parts.append(f'<circle class="{kind}" cx="{at:.1f}" cy="{level:.1f}" r="3.6">{title}</circle>')
         if point.label:
             parts.append(text_at(at, level - 9, point.label, "middle", "halo"))
     return parts
