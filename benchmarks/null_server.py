@@ -1,7 +1,8 @@
 """A server without a model: it streams tokens at given times, with as little work as Python allows.
 
 ``python -m benchmarks.null_server --ttft-ms 5 --itl-ms 2 --jitter 0.2`` prints its port. A request for N tokens
-(``max_tokens``) is answered with N events. Their bytes are made once; a timer for each connection writes them. With
+(``max_tokens``) is answered with N events, whose bytes are made once. A timer for each request writes them; with
+``--step-ms`` all requests in progress get a token at every step, as from an engine with continuous batching. With
 ``--stamps FILE`` it writes a line of JSON for every request at its end: when the request arrived and when each event was
 given to the kernel, on the monotonic clock, which clients on the same machine share.
 """
@@ -50,7 +51,8 @@ def last(num_tokens: int) -> bytes:
 class Server(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, options: argparse.Namespace, stamps: IO[str] | None) -> None:
+    def __init__(self, options: argparse.Namespace, stamps: IO[str] | None, steps: dict[Server, None]) -> None:
+        self._steps = steps
         self._options = options
         self._stamps = stamps
         self._parser = httptools.HttpRequestParser(self)
@@ -63,6 +65,7 @@ class Server(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._steps.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -80,6 +83,9 @@ class Server(asyncio.Protocol):
         self._num_sent = 0
         self._arrived_ns = time.monotonic_ns()
         self._sent_ns: list[int] = []
+        if self._options.step_ms:
+            self._steps[self] = None
+            return
         self._due_s = self._loop.time() + self._delay_s(self._options.ttft_ms)
         self._timer = self._loop.call_at(self._due_s, self._send)
 
@@ -89,28 +95,39 @@ class Server(asyncio.Protocol):
 
     def _send(self) -> None:
         """Write the next token, and set the timer of the one after it."""
+        if self.send():
+            self._due_s += self._delay_s(self._options.itl_ms)
+            self._timer = self._loop.call_at(self._due_s, self._send)
+
+    def send(self) -> bool:
+        """Write the next token; return whether there is another."""
         self._num_sent += 1
         is_last = self._num_sent >= self._num_tokens
         data = last(self._num_tokens) if is_last else TOKEN
         self._sent_ns.append(time.monotonic_ns())
         self._transport.write(HEAD + data if self._num_sent == 1 else data)
-        if not is_last:
-            self._due_s += self._delay_s(self._options.itl_ms)
-            self._timer = self._loop.call_at(self._due_s, self._send)
-        elif self._stamps is not None:
+        if is_last and self._stamps is not None:
             number = int(re.findall(rb"#(\d+)#", self._number)[0])
             stamps = {"number": number, "arrived_ns": self._arrived_ns, "sent_ns": self._sent_ns}
             self._stamps.write(json.dumps(stamps) + "\n")
             self._stamps.flush()
+        return not is_last
 
 
 async def serve(options: argparse.Namespace) -> None:
     """Listen, print the port, and go on until a signal."""
     stamps = Path(options.stamps).open("a", encoding="utf-8") if options.stamps else None
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Server(options, stamps), "127.0.0.1", 0, backlog=4096)
+    steps: dict[Server, None] = {}
+    server = await loop.create_server(lambda: Server(options, stamps, steps), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    due_s = loop.time()
+    while True:
+        due_s += (options.step_ms or 1e3) / 1e3
+        await asyncio.sleep(max(0.0, due_s - loop.time()))
+        for each in list(steps):
+            if not each.send():
+                steps.pop(each, None)
 
 
 def main() -> None:
@@ -118,6 +135,7 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=0.0)
     parser.add_argument("--itl-ms", type=float, default=0.0)
     parser.add_argument("--jitter", type=float, default=0.0, help="greatest relative deviation of each delay")
+    parser.add_argument("--step-ms", type=float, help="of an engine; no other delay applies")
     parser.add_argument("--stamps")
     allow_files()
     loop = new_loop(WakeSelector())

@@ -82,7 +82,7 @@ class ServerProcess:
         """Base URL of the server."""
         return f"http://{HOST}:{self.port}"
 
-    def wait_until_healthy(self, timeout_s: float, report: Callable[[str], None]) -> float:
+    def wait_until_healthy(self, timeout_s: float, report: Callable[[], None]) -> float:
         """Return the seconds from the start until the server answered its health check with status 200.
 
         Raises NeverHealthyError after ``timeout_s``, ServerDiedError if it ends before.
@@ -98,7 +98,7 @@ class ServerProcess:
                 raise NeverHealthyError(f"{what}{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s")
             if waited_s - told_s > 1.0:
                 told_s = waited_s
-                report(f"waiting for {self.spec.title}, {waited_s:.0f} s")
+                report()
             time.sleep(_POLL_S)
 
     def check(self) -> None:

@@ -51,7 +51,7 @@ class PromptSettings(Spec):
     file: str | None = None
     """File of prompts; null: the case's text."""
     input: Lengths = Lengths()
-    """Tokens per prompt, for the source ``text``."""
+    """Tokens per prompt, for the source ``text``; for ``sharegpt``, ``min`` and ``max`` select prompts."""
     output: Lengths = Lengths()
     """Tokens per answer, where the source does not state them."""
     output_length: Literal["pinned", "natural"] = "pinned"
@@ -60,6 +60,8 @@ class PromptSettings(Spec):
     """Tokens at the start of the prompt that many prompts share, which shows the effect of a prefix cache."""
     num_prefixes: PositiveInt = 1
     """Number of different shared prefixes."""
+    repeat: bool = False
+    """Whether prompts may be used again when all were used, from which a server's caches profit."""
 
     @model_validator(mode="after")
     def _complete(self) -> PromptSettings:
@@ -256,6 +258,19 @@ class LoadStage(Spec):
     lag_p99_ms: float | None
     client_cpu_share: float
     """CPU time of the busiest client process over the stage's duration."""
+
+
+ServePhase = Literal["starting server", "warming up", "under load", "comparing answers"]
+
+
+class ServeProgress(Spec):
+    """The value of ``HEARTBEAT`` of serving."""
+
+    phase: ServePhase
+    num_requests: int = 0
+    """Requests that ended since the first stage."""
+    share: float | None = None
+    """Share of the time of all stages that were planned."""
 
 
 ServeEndReason = Literal[

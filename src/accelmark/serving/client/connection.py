@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -48,13 +49,17 @@ class Response:
 
 @final
 class Connection(asyncio.BufferedProtocol):
-    """A connection; the parser calls its ``on_`` methods."""
+    """A connection; the parser calls its ``on_`` methods.
+
+    Without TLS it reads its socket itself, see :class:`accelmark.serving.client.clock.WakeSelector`.
+    """
 
     def __init__(self, selector: WakeSelector, buffer: memoryview) -> None:
         self._selector = selector
         self._buffer = buffer
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
+        self._descriptor = -1
         self._response: Response | None = None
         self._ended: asyncio.Future[None] | None = None
         self._num_requests = 0
@@ -76,7 +81,6 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._response = None
             if not response.is_complete:
-                response.end_ns = response.end_ns or time.monotonic_ns()
                 self.abort()
 
     @property
@@ -87,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once."""
         self.is_open = False
+        self._selector.unwatch(self._descriptor)
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,6 +99,24 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
         self.is_open = True
+        if transport.get_extra_info("ssl_object") is None:
+            self._transport.pause_reading()
+            self._descriptor = transport.get_extra_info("socket").fileno()
+            self._selector.watch(self._descriptor, self._read)
+
+    def _read(self) -> None:
+        """Read what arrived."""
+        try:
+            nbytes = os.readv(self._descriptor, (self._buffer,))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(error)
+        else:
+            if nbytes:
+                self.buffer_updated(nbytes)
+            else:
+                self._lose(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the next data."""
@@ -122,9 +145,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the response that was under way."""
-        self.is_open = False
+        self._lose(exc)
+
+    def _lose(self, exc: Exception | None) -> None:
+        self.abort()
         response = self._response
-        if response is None or response.is_complete:
+        if response is None or response.is_complete or response.error:
             return
         if response.status is not None and not self._has_length and exc is None:
             response.is_complete = True  # its end is that of the connection

@@ -45,7 +45,11 @@ class Stream:
         return "".join(self.parts)
 
     def add(self, event: Any, arrived_ns: int) -> None:
-        """Take one event, as JSON values, or the ValueError of what is not JSON."""
+        """Take one event, as JSON values, or the ValueError of what is not JSON.
+
+        Raises:
+            _MalformedError: it is not as the API defines it.
+        """
         if isinstance(event, ValueError):
             raise _MalformedError("an event is not JSON")
         if not isinstance(event, dict):
@@ -54,9 +58,10 @@ class Stream:
             message = error.get("message") if isinstance(error, dict) else error
             self.server_error = str(message or error)
             return
-        for choice in _list(event, "choices"):
-            if not isinstance(choice, dict):
-                raise _MalformedError("choices: has what is not a JSON object")
+        choices = event.get("choices") or ()
+        if not isinstance(choices, list | tuple) or not all(isinstance(choice, dict) for choice in choices):
+            raise _MalformedError("choices: is not a list of JSON objects")
+        for choice in choices:
             if text := _text_of(choice):
                 self.parts.append(text)
                 self.arrivals_ns.append(arrived_ns)
@@ -64,6 +69,22 @@ class Stream:
         if isinstance(usage := event.get("usage"), dict):
             self.usage_input = _count(usage, "prompt_tokens", self.usage_input)
             self.usage_output = _count(usage, "completion_tokens", self.usage_output)
+
+    def add_plain(self, event: Any, arrived_ns: int) -> bool:
+        """Take an event of one choice with nothing but text, as most are; return False for any other."""
+        try:
+            (choice,) = event["choices"]
+            delta = choice.get("delta")
+            text = choice["text"] if delta is None else delta["content"]
+            if choice.get("finish_reason") or event.get("usage") or (delta is not None and len(delta) > 2):
+                return False
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return False
+        if type(text) is not str or not text:
+            return False
+        self.parts.append(text)
+        self.arrivals_ns.append(arrived_ns)
+        return True
 
 
 class _MalformedError(Exception):
@@ -76,10 +97,12 @@ async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> St
     An event has arrived with the piece that has its end.
     """
     stream = Stream()
-    events = _events(b"".join(pieces), list(accumulate(map(len, pieces))), arrivals_ns)
+    events = _events(pieces, arrivals_ns)
     while batch := list(islice(events, _EVENTS_AT_ONCE)):
         for (payload, arrived_ns), value in zip(batch, _values([payload for payload, _ in batch]), strict=True):
-            if payload == b"[DONE]":
+            if stream.add_plain(value, arrived_ns):
+                continue
+            if payload.strip() == b"[DONE]":
                 stream.is_done = True
                 return stream
             try:
@@ -92,15 +115,22 @@ async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> St
     return stream
 
 
-def _events(body: bytes, ends: Sequence[int], arrivals_ns: Sequence[int]) -> Iterator[tuple[bytes, int]]:
+def _events(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> Iterator[tuple[bytes, int]]:
     """Yield the data of each event with its arrival; comments and other fields are left out."""
-    begin = 0
-    piece = 0
+    for number, piece in enumerate(pieces):
+        if piece.find(b"\n\n") != len(piece) - 2 or piece[:5] != b"data:" or piece.find(b"\n") != len(piece) - 2:
+            break
+        yield piece[5:-2], arrivals_ns[number]  # a piece is an event, as most are
+    else:
+        return
+    pieces, arrivals_ns = pieces[number:], arrivals_ns[number:]
+    body, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
+    begin = index = 0
     for found in _EVENT_END.finditer(body):
         block, begin = body[begin : found.start()], found.end()
-        piece = bisect_left(ends, begin, piece)
+        index = bisect_left(ends, begin, index)
         if payload := _payload(block):
-            yield payload, arrivals_ns[piece]
+            yield payload, arrivals_ns[index]
     if payload := _payload(body[begin:]):  # a last event without its blank line
         yield payload, arrivals_ns[-1]
 
@@ -114,7 +144,7 @@ def _payload(block: bytes) -> bytes:
 
 def _values(payloads: Sequence[bytes]) -> list[Any]:
     """Parse JSON in one call, since calls cost more than bytes; the value of what is not JSON is its ValueError."""
-    texts = [b"null" if payload == b"[DONE]" else payload for payload in payloads]
+    texts = [b"null" if payload.strip() == b"[DONE]" else payload for payload in payloads]
     try:
         values: list[Any] = from_json(b"[%b]" % b",".join(texts))
     except ValueError:
@@ -139,15 +169,6 @@ def _text_of(choice: dict[str, Any]) -> str:
     if any(text is not None and not isinstance(text, str) for text in texts):
         raise _MalformedError("the text of a choice is not a string")
     return "".join(text for text in texts if text)
-
-
-def _list(event: dict[str, Any], name: str) -> list[Any]:
-    found = event.get(name)
-    if found is None:
-        return []
-    if not isinstance(found, list):
-        raise _MalformedError(f"{name}: is not a list")
-    return found
 
 
 def _count(usage: dict[str, Any], name: str, before: int | None) -> int | None:
