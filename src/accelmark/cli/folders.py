@@ -106,13 +106,39 @@ def check(
     kind: Kind,
     name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
+    frameworks: Annotated[
+        str | None, Option("--frameworks", metavar="A,B", help="Compare the case's first steps in these frameworks.")
+    ] = None,
+    steps: Annotated[int, Option("--steps", min=1, help="Optimizer steps to compare.")] = 8,
+    data: options.Data = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Keep the compared weights and outputs here.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check the folder of a vendor or a case for completeness.
 
     A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
-    A case: description, code, and training on synthetic data.
+    A case: description, code, and training on synthetic data. With --frameworks: whether each framework, on one rank
+    and on two, computes the same outputs, losses and weights as PyTorch from the same weights and batches.
     """
+    if frameworks is not None:
+        if kind != "case":
+            raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
+        from accelmark.cli.equivalence import compare_frameworks
+
+        if not compare_frameworks(
+            name, frameworks, data=data, settings=settings or (), synthetic=synthetic, num_steps=steps, out=out,
+            as_json=as_json,
+        ):  # fmt: skip
+            raise typer.Exit(EXIT_FAILED)
+        return
+    if data or settings or synthetic or out:
+        raise RequestError(
+            "--data, --set, --synthetic and --out are for --frameworks; the other checks do not use them"
+        )
     from accelmark.cli.conformance import case_checks, vendor_checks
 
     checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)

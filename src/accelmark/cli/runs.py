@@ -168,6 +168,7 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
+    from accelmark.run.controller.equivalence import with_checks
 
     cluster = _cluster(request.cluster, base)
     plan = build_plan(
@@ -177,12 +178,12 @@ def plan_request(
         data_dirs=data_dirs,
         created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         where=where,
-        command_line=_setting_values(settings, synthetic=synthetic),
+        command_line=setting_values(settings, synthetic=synthetic),
     )
-    return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
+    return with_checks(plan).model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
-def _setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
+def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
     """Return ``--set`` options as dotted keys; raises SpecError with those that are not ``key=value``."""
     from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import read_value

@@ -37,6 +37,7 @@ from accelmark.frameworks.pytorch.model.sharding import build_without_weights
 from accelmark.frameworks.pytorch.optimizers import needs_length
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local
 from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
+from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
 from accelmark.frameworks.pytorch.training.platform import (
     device_name,
@@ -318,6 +319,10 @@ class PyTorchBackend:
     def save(self, progress: Progress, *, final: bool = False) -> str:
         """Write a checkpoint and return its name; the ``final`` one is kept in addition to those of ``keep``."""
         return self._checkpoints.save(progress, final=final)
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+        return Comparison(self._case, self._training, self._device)
 
     def synchronize(self) -> None:
         """Wait for the device."""

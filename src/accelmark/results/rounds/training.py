@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from accelmark.results.equivalence import equivalence_finding
 from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
@@ -145,6 +146,9 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)
+    equivalence = equivalence_finding(job, timeline.lead_end.started)
+    if equivalence is not None:
+        yield equivalence
     yield from _reference_finding(work, timeline)
 
 
