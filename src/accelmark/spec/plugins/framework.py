@@ -48,6 +48,7 @@ class FrameworkSpec(Spec):
     name: str
     """The name used in keys (``pytorch``)."""
     title: str
+    """The framework's own spelling of its name."""
     module: str
     """The module that a program imports (``torch``)."""
     companion_modules: tuple[str, ...] = ()
