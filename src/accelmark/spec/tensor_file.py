@@ -67,8 +67,8 @@ def read_tensors(path: Path) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for name, entry in header.items():
             first, last = entry["data_offsets"]
-            values = np.frombuffer(data, np.uint8, last - first, start + first).view(_TYPES[entry["dtype"]])
-            found[name] = values.reshape(entry["shape"])
+            own = data[start + first : start + last]
+            found[name] = np.frombuffer(own, _TYPES[entry["dtype"]]).reshape(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: cannot be read as a safetensors file ({type(error).__name__}: {error})") from error
     return found

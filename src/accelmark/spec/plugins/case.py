@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    ValidationInfo,
+    field_validator,
+)
 
 from accelmark.spec.errors import nearest
 from accelmark.spec.inference import InferCaseSpec
