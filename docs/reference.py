@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from accelmark import api
 from accelmark.cli.main import app
 from accelmark.explain.entries import entries
 from accelmark.explain.fields import documented_fields
@@ -30,6 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/figures.md": _figures(),
         "reference/settings.md": _settings(),
         "reference/terms.md": _terms(),
+        "reference/api.md": _api(),
     }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
@@ -77,7 +80,7 @@ def _settings() -> str:
     from accelmark.spec.settings import TrainSettings
 
     parts = ["# Settings and files\n\nJSON schemas of these files are in the package, in `accelmark/schemas`.\n"]
-    models = {"Settings of training": TrainSettings, "Settings of inference": InferSettings}
+    models: dict[str, Any] = {"Settings of training": TrainSettings, "Settings of inference": InferSettings}
     models |= {title: model for model, title in FILES.values()}
     for title, model in models.items():
         rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in documented_fields(model))
@@ -95,6 +98,26 @@ def _terms() -> str:
         for kind, rows in kinds.items()
     ]
     return "# Terms\n\n`accelmark explain NAME` prints the same texts.\n\n" + "\n".join(parts)
+
+
+def _api() -> str:
+    """Return the functions and classes of the Python API with their signatures and documentation."""
+    parts = [f"# Python API\n\n```text\n{inspect.getdoc(api)}\n```\n"]
+    for name in api.__all__:
+        found = getattr(api, name)
+        if inspect.isclass(found):
+            parts.append(f"## {name}\n\n{inspect.getdoc(found)}\n")
+            for member, value in vars(found).items():
+                if not member.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
+                    parts.append(_documented(f"{name}.{member}", value, "###"))
+        else:
+            parts.append(_documented(name, found, "##"))
+    return "\n".join(parts)
+
+
+def _documented(name: str, found: Any, level: str) -> str:
+    signature = "" if isinstance(found, property) else str(inspect.signature(found))
+    return f"{level} {name}\n\n```python\n{name}{signature}\n```\n\n```text\n{inspect.getdoc(found)}\n```\n"
 
 
 def _commands() -> str:
