@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, final
 
 import typer
 
@@ -18,15 +19,21 @@ from accelmark.run.controller.data import DataFetcher
 from accelmark.run.controller.equivalence import check_equivalence, remember
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.preflight.report import run_preflight
-from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck
+from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
 from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.layers import flatten
 from accelmark.spec.plugins.catalog import folders, load_case, load_framework
 from accelmark.spec.runfile import CaseRequest, RunSpec
+from accelmark.spec.settings import TrainSettings
 
 REFERENCE: Final = "pytorch"
 """The framework whose weights and batches all jobs start from."""
 _NUM_BATCHES: Final = 2
 """Batches of an optimizer step, so that one rank accumulates over what two ranks divide."""
+
+_LR_SHARE: Final = 0.1
+"""Share of the case's learning rate: rounding errors grow less from step to step, and weights are compared by the error
+of their change, which does not depend on it."""
 
 
 class _Notes(RunObserver):
@@ -39,44 +46,49 @@ class _Notes(RunObserver):
             typer.echo(text)
 
 
-def compare_frameworks(
-    name: str,
-    frameworks: str,
-    *,
-    data: Path | None,
-    settings: Sequence[str],
-    synthetic: bool,
-    num_steps: int,
-    out: Path | None,
-    as_json: bool,
-) -> bool:
-    """Check that each framework computes the same as the reference; returns whether all do."""
-    names = _frameworks(frameworks)
-    train = load_case(name).train
+@final
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A check as the command line gives it."""
+
+    case: str
+    frameworks: str
+    """Names, separated by commas."""
+    data: Path | None
+    vendor: str | None
+    settings: Sequence[str]
+    synthetic: bool
+    num_steps: int
+
+
+def compare_frameworks(request: Request, out: Path | None, *, as_json: bool) -> bool:
+    """Check that each framework computes the same as the reference; returns whether all do.
+
+    ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
+    """
+    frameworks, train = _frameworks(request.frameworks), load_case(request.case).train
     if train is None:
-        raise RequestError(f"case {name!r} is not trained: there are no steps to compare")
-    given = setting_values(settings, synthetic=synthetic)
-    own = str(given.get("precision", train.settings.get("precision", "fp32")))
+        raise RequestError(f"case {request.case!r} is not trained: there are no steps to compare")
+    standard = flatten(TrainSettings.model_validate(train.settings).model_dump(mode="json"))
+    given = setting_values(request.settings, synthetic=request.synthetic)
+    values = standard | given
+    own = str(values["precision"])
     precisions = [own] if "precision" in given else list(dict.fromkeys(["fp32", own]))
     unknown = [precision for precision in precisions if precision not in TOLERANCES]
     if unknown:
-        raise RequestError(
-            f"precision {unknown[0]}: no tolerance was measured for it ({', '.join(TOLERANCES)} have one)"
-        )
-    batch_size = max(1, int(str(given.get("batch_size", train.settings["batch_size"]))) // _NUM_BATCHES)
+        known = ", ".join(TOLERANCES)
+        raise RequestError(f"precision {unknown[0]}: no tolerance was measured for it ({known} have one)")
+    changed = {"batch_size": max(1, values["batch_size"] // _NUM_BATCHES), "end.max_steps": request.num_steps}
+    if "optimizer.lr" not in given:
+        changed["optimizer.lr"] = values["optimizer.lr"] * _LR_SHARE
     checks: list[EquivalenceCheck] = []
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as temporary:
         for precision in precisions:
-            changed = {"precision": precision, "batch_size": batch_size, "end.max_steps": num_steps}
-            plan = _plan(name, names, data, [f"{key}={value}" for key, value in changed.items()], settings, synthetic)
+            plan = _plan(request, frameworks, changed | {"precision": precision})
+            path = (out or Path(temporary)) / precision
+            notes = _Notes(silent=as_json)
             checks += check_equivalence(
-                plan,
-                (out or Path(temporary)) / precision,
-                DataFetcher(),
-                run_preflight,
-                _Notes(silent=as_json),
-                num_steps,
-                _NUM_BATCHES,
+                plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
             )
     for check in checks:
         remember(check)
@@ -94,16 +106,9 @@ def _frameworks(given: str) -> list[str]:
     return names
 
 
-def _plan(
-    name: str,
-    frameworks: Sequence[str],
-    data: Path | None,
-    changed: list[str],
-    settings: Sequence[str],
-    synthetic: bool,
-) -> Plan:
+def _plan(request: Request, frameworks: Sequence[str], changed: Mapping[str, object]) -> Plan:
     """Plan the reference on one rank, then each framework on one rank and on two."""
-    here = detect_devices(None)
+    here = detect_devices(request.vendor)
     most = here.num_devices if here.num_devices is not None else 2
     cases = []
     for framework in dict.fromkeys([REFERENCE, *frameworks]):
@@ -111,11 +116,13 @@ def _plan(
             if nproc > most or (framework == REFERENCE and nproc == 2 and REFERENCE not in frameworks):
                 continue
             num_ranks = load_framework(framework).ranks_per_host(nproc)
-            key = f"{name}:{framework}:{here.hardware}:1:{nproc}"
+            key = f"{request.case}:{framework}:{here.hardware}:1:{nproc}"
             accumulated = {"gradient_accumulation_steps": _NUM_BATCHES // num_ranks}
-            cases.append(CaseRequest(key=key, data=data and data.expanduser(), settings=accumulated))
-    request = RunSpec(name="check", vendor=here.vendor, open=True, cases=tuple(cases))
-    plan = plan_request(request, [*settings, *changed], synthetic=synthetic)
+            data = request.data and request.data.expanduser()
+            cases.append(CaseRequest(key=key, data=data, settings=accumulated))
+    run = RunSpec(name="check", vendor=here.vendor, open=True, cases=tuple(cases))
+    settings = [*request.settings, *(f"{key}={value}" for key, value in changed.items())]
+    plan = plan_request(run, settings, synthetic=request.synthetic)
     if len(plan.jobs) == 1:
         what = f"this machine has one device: {REFERENCE} on two ranks cannot be compared with one"
         raise RequestError(f"{what}; name another framework with --frameworks")
@@ -129,22 +136,21 @@ def _show(checks: Sequence[EquivalenceCheck], *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    table = options.plain_table("framework", "ranks", "precision", "outputs", "loss", "weights", "verdict")
-    rows: list[tuple[Any, ...]] = []
+    table = options.plain_table("framework", "ranks", "precision", *Errors.model_fields, "verdict")
+    for column in table.columns:
+        column.no_wrap = True
     for check in checks:
         for job in check.jobs:
-            errors = [f"{getattr(job.errors, kind):.1e} / {limit:.0e}" for kind, limit in check.tolerance]
-            verdict = "equivalent" if job.first_difference is None else f"differs at {job.first_difference}"
+            errors = [f"{getattr(job.errors, kind):.0e} / {limit:.0e}" for kind, limit in check.tolerance]
+            verdict = "equivalent" if job.first_difference is None else "differs"
             version = f"{job.framework} {job.framework_version}"
-            rows.append((version, str(job.num_ranks), check.precision, *errors, verdict))
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False)
+            table.add_row(version, str(job.num_ranks), check.precision, *errors, verdict)
     first = checks[0]
     data = "synthetic data" if first.synthetic else "the case's data"
     reference = f"{first.reference} {first.reference_version} on one rank"
-    console.print(f"{first.case}: the first {first.num_steps} steps on {data}, compared with {reference}")
-    console.print("Largest relative errors over all steps / tolerance:")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{first.case}: {first.num_steps} steps on {data}, compared with {reference}")
+    console.print("Largest relative error of all steps / tolerance:")
     console.print(table)
     for check in checks:
-        console.print(f"{check.framework}, {check.precision}: {describe(check)}", soft_wrap=True)
+        console.print(f"{check.framework}, {check.precision}: {describe(check)}")

@@ -16,6 +16,7 @@ from accelmark.spec.errors import EXIT_FAILED, RequestError
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
+    from accelmark.spec.plugins.case import TrainCaseSpec
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -33,8 +34,6 @@ def cases(as_json: options.AsJson = False) -> None:
     rows: list[dict[str, Any]] = []
     for name, folder in folders("cases").items():
         case = load_case(name)
-        target = case.train.target if case.train else None
-        symbol = {"at_least": ">=", "at_most": "<="}
         files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
         rows.append(
             {
@@ -44,7 +43,7 @@ def cases(as_json: options.AsJson = False) -> None:
                 "size": case.size,
                 "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
                 "frameworks": sorted(files),
-                "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
+                "target": _criterion(case.train) if case.train else None,
                 "data": list(case.data_names),
                 "from": folder.origin,
             }
@@ -60,6 +59,14 @@ def cases(as_json: options.AsJson = False) -> None:
     for row in rows:
         table.add_row(row["name"], ", ".join(row["tasks"]), row["size"], row["target"] or "-", row["title"])
     Console().print(table)
+
+
+def _criterion(train: TrainCaseSpec) -> str:
+    """Return the criterion of correct training in a few words."""
+    target, reference = train.target, train.reference_loss
+    if target is not None:
+        return f"{target.metric} {'>=' if target.direction == 'at_least' else '<='} {target.value:g}"
+    return f"loss curve within {reference.max_mean_relative_error:.0%}" if reference is not None else "no reference yet"
 
 
 def new(
@@ -111,6 +118,7 @@ def check(
     ] = None,
     steps: Annotated[int, Option("--steps", min=1, help="Optimizer steps to compare.")] = 8,
     data: options.Data = None,
+    vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
     out: Annotated[
@@ -127,17 +135,15 @@ def check(
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
-        from accelmark.cli.equivalence import compare_frameworks
+        from accelmark.cli.equivalence import Request, compare_frameworks
 
-        if not compare_frameworks(
-            name, frameworks, data=data, settings=settings or (), synthetic=synthetic, num_steps=steps, out=out,
-            as_json=as_json,
-        ):  # fmt: skip
+        request = Request(name, frameworks, data, vendor, settings or (), synthetic, steps)
+        if not compare_frameworks(request, out, as_json=as_json):
             raise typer.Exit(EXIT_FAILED)
         return
-    if data or settings or synthetic or out:
+    if data or vendor or settings or synthetic or out:
         raise RequestError(
-            "--data, --set, --synthetic and --out are for --frameworks; the other checks do not use them"
+            "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
         )
     from accelmark.cli.conformance import case_checks, vendor_checks
 

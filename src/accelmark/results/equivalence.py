@@ -22,7 +22,7 @@ from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec
 from accelmark.spec.tensor_file import Array, read_tensors
 
-RULE: Final = "numerical-equivalence"
+EQUIVALENCE_RULE: Final = "numerical-equivalence"
 FAR: Final = sys.float_info.max
 """The error of values that cannot be compared: other shapes, or not finite. JSON has no infinity."""
 _LEAST_CHANGE: Final = 1e-3
@@ -114,7 +114,7 @@ def equivalence_finding(job: JobSpec, started: Started | None) -> Finding | None
         return None
     for check in job.equivalence:
         if _applies(check, started):
-            return finding("info" if check.equivalent else "warning", RULE, "", describe(check))
+            return finding("info" if check.equivalent else "warning", EQUIVALENCE_RULE, "", describe(check))
     return None
 
 

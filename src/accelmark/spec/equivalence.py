@@ -105,7 +105,7 @@ class EquivalenceCheck(Spec):
 
 _WITHOUT_EFFECT: Final = (
     "batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed", "threads", "log_every_steps", "end.",
-    "evaluate.", "checkpoint.", "loader.",
+    "evaluate.", "checkpoint.", "loader.", "optimizer.lr",
 )  # fmt: skip
 """Settings that a check sets itself, or that do not change what a step computes from its weights and batches."""
 
