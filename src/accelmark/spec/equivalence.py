@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -52,7 +52,9 @@ class Difference(Spec):
     what: str
     """``outputs of batch 0``, ``loss``, or the name of a weight."""
     error: float
+    """Its relative error; see :class:`Errors`."""
     limit: float
+    """The tolerance."""
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.what} differs by {self.error:.2g} (tolerance {self.limit:.2g})"
@@ -62,9 +64,13 @@ class ComparedJob(Spec):
     """One job of a check, compared with the reference job."""
 
     framework: str
+    """Name of the framework."""
     framework_version: str
+    """Version that the ranks report."""
     library_versions: dict[str, str]
+    """Versions of other libraries that the ranks report."""
     num_ranks: int
+    """Number of ranks of the job."""
     errors: Errors
     """The largest over all steps."""
     first_difference: Difference | None
@@ -74,9 +80,12 @@ class ComparedJob(Spec):
 class EquivalenceCheck(Spec):
     """``accelmark check case NAME --frameworks ...`` of one framework at one precision on one kind of device."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
+    """Version of this format."""
     case: str
+    """Name of the case."""
     case_version: int
+    """Version of the case."""
     case_sha256: str
     """Hash over the case's files."""
     source_sha256: str
@@ -84,14 +93,21 @@ class EquivalenceCheck(Spec):
     settings_sha256: str
     """See :func:`settings_hash`."""
     framework: str
+    """The framework that was checked."""
     device_type: str
+    """The framework's name of the device (``cuda``, ``cpu``)."""
     precision: Precision
+    """Precision of matrix products of all jobs."""
     reference: str
     """The reference framework."""
     reference_version: str
+    """Its version."""
     num_steps: int = Field(ge=1)
+    """Optimizer steps of each job."""
     synthetic: bool
+    """Whether the batches were synthetic."""
     tolerance: Errors
+    """Limits of the errors."""
     jobs: tuple[ComparedJob, ...] = Field(min_length=1)
     """The framework's jobs, by number of ranks."""
     checked_at: str
