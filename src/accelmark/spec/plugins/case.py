@@ -6,9 +6,12 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import (
     Field,
+    FiniteFloat,
     PositiveFloat,
+    PositiveInt,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from accelmark.spec.errors import nearest
