@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -72,17 +72,6 @@ def flip(batch: Arrays, random: np.random.Generator) -> Arrays:
 
 class Case(Classification):
     """Image classification; the data set is kept in memory as bytes and normalised in the model."""
-
-    reference_names: ClassVar = {
-        r"^stem\.": "features.0.",
-        r"^norm\.": "features.1.",
-        r"^blocks\.0\.": "features.3.",
-        r"^blocks\.1\.": "features.4.",
-        r"^blocks\.2\.": "features.5.",
-        r"\.shortcut\.": ".shortcut.0.",
-        r"\.shortcut_norm\.": ".shortcut.1.",
-    }
-    reference_axes: ClassVar = {"image": (0, 2, 3, 1)}
 
     def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """Build the network with PyTorch's distribution of initial weights."""

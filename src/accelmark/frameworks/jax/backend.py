@@ -24,7 +24,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from accelmark.frameworks.jax.case import TrainCase
 from accelmark.frameworks.jax.checkpoint import Checkpoints, to_arrays
-from accelmark.frameworks.jax.comparison import Comparison
 from accelmark.frameworks.jax.counting import count_flops
 from accelmark.frameworks.jax.launch import COORDINATOR
 from accelmark.frameworks.jax.optimizers import OPTIMIZER_CLASSES, direction
@@ -329,14 +328,6 @@ class JaxBackend:
         name = self._checkpoints.save(self._local(self._state), progress, final=final)
         self.mean([0.0])  # no rank goes on before the checkpoint is complete
         return name
-
-    def comparison(self) -> Comparison:
-        """Return the model as named arrays, to compare its first steps with another framework's."""
-
-        def write(parameters: Any, rest: Any) -> None:
-            self._state = (*self._spread((parameters, rest)), *self._state[2:])
-
-        return Comparison(self._case, self._model, lambda: self._local(self._state[:2]), write, self._shared)
 
     def synchronize(self) -> None:
         """Wait for the device."""

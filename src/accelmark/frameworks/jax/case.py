@@ -27,11 +27,6 @@ class TrainCase(ABC):
     """
 
     inputs: ClassVar[tuple[str, ...]]
-    reference_names: ClassVar[Mapping[str, str]] = {}
-    """Regular expression -> replacement: applied in order, they turn the names of this model's weights into those of
-    the case in PyTorch. The arrays of flax's layers have PyTorch's names and layout already."""
-    reference_axes: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """Array of a batch -> permutation of its axes in PyTorch (``image: (0, 2, 3, 1)``)."""
 
     def __init__(self, settings: TrainSettings, data_dirs: Mapping[str, Path], place: RankPlace, dtype: Any) -> None:
         self.settings = settings

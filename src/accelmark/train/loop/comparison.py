@@ -29,8 +29,6 @@ class Comparison(Protocol):
 
     reference_names: Mapping[str, str]
     """Regular expression -> replacement, applied in order to this framework's names of weights."""
-    reference_axes: Mapping[str, tuple[int, ...]]
-    """Array of a batch -> permutation of the reference framework's axes (``image: (0, 2, 3, 1)``)."""
 
     def parameters(self) -> dict[str, Array]:
         """Return the trainable weights as float32, in the layout of PyTorch's layers; all ranks call it together."""
@@ -75,7 +73,7 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     _load(read_tensors(work.inputs / INITIAL_FILE), comparison)
     first = place.rank * num_own
     for step in range(1, work.num_steps + 1):
-        given = _batches(work, comparison, step)[first : first + num_own]
+        given = _batches(work, step)[first : first + num_own]
         results = {f"outputs/{first + number}": _outputs(comparison, arrays) for number, arrays in enumerate(given)}
         loss = backend.step([comparison.batch(arrays) for arrays in given])
         read = backend.losses.fetch([backend.losses.keep(loss)])
@@ -103,12 +101,11 @@ def _export(work: CompareJob, backend: Backend, comparison: Comparison) -> None:
         epoch += 1
 
 
-def _batches(work: CompareJob, comparison: Comparison, step: int) -> list[dict[str, Array]]:
+def _batches(work: CompareJob, step: int) -> list[dict[str, Array]]:
     found: list[dict[str, Array]] = [{} for _ in range(work.num_batches)]
     for name, array in read_tensors(work.inputs / batches_file(step)).items():
         number, _, own = name.partition("/")
-        axes = comparison.reference_axes.get(own)
-        found[int(number)][own] = array if axes is None else np.ascontiguousarray(array.transpose(axes))
+        found[int(number)][own] = array
     return found
 
 

@@ -27,7 +27,6 @@ class Comparison:
         self._case, self._training, self._model = case, training, unwrapped(training.model)
         self._move = mover(device, channels_last=case.settings.channels_last)
         self.reference_names: Mapping[str, str] = {}
-        self.reference_axes: Mapping[str, tuple[int, ...]] = {}
         for module in self._model.modules():
             if isinstance(module, _DropoutNd):
                 module.p = 0.0
