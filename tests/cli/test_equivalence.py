@@ -54,7 +54,7 @@ def check(place: Path) -> dict[str, Any]:
 
 def planned(place: Path, *more: str) -> list[dict[str, Any]]:
     done = run_accelmark(place, *TRAIN, *more, "--dry-run", "--json", "--vendor", "cpu")
-    cited: list[dict[str, Any]] = json.loads(done.stdout)["jobs"][0]["job"]["equivalence"]
+    cited: list[dict[str, Any]] = json.loads(done.stdout)["plan"]["jobs"][0]["job"]["equivalence"]
     return cited
 
 

@@ -134,8 +134,7 @@ def describe(check: EquivalenceCheck) -> str:
     reference = f"{check.reference} {check.reference_version}"
     for job in check.jobs:
         if job.first_difference is not None:
-            return (
-                f"not numerically equivalent to {reference}: {job.first_difference} on {job.num_ranks} ranks; {scope}"
-            )
+            where = "one rank" if job.num_ranks == 1 else f"{job.num_ranks} ranks"
+            return f"not numerically equivalent to {reference}: {job.first_difference} on {where}; {scope}"
     limits = ", ".join(f"{name} {limit:g}" for name, limit in check.tolerance.model_dump().items())
     return f"numerically equivalent to {reference} (tolerance: {limits}; {scope})"
