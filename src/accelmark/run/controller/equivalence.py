@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -26,7 +26,7 @@ from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.events import Started
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 
-INPUTS: str = "inputs"
+INPUTS: Final = "inputs"
 """Directory of a check with the initial weights and the batches."""
 
 
