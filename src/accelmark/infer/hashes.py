@@ -9,8 +9,7 @@ from typing import Final
 
 from torch import nn
 
-from accelmark.frameworks.pytorch.integrity.reference_model import module_hash
-from accelmark.frameworks.pytorch.model.identity import structure_hash, weights_hash
+from accelmark.frameworks.pytorch.model.identity import module_hash, structure_hash, weights_hash
 from accelmark.infer.engine import Engine
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import Scalar

@@ -68,7 +68,7 @@ class Environment(Spec):
     compiled: dict[str, int] = Field(default_factory=dict)
     """``COMPILED`` of rank 0: graphs and graph breaks; empty where nothing was to be compiled."""
     inspected: dict[str, Any] = Field(default_factory=dict)
-    """``INSPECTED`` merged over all ranks; empty where there was no vendor code to inspect."""
+    """Of earlier versions."""
 
     @field_validator("started")
     @classmethod

@@ -20,7 +20,6 @@ from accelmark.spec.events import (
     InferEvaluation,
     InferFinished,
     InferStarted,
-    Inspected,
     Phase,
     RepeatCheck,
     ScenarioResult,
@@ -88,7 +87,6 @@ class RankEnd:
     rank: int
     started: Started | None = None
     finished: Finished | None = None
-    inspected: Inspected | None = None
     compiled: Compiled | None = None
     warnings: list[str] = field(default_factory=list)
     malformed: int = 0
@@ -157,8 +155,6 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
             log.end.started = record.value_as(Started)
         case Event.FINISHED:
             log.end.finished = record.value_as(Finished)
-        case Event.INSPECTED:
-            log.end.inspected = record.value_as(Inspected)
         case Event.COMPILED:
             log.end.compiled = record.value_as(Compiled)
         case Event.WARNING:

@@ -13,10 +13,9 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from accelmark.spec.errors import DataError
+from accelmark.train.tasks.arrays import Arrays
 
 
 @final
@@ -48,11 +47,11 @@ class TokenShards:
     def __len__(self) -> int:
         return self._num_samples
 
-    def window(self, index: int) -> Tensor:
+    def window(self, index: int) -> npt.NDArray[np.int64]:
         """Return window ``index`` as int64 tokens of shape ``(length,)``."""
         which = bisect.bisect_right(self._ends, index)
         start = (index - (self._ends[which - 1] if which else 0)) * self._stride
-        tokens = torch.from_numpy(self._shards[which][start : start + self._length].astype(np.int64))
+        tokens: npt.NDArray[np.int64] = self._shards[which][start : start + self._length].astype(np.int64)
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
             raise DataError(
                 f"{self._paths[which]}: tokens {start} to {start + self._length} hold {int(tokens.max())}; "
@@ -60,7 +59,7 @@ class TokenShards:
             )
         return tokens
 
-    def read(self, index: int, random: torch.Generator) -> dict[str, Tensor]:
+    def read(self, index: int, random: np.random.Generator) -> Arrays:
         """Return window ``index`` as ``tokens``, as a source of samples; ``random`` is not used."""
         return {"tokens": self.window(index)}
 
