@@ -52,5 +52,5 @@ $(VENV)/.test-cluster: $(VENV)/.test tests/cluster/requirements.sh
 	@bash tests/cluster/requirements.sh
 	@touch $@
 
-clean:  ## Remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+clean:  ## Remove the virtual environments and caches; runs/ stays
+	rm -rf $(VENV) .environments .mypy_cache .ruff_cache .pytest_cache

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import accelmark
 from accelmark.spec.errors import SpecError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find, look_again
+from tests.frameworks import environments
 
 TOY = Path(__file__).with_name("toy")
-SOURCE = Path(accelmark.__file__).parents[1]
 
 
-def run_accelmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {"PYTHONPATH": str(SOURCE), PLUGINS_VARIABLE: str(TOY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=250, check=False
-    )
+run_accelmark = partial(environments.run_accelmark, ACCELMARK_PLUGINS=TOY)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -50,7 +51,7 @@ def carry(folder: Path, tmp_path: Path) -> CarryOut:
         node.mkdir()
         environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
         return apply_adaptation(
-            folder, requirements_file(folder, tmp_path), node, environment, load_framework("pytorch")
+            folder, requirements_file(folder, tmp_path), node, environment, load_framework("pytorch"), sys.executable
         )
 
     return body

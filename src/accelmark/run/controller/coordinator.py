@@ -364,6 +364,7 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
                 command=node.command,
                 job_file=directory.round_dir(job) / JOB_FILE,
                 framework=spec.framework,
+                python=plan.cluster.environment_python(spec.framework),
                 master_address=launcher.master_address(mine[0]),
                 master_port=plan.cluster.master_port,
                 environment={**vendor.environment, **(flagperf if servers else {}), **plan.cluster.environment},
