@@ -42,6 +42,8 @@ class Step:
         """``take(state, learning rate, batches) -> (state, loss)``; ``state`` may not be used again."""
         self.sums = jax.jit(self._sums)
         """``sums(parameters, rest, batch) -> sums of the case``."""
+        self.outputs = jax.jit(self._outputs)
+        """``outputs(parameters, rest, batch) -> the model's outputs in training mode``."""
 
     def initial_state(self) -> State:
         """Return the state before the first step, on the default device."""
@@ -88,3 +90,15 @@ class Step:
         model = nnx.merge(self._graph, parameters, rest, copy=True)
         model.eval()
         return self._case.eval_sums(model, batch)
+
+    def _outputs(self, parameters: Any, rest: Any, batch: Batch) -> Any:
+        model = nnx.merge(self._graph, parameters, rest, copy=True)
+        model.train()
+        kept: list[Any] = []
+
+        def recorded(*inputs: Any) -> Any:
+            kept.append(model(*inputs))
+            return kept[-1]
+
+        self._case.loss(recorded, batch)
+        return jax.tree.leaves(kept[0])[0]
