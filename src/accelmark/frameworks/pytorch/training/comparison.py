@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
 from accelmark.frameworks.pytorch.data.feed import mover
 from accelmark.frameworks.pytorch.hooks import Training
-from accelmark.frameworks.pytorch.integrity.equivalence import tensors_in
-from accelmark.frameworks.pytorch.integrity.reference_model import unwrapped
+from accelmark.frameworks.pytorch.training.checkpoint import unwrapped
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array
 
@@ -68,7 +67,7 @@ class Comparison:
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return the first tensor that the model returns where the case computes its loss."""
         kept: list[Tensor] = []
-        handle = self._model.register_forward_hook(lambda _module, _inputs, output: kept.extend(tensors_in(output)))
+        handle = self._model.register_forward_hook(lambda _module, _inputs, output: kept.extend(_tensors(output)))
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         try:
             with torch.no_grad(), self._training.autocast():
@@ -80,6 +79,15 @@ class Comparison:
         if not kept:
             raise RunError(f"{type(self._model).__name__} was not called by loss(), or returned no tensor")
         return _array(kept[0])
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the outputs of a model: a tensor, or sequences and mappings of them."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, Mapping | tuple | list):
+        for value in given.values() if isinstance(given, Mapping) else given:
+            yield from _tensors(value)
 
 
 def _array(tensor: Tensor | nn.Parameter) -> Array:
