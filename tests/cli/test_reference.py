@@ -38,6 +38,7 @@ def findings(run: Path) -> list[tuple[str, str]]:
     return [(each.severity, each.actual) for each in load_round(path).findings if each.rule == "reference-loss"]
 
 
+@pytest.mark.heavy
 def test_a_curve_is_measured_once_and_judges_later_runs(folder: Path, tmp_path: Path) -> None:
     assert "no reference yet" in accelmark("cases").output
     done = accelmark(*TRAIN, "--write-reference", "--out", str(tmp_path / "first"))
@@ -86,6 +87,5 @@ def test_a_case_that_has_one_keeps_it(folder: Path, tmp_path: Path) -> None:
     (folder / REFERENCE_FILE).write_text(yaml.safe_dump(curve))
     done = accelmark(*TRAIN, "--write-reference", "--out", str(tmp_path / "run"))
     assert "the case has a reference (made up for tests)" in str(done.exception)
-    (folder / REFERENCE_FILE).write_text(yaml.safe_dump(curve | {"steps": [9, 1]}))
-    with pytest.raises(AccelmarkError, match="steps have to increase"):
-        load_case("waves")
+    with pytest.raises(ValueError, match="steps have to increase"):
+        ReferenceLoss.model_validate(curve | {"steps": [9, 1]})
