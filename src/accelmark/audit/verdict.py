@@ -16,7 +16,8 @@ RULES: Final[tuple[Rule, ...]] = (
     workload.settings, workload.case_known, workload.external_trainer, workload.one_model, workload.dataset,
     workload.same_dataset, workload.precision, workload.seeds, reevaluation.reproduced,
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
-    inference.precision, inference.enough_measured, inference.cache_check, inference.declared_time, inference.loadgen,
+    inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.crossing,
+    inference.cache_check, inference.declared_time, inference.loadgen,
     outcome.enough_duration, outcome.chip_identity, outcome.plausible_utilisation, outcome.not_resumed,
     provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.hooks,
 )  # fmt: skip

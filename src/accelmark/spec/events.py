@@ -44,6 +44,7 @@ class Event(StrEnum):
     WARMUP = "WARMUP"
     FORWARD = "FORWARD"
     REPEAT_CHECK = "REPEAT_CHECK"
+    ANSWER_CHECK = "ANSWER_CHECK"
     COMPILED = "COMPILED"
     EVALUATED = "EVALUATED"
     REPLAYED = "REPLAYED"
@@ -280,6 +281,8 @@ class InferStarted(StartedBase):
     """The value of ``INIT_END`` of inference."""
 
     compiler: str | None
+    isolated: bool = False
+    """Whether the engine runs in a process of its own and its answers are compared; False in earlier versions."""
 
 
 class StageBegin(Spec):
@@ -324,6 +327,9 @@ class ForwardWindow(Spec):
     """Duration of the window: loading, computation and evaluation."""
     nonfinite_batches: int
     """Batches whose outputs contain NaN or infinity."""
+    crossing_ms: float | None = None
+    """The window by the rank's clock without its calls by that of the engine's process. The durations of the calls are
+    scaled, so that they add up to the window. Null for the framework, which computes in the rank."""
 
 
 class InferEvaluation(Spec):
@@ -354,6 +360,30 @@ class RepeatCheck(Spec):
     """Why it was not done."""
 
 
+class AnswerCheck(Spec):
+    """The value of ``ANSWER_CHECK``: an engine's answers against the framework's in fp32 on the same inputs.
+
+    An item's error is the Euclidean norm of the difference of its outputs over the norm of the framework's.
+    """
+
+    num_items: int
+    """Answers that were compared."""
+    median_error: float | None
+    """Null where it is not finite."""
+    worst_error: float | None
+    top1_agreement: float | None
+    """Share of answers with the framework's largest value; null for outputs without a ranking."""
+    sensitivity: float | None = None
+    """How much of the framework's reaction to a small change of the input the engine shows: 1, and 0 for answers that
+    were computed for the unchanged input. Null where no input was changed."""
+    num_not_compared: int = 0
+    """Answers of later passes and of scenarios that were not in the sample."""
+    framework_metrics: dict[str, float | None] = Field(default_factory=dict)
+    """The case's metrics of the framework's answers to the inputs of the first pass."""
+    seed: int | None = None
+    """Seed of the perturbations and the order, drawn after the compilation."""
+
+
 class ScenarioResult(Spec):
     """The value of ``SCENARIO``: one LoadGen scenario."""
 
@@ -373,6 +403,14 @@ class ScenarioResult(Spec):
     log_dir: str
     """LoadGen's own logs, relative to the node's directory."""
     reason: str | None = None
+    crossing_us: float | None = None
+    """Median duration of a message to the engine's process and its reply, which every call includes."""
+    accuracy_answers: AnswerCheck | None = None
+    """LoadGen's accuracy mode: every item of the library."""
+    performance_answers: AnswerCheck | None = None
+    """A sample of the calls in performance mode, among them the first of each size."""
+    repeat_check: RepeatCheck | None = None
+    """Whether the items of the library are faster than new ones, after all queries."""
 
 
 class InferFinished(Spec):

@@ -12,6 +12,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from accelmark.spec.events import (
+    AnswerCheck,
     Compiled,
     Evaluation,
     Event,
@@ -190,6 +191,7 @@ class InferLog:
     """From the start of a phase's first window to the end of its last."""
     evaluations: dict[Phase, InferEvaluation] = field(default_factory=dict)
     repeat_check: RepeatCheck | None = None
+    answers: AnswerCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     malformed: int = 0
@@ -242,6 +244,8 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
             log.evaluations[evaluation.phase] = evaluation
         case Event.REPEAT_CHECK:
             log.repeat_check = record.value_as(RepeatCheck)
+        case Event.ANSWER_CHECK:
+            log.answers = record.value_as(AnswerCheck)
         case Event.SCENARIO:
             log.scenarios.append(record.value_as(ScenarioResult))
         case Event.FINISHED:
