@@ -58,6 +58,7 @@ def planned(place: Path, *more: str) -> list[dict[str, Any]]:
     return cited
 
 
+@pytest.mark.heavy
 def test_one_rank_and_two_are_compared_and_the_record_has_its_scope(check: dict[str, Any]) -> None:
     assert check["equivalent"]
     (job,) = check["jobs"]
@@ -66,6 +67,7 @@ def test_one_rank_and_two_are_compared_and_the_record_has_its_scope(check: dict[
     assert job["errors"]["weights"] < check["tolerance"]["weights"]
 
 
+@pytest.mark.heavy
 def test_a_run_of_the_checked_version_says_so_on_its_page(place: Path, check: dict[str, Any]) -> None:
     done = run_accelmark(place, *TRAIN, "--out", "run", "--vendor", "cpu")
     assert (place / "run" / "report.html").is_file(), done.stdout + done.stderr
@@ -76,10 +78,12 @@ def test_a_run_of_the_checked_version_says_so_on_its_page(place: Path, check: di
     job, result = JobSpec.model_validate_json(job_file.read_bytes()), load_round(job_file.with_name("result.json"))
     started = Started.model_validate(result.environment.started)
     assert equivalence_finding(job, started) is not None
-    for changed in ({"framework_version": "0.1"}, {"library_versions": {}}, {"precision": "bf16"}):
+    others: list[dict[str, Any]] = [{"framework_version": "0.1"}, {"library_versions": {}}, {"precision": "bf16"}]
+    for changed in others:
         assert equivalence_finding(job, started.model_copy(update=changed)) is None, changed
 
 
+@pytest.mark.heavy
 def test_only_plans_of_the_same_case_and_settings_cite_it(place: Path, check: dict[str, Any]) -> None:
     assert len(planned(place)) == 1
     assert len(planned(place, "--set", "batch_size=4", "--set", "seed=9")) == 1, "no part of what was checked"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def compare_job(directory: Path, inputs: Path, *, exports: bool = False, nproc: int = 1, **changed: Any) -> JobSpec:
+def compare_job(directory: Path, inputs: Path, changed: Mapping[str, Any] = {}, nproc: int = 1) -> JobSpec:
+    reference = directory.with_name("reference")
     settings = {**SETTINGS, "gradient_accumulation_steps": 2 // nproc, **changed}
     job = make_job(directory, settings, nproc=nproc)
     assert isinstance(job.work, TrainJob)
@@ -38,7 +40,7 @@ def compare_job(directory: Path, inputs: Path, *, exports: bool = False, nproc: 
         train=job.work,
         inputs=inputs,
         results=directory / "results",
-        exports=exports,
+        reference=None if directory == reference else reference / "results",
         num_steps=STEPS,
         num_batches=2,
     )
@@ -48,14 +50,13 @@ def compare_job(directory: Path, inputs: Path, *, exports: bool = False, nproc: 
 @pytest.fixture
 def reference(tmp_path: Path, run_here: RunHere) -> Path:
     """The directory of a reference job, which wrote ``inputs`` in it."""
-    done = run_here(compare_job(tmp_path / "reference", tmp_path / "reference/inputs", exports=True))
+    done = run_here(compare_job(tmp_path / "reference", tmp_path / "reference/inputs"))
     assert (done.exit_code, done.finished().end_reason) == (0, "max_steps"), done.log()
     return tmp_path / "reference"
 
 
 def compared(reference: Path, other: Path) -> tuple[Errors, Difference | None]:
-    results = [directory / "results" for directory in (reference, other)]
-    return compare_steps(*results, reference / "inputs", STEPS, TOLERANCES["fp32"])
+    return compare_steps(reference / "results", other / "results", reference / "inputs", STEPS, TOLERANCES["fp32"])
 
 
 def found_difference(reference: Path, other: Path) -> Difference:
@@ -65,15 +66,16 @@ def found_difference(reference: Path, other: Path) -> Difference:
 
 
 def test_the_same_steps_are_equal_with_dropout_off(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
-    run_here(compare_job(tmp_path / "other", reference / "inputs", **{"seed": 7}))
+    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={"seed": 7}))
     errors, first = compared(reference, tmp_path / "other")
     assert first is None
     assert errors == Errors(outputs=0.0, loss=0.0, weights=0.0), "another seed changes nothing"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_two_ranks_are_equivalent_to_one(reference: Path, tmp_path: Path, parallelism: str) -> None:
-    job = compare_job(tmp_path / "two", reference / "inputs", nproc=2, parallelism=parallelism)
+    job = compare_job(tmp_path / "two", reference / "inputs", changed={"parallelism": parallelism}, nproc=2)
     done = run(job, tmp_path / "two")
     assert done.exit_code == 0, done.log()
     errors, first = compared(reference, tmp_path / "two")
@@ -87,7 +89,7 @@ def test_two_ranks_are_equivalent_to_one(reference: Path, tmp_path: Path, parall
 def test_wrong_weight_decay_is_found_at_the_first_step(
     reference: Path, tmp_path: Path, run_here: RunHere, setting: str, wrong: object
 ) -> None:
-    run_here(compare_job(tmp_path / "other", reference / "inputs", **{setting: wrong}))
+    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={setting: wrong}))
     first = found_difference(reference, tmp_path / "other")
     assert first.step == 1, first
     assert first.what.endswith("norm.weight") == (setting == "optimizer.decay_norm_and_bias"), first
@@ -117,7 +119,7 @@ def test_shuffled_batches_are_found_at_their_step(reference: Path, tmp_path: Pat
 
 
 def test_a_schedule_that_is_off_by_a_step_is_found(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
-    run_here(compare_job(tmp_path / "other", reference / "inputs", **{"schedule.warmup_steps": 1}))
+    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={"schedule.warmup_steps": 1}))
     assert found_difference(reference, tmp_path / "other").step <= 2
 
 

@@ -31,10 +31,6 @@ REFERENCE: Final = "pytorch"
 _NUM_BATCHES: Final = 2
 """Batches of an optimizer step, so that one rank accumulates over what two ranks divide."""
 
-_LR_SHARE: Final = 0.1
-"""Share of the case's learning rate: rounding errors grow less from step to step, and weights are compared by the error
-of their change, which does not depend on it."""
-
 
 class _Notes(RunObserver):
     def __init__(self, *, silent: bool) -> None:
@@ -79,8 +75,6 @@ def compare_frameworks(request: Request, out: Path | None, *, as_json: bool) -> 
         known = ", ".join(TOLERANCES)
         raise RequestError(f"precision {unknown[0]}: no tolerance was measured for it ({known} have one)")
     changed = {"batch_size": max(1, values["batch_size"] // _NUM_BATCHES), "end.max_steps": request.num_steps}
-    if "optimizer.lr" not in given:
-        changed["optimizer.lr"] = values["optimizer.lr"] * _LR_SHARE
     checks: list[EquivalenceCheck] = []
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as temporary:
         for precision in precisions:
@@ -90,6 +84,10 @@ def compare_frameworks(request: Request, out: Path | None, *, as_json: bool) -> 
             checks += check_equivalence(
                 plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
             )
+    if not checks:
+        raise RequestError(
+            f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
+        )
     for check in checks:
         remember(check)
     _show(checks, as_json=as_json)

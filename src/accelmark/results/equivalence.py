@@ -43,11 +43,13 @@ def compare_steps(
     ``reference`` and ``other`` are directories with results of steps; ``initial`` has :data:`INITIAL_FILE`.
     Raises RunError if a file is missing or damaged.
     """
-    start = read_tensors(initial / INITIAL_FILE)
+    before = read_tensors(initial / INITIAL_FILE)
     largest = dict.fromkeys(Errors.model_fields, 0.0)
     first: Difference | None = None
     for step in range(1, num_steps + 1):
-        found = list(_step_errors(_results(reference, step), _results(other, step), start))
+        expected = _results(reference, step)
+        found = list(_step_errors(expected, _results(other, step), before))
+        before = {name.partition("/")[2]: array for name, array in expected.items() if not name.startswith("outputs/")}
         for error in found:
             largest[error.kind] = max(largest[error.kind], error.value)
         first = first or _first_difference(step, found, tolerance)
@@ -74,7 +76,7 @@ def _first_difference(step: int, found: list[_Error], tolerance: Errors) -> Diff
 
 
 def _step_errors(
-    expected: Mapping[str, Array], found: Mapping[str, Array], start: Mapping[str, Array]
+    expected: Mapping[str, Array], found: Mapping[str, Array], before: Mapping[str, Array]
 ) -> Iterator[_Error]:
     """Yield the errors of one step; statistics are compared where both jobs wrote them."""
     names = [name for name in expected if name in found or not name.startswith("statistics/")]
@@ -87,20 +89,20 @@ def _step_errors(
             continue
         apart = left.astype(np.float64) - right
         if kind == "outputs":
-            scale = np.sqrt(np.mean(np.square(right)))
-            yield _Error(kind, f"outputs of batch {own}", _ratio(np.abs(apart).max(), scale))
+            scale = float(np.sqrt(np.mean(np.square(right))))
+            yield _Error(kind, f"outputs of batch {own}", _ratio(float(np.abs(apart).max()), scale))
         elif kind == "loss":
-            yield _Error(kind, kind, _ratio(np.abs(apart), np.abs(right)))
+            yield _Error(kind, kind, _ratio(abs(float(apart)), abs(float(right))))
         else:
-            changed = np.linalg.norm(right - start[own])
-            least = _LEAST_CHANGE * np.linalg.norm(right)
-            yield _Error("weights", own, _ratio(np.linalg.norm(apart), max(changed, least)))
+            changed = float(np.linalg.norm(right - before[own]))
+            least = _LEAST_CHANGE * float(np.linalg.norm(right))
+            yield _Error("weights", own, _ratio(float(np.linalg.norm(apart)), max(changed, least)))
     if not weights:
         raise RunError("the reference job wrote no weights")
 
 
-def _ratio(over: np.floating | float, under: np.floating | float) -> float:
-    value = float(over) / float(under) if under else (0.0 if not over else FAR)
+def _ratio(over: float, under: float) -> float:
+    value = over / under if under else (0.0 if not over else FAR)
     return value if value == value and value <= FAR else FAR
 
 

@@ -129,8 +129,9 @@ class CompareJob(BaseWork):
     """Directory of the initial weights and the batches, the same for all jobs that are compared."""
     results: Path
     """Directory for the results of each step."""
-    exports: bool = False
-    """Whether the job first writes ``inputs`` from its own initial weights and training data."""
+    reference: Path | None = None
+    """``results`` of the reference job, from whose weights each step starts; None for that job itself, which first
+    writes ``inputs`` from its own initial weights and training data."""
     num_steps: PositiveInt
     num_batches: PositiveInt
     """Batches of an optimizer step: each rank takes an equal share, and accumulates its gradients."""

@@ -91,7 +91,7 @@ class JaxBackend:
         case = self._case = self._open_case()
         self._open_data(case)
         start = time.monotonic()
-        self._compiled = step = Step(case, settings)
+        self._compiled = step = Step(case, settings, devices.mesh)
         state = step.initial_state()
         arrays = to_arrays(state.parameters)
         self._log.event(Event.CONVERT_MODEL, {"duration_s": round(time.monotonic() - start, 6)})

@@ -34,12 +34,13 @@ class Comparison:
         self, case: TrainCase, step: Step, devices: Devices, read: Callable[[], State], write: Callable[[State], None]
     ) -> None:
         """``read`` and ``write`` return and set the state of the backend."""
+        step.disable_dropout()
         self._case, self._step, self._devices, self._read, self._write = case, step, devices, read, write
         self.reference_names = case.reference_names
 
     def _local(self) -> tuple[Any, Any]:
         state = self._read()
-        return self._devices.local((state.parameters, state.rest))
+        return self._devices.local(state.parameters), self._devices.local(state.rest)
 
     def parameters(self) -> dict[str, Array]:
         """Return the trainable weights."""

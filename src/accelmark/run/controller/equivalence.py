@@ -15,7 +15,9 @@ from accelmark.results.figures.timeline import read_timeline
 from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import classify_job
-from accelmark.run.controller.coordinator import FetchData, PreflightCheck, write_job
+from accelmark.run.controller.coordinator import PreflightCheck
+from accelmark.run.controller.evaluate import FetchData
+from accelmark.run.controller.node_jobs import write_job
 from accelmark.run.controller.waiting import run_agents
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
@@ -55,7 +57,7 @@ def check_equivalence(
     """
     directory = RunDirectory.create(path, plan)
     done = asyncio.run(_run_all(directory, fetch, preflight, observer, num_steps, num_batches))
-    reference, rest = done[0], done[1:]
+    reference, rest = done[0], [one for one in done[1:] if _computes_as_asked(one, observer)]
     checked_at = plan.created_at
     frameworks = dict.fromkeys(one.job.framework for one in rest)
     checks = []
@@ -85,6 +87,17 @@ def check_equivalence(
             )
         )
     return checks
+
+
+def _computes_as_asked(done: _Done, observer: RunObserver) -> bool:
+    """Return whether a job computed in the precision of its settings; another one is compared at its own precision."""
+    asked, found = _train(done.job).settings.precision, done.started.precision
+    if found != asked:
+        device = done.job.device_type
+        observer.note(
+            f"{done.job.key}: computed in {found}, which is what it has for {asked} on {device}: not compared"
+        )
+    return found == asked
 
 
 def _train(job: JobSpec) -> TrainJob:
@@ -117,9 +130,9 @@ async def _run_all(
     launcher = create_launcher(directory.plan, directory.path)
     try:
         await preflight(directory, launcher, directory.plan.jobs, observer)
-        done = []
-        for number, planned in enumerate(directory.plan.jobs):
-            job = _compare_job(directory, planned, num_steps, num_batches, exports=number == 0)
+        done: list[_Done] = []
+        for planned in directory.plan.jobs:
+            job = _compare_job(directory, planned, num_steps, num_batches, done[0].results if done else None)
             done.append(await _run(directory, job, launcher, fetch, observer))
         return done
     finally:
@@ -127,7 +140,7 @@ async def _run_all(
 
 
 def _compare_job(
-    directory: RunDirectory, planned: PlannedJob, num_steps: int, num_batches: int, *, exports: bool
+    directory: RunDirectory, planned: PlannedJob, num_steps: int, num_batches: int, reference: Path | None
 ) -> PlannedJob:
     train = planned.job.work
     if not isinstance(train, TrainJob):
@@ -138,7 +151,7 @@ def _compare_job(
         train=train,
         inputs=directory.path / INPUTS,
         results=directory.round_dir(planned) / "results",
-        exports=exports,
+        reference=reference,
         num_steps=num_steps,
         num_batches=num_batches,
     )

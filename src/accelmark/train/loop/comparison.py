@@ -1,5 +1,7 @@
 """Take the first optimizer steps of a case from given weights on given batches, and write each step's results.
 
+Every step starts from the weights that the reference job had before it, so that differences of rounding, which the
+first steps of a training amplify, do not accumulate; the optimizer's state is the job's own.
 Frameworks are compared by these files. Weights have the names and the layout of the reference framework: a case's file
 for another framework declares how its names are converted (``reference_names``).
 """
@@ -60,7 +62,7 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
 
     Raises:
         RequestError: the framework cannot be compared, or the batches cannot be divided among the ranks.
-        RunError: the weights of the model are not those of ``work.inputs``.
+        RunError: the weights of the model are not those of the reference.
     """
     if not hasattr(backend, "comparison"):
         raise RequestError("the backend of this framework has no comparison(): it cannot be compared with another one")
@@ -68,11 +70,11 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     num_own, rest = divmod(work.num_batches, place.world_size)
     if rest:
         raise RequestError(f"{work.num_batches} batches of a step cannot be divided among {place.world_size} ranks")
-    if work.exports:
+    if work.reference is None:
         _export(work, backend, comparison)
-    _load(read_tensors(work.inputs / INITIAL_FILE), comparison)
     first = place.rank * num_own
     for step in range(1, work.num_steps + 1):
+        _load(_weights_before(work, step), comparison)
         given = _batches(work, step)[first : first + num_own]
         results = {f"outputs/{first + number}": _outputs(comparison, arrays) for number, arrays in enumerate(given)}
         loss = backend.step([comparison.batch(arrays) for arrays in given])
@@ -99,6 +101,15 @@ def _export(work: CompareJob, backend: Backend, comparison: Comparison) -> None:
             if step == work.num_steps:
                 break
         epoch += 1
+
+
+def _weights_before(work: CompareJob, step: int) -> dict[str, Array]:
+    """Return the reference job's weights and statistics before a step."""
+    if step == 1:
+        return read_tensors(work.inputs / INITIAL_FILE)
+    done = read_tensors((work.reference or work.results) / results_file(step - 1, 0))
+    parts = ((name.partition("/"), array) for name, array in done.items())
+    return {name: array for (kind, _, name), array in parts if kind in ("weights", "statistics")}
 
 
 def _batches(work: CompareJob, step: int) -> list[dict[str, Array]]:
