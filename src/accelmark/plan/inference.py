@@ -37,10 +37,18 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         data_dirs=data_dirs,
         provenance=resolved.provenance,
         layer_files=files,
-        requires={"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {},
+        requires=_requires(request, side, settings),
         engine=settings.compiler,
         warnings=(*notes, *warnings),
     )
+
+
+def _requires(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> dict[str, tuple[str, ...]]:
+    """Return the packages that LoadGen's scenarios and the reader of weights need."""
+    found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {}
+    if any(request.folder.path.glob("*.safetensors")) or (side.weights or "").endswith(".safetensors"):
+        found["weights of the case"] = ("safetensors>=0.4",)
+    return found
 
 
 def _inference_side(request: KeyRequest) -> InferCaseSpec:
