@@ -19,7 +19,16 @@ from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import find, load_case, load_vendor, tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.records import ADAPTATION_FILE, DATA_FILE, SOURCE_FILE, AdaptationRecord, DataRecord, SourceRecord
+from accelmark.spec.records import (
+    ADAPTATION_FILE,
+    DATA_FILE,
+    ENVIRONMENT_FILE,
+    SOURCE_FILE,
+    AdaptationRecord,
+    DataRecord,
+    EnvironmentRecord,
+    SourceRecord,
+)
 
 S = TypeVar("S", bound=Spec)
 
@@ -71,6 +80,8 @@ class RoundEvidence(NamedTuple):
     """Result of the round's evaluation job; None where there was none."""
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
+    environments: tuple[EnvironmentRecord, ...] = ()
+    """The environment of the ranks on each host; empty where the run did not record it."""
 
     @property
     def number(self) -> int:
@@ -147,6 +158,9 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
     except (OSError, ValidationError):
         data = None
     adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
+    environments = (
+        _read(EnvironmentRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ENVIRONMENT_FILE}"))
+    )
     return RoundEvidence(
         result=result,
         job=_read(JobSpec, round_dir / "job.json"),
@@ -156,6 +170,7 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
         data=data,
         reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
+        environments=tuple(filter(None, environments)),
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 import accelmark
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_hash
@@ -113,12 +113,46 @@ def hooks(evidence: Evidence) -> Findings:
 
 @for_each(Evidence.all_rounds)
 def preloaded_code(entry: RoundEvidence) -> Findings:
-    """Check that no variable of the vendor's loads code into the ranks before AccelMark's own."""
+    """Check that nothing loads code into the ranks before AccelMark's own."""
     by_script = {name for record in entry.adaptations for name in record.environment}
-    for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", _not_shipped(entry))):
-        if found := sorted(names & _PRELOAD_VARIABLES):
-            actual = f"{origin} sets {', '.join(found)}: code loaded that way cannot be audited"
+    found = {"environment_variables.sh": by_script & _PRELOAD_VARIABLES}
+    found["vendor.yaml"] = _not_shipped(entry) & _PRELOAD_VARIABLES
+    for record in entry.environments:
+        for name, variable in record.loaders.items():
+            if not any(name in names for names in found.values()):
+                found.setdefault(f"the {variable.origin}", set()).add(name)
+    for origin, names in found.items():
+        if names:
+            actual = f"{origin} sets {', '.join(sorted(names))}: code loaded that way cannot be audited"
             yield finding("open", "loaded-before", "", actual)
+    if files := sorted({file for record in entry.environments for file in record.start_files}):
+        actual = f"{', '.join(files)} runs code whenever Python starts, and belongs to no installed package"
+        yield finding("open", "loaded-before", "", actual)
+
+
+@for_each(Evidence.all_rounds)
+def numeric_switches(entry: RoundEvidence) -> Findings:
+    """Check that no variable makes the framework compute in another precision than declared."""
+    found = {
+        f"{name}={variable.value} (from the {variable.origin})"
+        for record in entry.environments
+        for name, variable in record.numeric_switches.items()
+    }
+    if found:
+        yield deviation(entry, "numeric-switches", "the declared precision", f"set: {', '.join(sorted(found))}")
+
+
+@for_each(Evidence.all_rounds)
+def unchanged_files(entry: RoundEvidence) -> Findings:
+    """Check that data and code on the hosts remained what was hashed before the round."""
+    for node in entry.result.nodes:
+        if node.changed_data:
+            actual = f"{node.host}: data was changed after its hashes were checked: {', '.join(node.changed_data)}"
+            yield finding("error", "data-unchanged", "the data that was checked", actual)
+        if node.stale_bytecode:
+            listed = ", ".join(node.stale_bytecode[:_MAX_LISTED])
+            actual = f"{node.host}: bytecode that differs from its source may have run: {listed}"
+            yield deviation(entry, "bytecode", "the code of the source files", actual)
 
 
 def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:

@@ -74,6 +74,31 @@ class AdaptationRecord(Spec):
     duration_s: float = 0.0
 
 
+ENVIRONMENT_FILE: Final = "environment.json"
+"""In the directory of a round on one host: an :class:`EnvironmentRecord`."""
+VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
+
+
+class Variable(Spec):
+    """One environment variable of the ranks."""
+
+    origin: VariableOrigin
+    value: str | None
+    """null for a variable of the shell that does not change how ranks run; secrets are omitted."""
+
+
+class EnvironmentRecord(Spec):
+    """The environment that the ranks of a host were started with, whoever set it."""
+
+    variables: dict[str, Variable] = Field(default_factory=dict)
+    loaders: dict[str, Variable] = Field(default_factory=dict)
+    """Variables that load code into the ranks before AccelMark's own; of ``PYTHONPATH``, the entries besides its."""
+    numeric_switches: dict[str, Variable] = Field(default_factory=dict)
+    """Variables that make the framework compute in another precision than declared."""
+    start_files: tuple[str, ...] = ()
+    """Files that run code whenever Python starts there, and belong to no installed package."""
+
+
 CEILINGS_FILE: Final = "ceilings.json"
 """Written by rank 0 of a probe into the directory of its host."""
 

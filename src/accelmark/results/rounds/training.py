@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
@@ -21,15 +22,19 @@ from accelmark.results.figures.training import (
     value,
 )
 from accelmark.results.read.round_dir import LedgerState, NodeDir
+from accelmark.results.rounds.clocks import step_clock_findings
+from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
-from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
+from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""
 
 
-def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
+def train_round(
+    round_dir: Path, job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None
+) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
     ``ledger`` is the last state that the coordinator recorded. Raises RunError if a rank's log cannot be read.
@@ -42,6 +47,9 @@ def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: 
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
+        findings += log_findings(timeline, job) if isinstance(work, TrainJob) else ()
+        findings += step_clock_findings(timeline, job.device_type)
+    findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {})
     settings = work.settings
     per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size
     return RoundResult(

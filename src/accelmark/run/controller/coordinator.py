@@ -374,6 +374,8 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
                 clear_caches=plan.cluster.clear_caches,
                 adaptation=adapted,
                 requirements=requirements_file(adapted, spec.case.path),
+                case=spec.case.path,
+                data_dirs=tuple(spec.data_dirs.values()),
                 telemetry=TelemetryTask(
                     vendor=plan.vendor, vendor_folder=vendor_folder, interval_s=plan.telemetry_interval_s
                 ),
