@@ -10,7 +10,7 @@ help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show its page
-	@$(BIN)/accelmark run suites/quickstart.yaml
+	@$(BIN)/accelmark run quickstart
 
 test: $(VENV)/.test lint  ## Install what tests need; run lint and all tests but the heavy ones (under 15 minutes)
 	# Processes of their own: the thread pools of inference runtimes disturb other tests in the same process.

@@ -1,6 +1,6 @@
 """Compute the share of the workers' time in a search that was neither training nor evaluation.
 
-accelmark automl run -c examples/automl-fashion.yaml --runs runs
+accelmark automl run -c fashion --runs runs
 python -m benchmarks.automl_idleness RUN_DIRECTORY
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
     used = summary.utilisation
     figures = {
         **stamp(),
-        "command": "accelmark automl run -c examples/automl-fashion.yaml; python -m benchmarks.automl_idleness RUN",
+        "command": "accelmark automl run -c fashion; python -m benchmarks.automl_idleness RUN",
         "run_began": state.sessions[0].at,
         "duration_s": summary.duration_s,
         "workers": used.workers,

@@ -33,6 +33,12 @@ def _llama(model: Model) -> float:
     return dense_flops(weights, length) + attention_flops(layers, hidden, length)
 
 
+def _gpt(model: Model) -> float:
+    """As Llama, with as many key-value heads as heads and a feed-forward part of two matrices."""
+    gate = model["num_layers"] * model["hidden_size"] * model["intermediate_size"]
+    return _llama({**model, "num_kv_heads": model["num_heads"]}) - dense_flops(gate, model["seq_length"])
+
+
 def _llama_mini(model: Model) -> float:
     """As Llama, with as many key-value heads as heads, over bytes."""
     return _llama({**model, "num_kv_heads": model["num_heads"], "vocab_size": 256})
@@ -81,6 +87,6 @@ def _resnet_mini(model: Model) -> float:
 
 
 FORMULAS: Mapping[str, Callable[[Model], float]] = {
-    "bert": _bert, "llama2_7b": _llama, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
-    "resnet50": _resnet50, "resnet_mini": _resnet_mini,
+    "bert": _bert, "gpt3_6_7b": _gpt, "llama2_7b": _llama, "llama_mini": _llama_mini,
+    "minilm_finetune": _minilm_finetune, "resnet50": _resnet50, "resnet_mini": _resnet_mini,
 }  # fmt: skip

@@ -25,6 +25,7 @@ from tests.cases.test_definitions import CASES, SMALL, case_of
 
 PARAMETERS = {
     "bert": (335_174_458, "bert-large-uncased with its masked-LM head"),
+    "gpt3_6_7b": (6_658_596_864, "12 x layers x width^2 + ... of arXiv:2005.14165, table 2.1, with 50,304 tokens"),
     "llama2_7b": (6_738_415_616, "Llama-2-7b-hf"),
     "llama_mini": (1_869_504, "the case's README"),
     "minilm_finetune": (22_566_146, "all-MiniLM-L6-v2 without its pooler, and a head of three classes"),

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from accelmark.frameworks.pytorch.data.batches import generator_for
-from accelmark.frameworks.pytorch.tasks.language_modelling import CLS, IGNORED, MASK, SEP, MaskedWindows
+from accelmark.frameworks.pytorch.model.chunked_loss import IGNORED
+from accelmark.frameworks.pytorch.tasks.language_modelling import CLS, MASK, SEP, MaskedWindows
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 
 

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 CODE = "import sys; from accelmark.cli import main; main()"
 
 
@@ -57,6 +59,7 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
     ("arguments", "expected"),
     [
         (["train", "resnet_mimi"], "did you mean 'resnet_mini'?"),
+        (["run", "quikstart"], "neither a file here nor one of AccelMark's suites; did you mean 'quickstart'?"),
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
         (["train", "resnet_mini", "--set", "batchsize=3"], "did you mean 'batch_size'?"),
@@ -135,3 +138,25 @@ def test_files_that_give_nothing_to_import_write_nothing(tmp_path: Path) -> None
     assert "wrote nothing" in done.stdout
     assert "CASES: names no case" in done.stdout
     assert not (tmp_path / "site").exists()
+
+
+def test_a_shipped_suite_is_found_by_its_name(tmp_path: Path) -> None:
+    done = accelmark("run", "quickstart", "--vendor", "cpu", "--dry-run", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("quickstart: 2 rounds on cpu")
+
+
+def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "src/accelmark"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
+    ).stdout.split()
+    assert {name.removeprefix("src/") for name in tracked} <= packed

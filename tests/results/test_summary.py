@@ -9,15 +9,13 @@ import pytest
 
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.rounds.summary import write_round
-from accelmark.results.schema import Figure, json_schema
+from accelmark.results.schema import Figure
 from accelmark.results.sources import find_sources, load_runs
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_round, load_run, load_summary
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_a_consistent_run_is_valid_with_intervals(tmp_path: Path) -> None:
@@ -189,11 +187,6 @@ def test_an_empty_directory_is_no_run(tmp_path: Path) -> None:
 def test_a_figure_without_a_value_needs_a_reason() -> None:
     with pytest.raises(ValueError, match="needs a reason"):
         Figure(value=None)
-
-
-def test_the_published_schema_is_current() -> None:
-    current = (DOCS / "result.schema.json").read_text()
-    assert current == json_schema(), "run: python -m accelmark.results.schema > docs/result.schema.json"
 
 
 def test_reading_results_imports_nothing_heavy() -> None:

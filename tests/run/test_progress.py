@@ -52,6 +52,13 @@ def test_progress_follows_a_log_that_grows_in_the_middle_of_lines(tmp_path: Path
     assert seen.share == pytest.approx(0.2)
 
 
+def test_the_total_of_steps_is_exact_from_the_first_window(tmp_path: Path) -> None:
+    (tmp_path / "rank0.out.log").write_text(line("TRAIN_START", total_steps=1872) + window(20))
+    seen = reader(tmp_path, max_epochs=4).read()
+    assert seen.total_steps == 1872
+    assert seen.share == pytest.approx(20 / 1872)
+
+
 def test_a_bound_on_time_gives_the_eta(tmp_path: Path) -> None:
     (tmp_path / "rank0.out.log").write_text(line("TRAIN_START") + window(10))
     seen = reader(tmp_path, max_steps=100000, max_duration_s=4.0).read()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from accelmark.frameworks.pytorch.elastic import exit_code_of
 from accelmark.run.agent.rank_exit import (
     LogEnd,
     Termination,
@@ -126,11 +125,11 @@ def test_a_termination_by_the_agent_takes_precedence_over_the_record() -> None:
 
 
 def test_the_launchers_exit_code_follows_those_of_its_ranks() -> None:
-    assert exit_code_of(LaunchRecord(exit_codes={0: 0})) == 0
-    assert exit_code_of(LaunchRecord(exit_codes={0: 0, 1: 1, 2: 130})) == 1
-    assert exit_code_of(LaunchRecord(exit_codes={0: 0, 2: 130})) == 130
-    assert exit_code_of(LaunchRecord(exit_codes={0: None}, signal="SIGTERM")) == 130
-    assert exit_code_of(LaunchRecord(exit_codes={0: None}, problem="no port")) == 1
+    assert LaunchRecord(exit_codes={0: 0}).exit_code() == 0
+    assert LaunchRecord(exit_codes={0: 0, 1: 1, 2: 130}).exit_code() == 1
+    assert LaunchRecord(exit_codes={0: 0, 2: 130}).exit_code() == 130
+    assert LaunchRecord(exit_codes={0: None}, signal="SIGTERM").exit_code() == 130
+    assert LaunchRecord(exit_codes={0: None}, problem="no port").exit_code() == 1
 
 
 def test_finished_counts_as_the_last_event_only(tmp_path: Path) -> None:

@@ -7,15 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from accelmark.frameworks.pytorch.optimizers import (
-    Lamb,
-    build_optimizer,
-    build_schedule,
-    learning_rate_factor,
-    needs_length,
-)
+from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
+from accelmark.train.schedules import learning_rate_factor, needs_length
 
 CPU = torch.device("cpu")
 

@@ -51,10 +51,13 @@ class DatasetConfig(Section):
     """Images and their place. The test split is held out for the scored error; the search uses the training split."""
 
     name: Literal["fashion-mnist", "cifar-10", "imagenet", "arrays"] = "fashion-mnist"
+    """Data set; ``arrays`` reads ``.npy`` files of the user."""
     directory: Path | None = None
     """Directory of the data; for imagenet the parent of train/ and val/. None: fetched by name."""
     train_directory: Path | None = None
+    """Directory of the training images; null: ``train`` in ``directory``."""
     held_out_directory: Path | None = None
+    """Directory of the held-out images; null: ``val`` in ``directory``."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training split that the search validates on."""
     limit: PositiveInt | None = None
@@ -65,8 +68,11 @@ class SearchConfig(MorphLimits):
     """Search method and bounds on networks."""
 
     method: SearchName = "bayesian"
+    """How networks are proposed; ``none`` trains the seed network only."""
     morphs: Annotated[tuple[MorphKind, ...], Field(min_length=1)] = MORPH_KINDS
+    """Morphs that may be applied."""
     weights: WeightMode = "carried"
+    """``carried``: a morphed network starts from its parent's weights."""
     initial_weights: Path | None = None
     """Pretrained weights (.npz) of the seed network; disclosed."""
 
@@ -79,13 +85,19 @@ class ScheduleConfig(Section):
     """
 
     concurrency: PositiveInt = 1
+    """Trials that run at the same time."""
     max_trials: PositiveInt | None = None
     """Retries are not counted."""
     max_duration: Duration | None = None
+    """Time from the first trial's start, as seconds or a text such as ``1h``; null: no limit."""
     round_epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (15, 30, 45, 60)
+    """Epochs of a trial in each round."""
     tuning_round: PositiveInt | None = 4
+    """Round from which hyperparameters are tuned too; null: never."""
     max_attempts: PositiveInt = 2
+    """Attempts at a trial whose worker died."""
     early_stop: bool = True
+    """End a trial whose curve stopped improving."""
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -110,9 +122,13 @@ class TuningConfig(Section):
     """The space that TPE searches; an empty list or None: not searched."""
 
     kernel: tuple[PositiveInt, ...] = (3, 5, 7)
+    """Kernel sizes that are tried."""
     batch_size: tuple[PositiveInt, ...] = ()
+    """Batch sizes that are tried; empty: not tuned."""
     learning_rate: tuple[float, float] | None = None
+    """Range of learning rates; null: not tuned."""
     dropout: tuple[float, float] | None = None
+    """Range of dropout rates; null: not tuned."""
     storage: str | None = None
     """URL of a shared study (sqlite:, postgresql:); None: a file in the run."""
     study: Name | None = None
@@ -138,13 +154,21 @@ class TrainingConfig(Section):
     """Training of one trial: SGD with momentum; the learning rate falls linearly over the trial."""
 
     batch_size: PositiveInt = 448
+    """Samples of one optimizer step."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    """Peak learning rate."""
     final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at the end of the cosine."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of SGD."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the label's probability spread over all classes."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Precision of matrix products and convolutions."""
     devices_per_trial: PositiveInt = 1
+    """Devices that train one trial together."""
     stall: Duration = 600.0
     """A trial without progress for this long is stalled."""
 
@@ -158,25 +182,31 @@ class LocalCluster(Section):
     """This machine."""
 
     kind: Literal["local"] = "local"
+    """Ray is started on this machine."""
 
 
 class AddressCluster(Section):
     """A running Ray cluster."""
 
     kind: Literal["address"]
+    """An existing cluster is used."""
     address: Annotated[str, Field(min_length=1)]
+    """Address of its head: ``10.0.0.1:6379``."""
 
 
 class SshCluster(Section):
     """Hosts on which the search starts and stops Ray; its head runs on this machine, which they must reach."""
 
     kind: Literal["ssh"]
+    """Ray is started over SSH."""
     hosts: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Host names, as OpenSSH's configuration knows them."""
     head_address: str | None = None
     """Address of this machine for the hosts; None: the source address of a route to the first host."""
     python: str = "python3"
     """The hosts' Python interpreter, in whose environment Ray and PyTorch are installed."""
     port: Annotated[int, Field(ge=1, le=65535)] = 6379
+    """Port of Ray's head."""
     ssh_config: Path | None = None
     """Configuration file of OpenSSH's client; None: ``~/.ssh/config``."""
     work_directory: Path = Path("/var/tmp/accelmark")  # noqa: S108
@@ -190,7 +220,9 @@ class AutomlConfig(Section):
     """One search: network, data, method, schedule, training, cluster and rules."""
 
     name: Name = "automl"
+    """Name of the search, part of its directory's name."""
     seed: int = 0
+    """Seed of proposals, initial weights and shuffling."""
     network: str = "small28"
     """Name of a seed network, or path of a network's JSON."""
     dataset: DatasetConfig = DatasetConfig()
@@ -200,7 +232,9 @@ class AutomlConfig(Section):
     training: TrainingConfig = TrainingConfig()
     cluster: ClusterConfig = LocalCluster()
     counting: Mode = "accelmark"
+    """Rule by which operations are counted."""
     rules: Literal["aiperf-v1", "smoke"] = "smoke"
+    """``aiperf-v1``: AIPerf's published rules; ``smoke``: none."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

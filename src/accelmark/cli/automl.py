@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from accelmark.cli.options import shipped_file
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Option("--config", "-c", help="A search's configuration, or AIPerf's config.yml.")],
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", help="Search file, AIPerf's config.yml, or a shipped search: fashion."),
+    ],
     runs: Runs = Path("runs"),
     data: Annotated[Path | None, typer.Option("--data", help="Directory of the data set.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the request and print it; start nothing.")] = False,
@@ -44,7 +48,7 @@ def run(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl run", "accelmark[automl]")
-    loaded, unused = load_config(config)
+    loaded, unused = load_config(shipped_file(config, "searches"))
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
         loaded = loaded.model_copy(update={"dataset": loaded.dataset.model_copy(update=given)})

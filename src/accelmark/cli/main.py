@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Final
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 from typer import Option
+from typer.core import TyperGroup
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.explain import explain, init
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.machine import doctor, monitor, probe, vendors
@@ -20,7 +23,30 @@ from accelmark.cli.runs import infer, resume, run, status, stop, train
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
+_GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
+    "Measure": (train, infer, run, probe),
+    "Follow a run": (status, stop, resume),
+    "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
+    "Look up": (cases, vendors, doctor, explain),
+    "Write and check files": (init, new, check, import_files, monitor),
+}
+_NAMES: Final = {"import_files": "import"}
+
+
+class _GroupedHelp(TyperGroup):
+    """Lists the verbs in groups, with their whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        groups = {
+            title: [_NAMES.get(verb.__name__, verb.__name__) for verb in verbs] for title, verbs in _GROUPS.items()
+        }
+        for title, names in {**groups, "Search networks": ["automl"]}.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
+
+
 app = typer.Typer(
+    cls=_GroupedHelp,
     name="accelmark",
     help="Benchmark AI chips with their software stack.",
     no_args_is_help=True,
@@ -28,15 +54,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_VERBS: Final = (
-    *(train, infer, probe, run),
-    *(resume, status, stop),
-    *(report, compare, results, view, verify, evaluate, bundle, export),
-    *(cases, vendors, doctor, monitor, new, check),
-)
-for _verb in _VERBS:
-    app.command()(_verb)
-app.command(name="import")(import_files)
+for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
+    app.command(_NAMES.get(_verb.__name__))(_verb)
 _ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")

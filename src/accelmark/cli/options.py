@@ -32,6 +32,22 @@ RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory.")]
 RunOrBundle = Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.")]
 
 
+def shipped_file(given: Path, folder: str) -> Path:
+    """Return ``given``, or AccelMark's own file of that name in ``folder`` (``suites``, ``searches``).
+
+    Raises:
+        RequestError: there is neither; names the nearest one.
+    """
+    from accelmark.spec.errors import RequestError, nearest
+
+    own = {path.stem: path for path in (Path(__file__).parents[1] / folder).glob("*.yaml")}
+    if given.exists() or given.suffix or len(given.parts) > 1:
+        return given
+    if given.name not in own:
+        raise RequestError(f"{given}: neither a file here nor one of AccelMark's {folder}; {nearest(given.name, own)}")
+    return own[given.name]
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr."""
     typer.secho(f"warning: {printable(text)}", fg="yellow", err=True)

@@ -83,7 +83,7 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, Argument(metavar="FILE", help="Run file (YAML).")],
+    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite: quickstart, inference.")],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
@@ -97,8 +97,9 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
+    file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
-    request = _read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
+    request = read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
     _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
@@ -222,7 +223,7 @@ def detect_devices(vendor: str | None) -> Detected:
     )
 
 
-def _read_run_file(path: Path) -> RunSpec:
+def read_run_file(path: Path) -> RunSpec:
     """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.launcher import launcher_problems

@@ -297,7 +297,7 @@ class Summary(Spec):
 
 
 def json_schema() -> str:
-    """Return the JSON schema of ``result.json`` and ``summary.json`` as text (``docs/result.schema.json``)."""
+    """Return the JSON schema of ``result.json`` and ``summary.json`` as text (``schemas/result.json``)."""
     _, definitions = models_json_schema(
         [(RoundResult, "serialization"), (Summary, "serialization")],
         title="AccelMark results",
@@ -306,7 +306,3 @@ def json_schema() -> str:
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | definitions
     schema["anyOf"] = [{"$ref": "#/$defs/RoundResult"}, {"$ref": "#/$defs/Summary"}]
     return json.dumps(schema, indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    print(json_schema(), end="")

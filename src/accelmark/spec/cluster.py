@@ -20,6 +20,7 @@ class HostSpec(Spec):
     port: int | None = Field(default=None, ge=1, le=65535)
     """SSH port; null: the cluster's."""
     user: str | None = None
+    """SSH user; null: the cluster's."""
     key: Path | None = None
     """Private key file; null: the cluster's ``key``, else the default keys of ``ssh``."""
     interface: str | None = None
@@ -45,11 +46,13 @@ class ContainerSpec(Spec):
     """The container that ranks run in."""
 
     engine: Literal["docker", "podman"]
+    """Program that runs containers on the hosts."""
     image: str | None = None
     """An image to use unchanged; null: build the vendor's image."""
     image_file: Path | None = None
     """An image archive on the hosts, loaded where ``image`` is missing."""
     shm_size: str | None = None
+    """Size of ``/dev/shm`` as the engine takes it: ``16g``."""
     options: tuple[str, ...] = ()
     """Further options of the engine's ``run``, one argument each."""
     build_options: tuple[str, ...] = ()
@@ -57,6 +60,7 @@ class ContainerSpec(Spec):
     mounts: tuple[str, ...] = ()
     """``host path:container path[:ro]``, each one argument; no shell expands it."""
     privileged: bool = False
+    """Run containers with all privileges."""
     pip_source: str | None = None
     """Package index for installations inside the container."""
     python: str = "python3"
@@ -78,6 +82,7 @@ class ClusterSpec(Spec):
     model_config = ConfigDict(extra="allow")
 
     name: str = "local"
+    """Name of the cluster in reports."""
     hosts: tuple[HostSpec, ...] = Field(default=(HostSpec(address="localhost"),), min_length=1)
     launcher: str = "local"
     """Name of a launcher's folder."""
@@ -86,8 +91,10 @@ class ClusterSpec(Spec):
     python: str = "python3"
     """Python interpreter on the hosts, which runs ranks without a container."""
     master_port: int = Field(default=29501, ge=1024, le=65535)
+    """Port on host 0 where the ranks meet."""
     container: ContainerSpec | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of every rank."""
     visible_devices_env: str | None = None
     """Replaces the vendor's variable that limits the devices visible to a rank."""
     clear_caches: bool = False

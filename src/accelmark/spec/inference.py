@@ -93,6 +93,7 @@ class InferSettings(Spec):
     compiler: str | None = None
     """Name of the engine; null ends the run after the framework's validation."""
     num_workers: int = Field(default=0, ge=0)
+    """Worker processes that read data; 0: the main process reads it."""
     log_freq: PositiveInt = 30
     """Batches per window; latencies are written at the end of a window."""
     repeat: PositiveInt = 1
@@ -148,8 +149,11 @@ class Reference(Spec):
     """A published accuracy that the validation must reproduce within a tolerance."""
 
     value: float
+    """Published value of the metric."""
     within: float = Field(ge=0)
+    """Largest accepted difference."""
     source: str
+    """Where the value was published."""
 
 
 class InferCaseSpec(Spec):
@@ -162,6 +166,7 @@ class InferCaseSpec(Spec):
     tolerance: float = Field(ge=0)
     """Largest valid difference between the metric in the engine and in the framework."""
     tolerance_why: str
+    """Reason for the tolerance."""
     reference: Reference | None = None
     data: tuple[str, ...] = ()
     """Data sets of the case that inference needs; none with synthetic data."""

@@ -15,10 +15,13 @@ class CaseRequest(Spec):
     """One key of a run, with its data and changed settings; a plain string is a key."""
 
     key: str
+    """``model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]``."""
     task: Literal["train", "infer"] = "train"
+    """Train the model, or run inference with it."""
     data: Path | None = None
     """Directory with the case's data and weights; null: fetch what can be fetched."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """Dotted settings that differ from the case's: ``{optimizer.lr: 0.1}``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,11 +47,13 @@ class RunOptions(Spec):
     strict: bool = False
     """Treat preflight warnings (a busy machine, differing drivers) as errors."""
     fail_fast: bool = False
+    """Start no further round after a failure."""
     timeout_s: PositiveFloat | None = None
     """Maximum duration of one round from its launch; null: no limit."""
     stall_timeout_s: PositiveFloat = 1800.0
     """Maximum time without an event from a rank, or between its last event and its exit; then the job is stopped."""
     telemetry_interval_s: PositiveFloat = 1.0
+    """Seconds between samples of hosts and devices."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of ``coordinator.log`` in the run directory."""
     retry_lost: int = Field(default=0, ge=0, le=10)
@@ -59,6 +64,7 @@ class RunSpec(RunOptions):
     """A run file: a list of cases on one cluster."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Name of the run, part of its directory's name."""
     vendor: str | None = None
     """null: the cluster's vendor, else the one detected."""
     cluster: ClusterOrFile = ClusterSpec()

@@ -31,16 +31,23 @@ class OptimizerSettings(Spec):
     """The optimizer; its name determines which of the numbers it uses."""
 
     name: Literal["sgd", "adam", "adamw", "lamb"] = "sgd"
+    """Algorithm."""
     lr: float = Field(default=0.1, ge=0)
     """Peak learning rate."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of SGD."""
     nesterov: bool = False
+    """Use Nesterov's momentum (SGD)."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay; decoupled in AdamW and LAMB."""
     decay_norm_and_bias: bool = True
     """Also apply weight decay to one-dimensional parameters."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay rate of the gradient's mean (Adam, AdamW, LAMB)."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay rate of the squared gradient's mean (Adam, AdamW, LAMB)."""
     eps: PositiveFloat = 1e-8
+    """Added to the denominator (Adam, AdamW, LAMB)."""
     fused: bool | None = None
     """Use one kernel for all parameters; null: the driver chooses by device."""
 
@@ -49,7 +56,9 @@ class ScheduleSettings(Spec):
     """The learning rate over optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "onecycle", "step", "polynomial"] = "constant"
+    """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up."""
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Warm-up as a share of all steps; used when ``warmup_steps`` is 0."""
     final_lr_ratio: float = Field(default=0.0, ge=0)
@@ -59,6 +68,7 @@ class ScheduleSettings(Spec):
     step_epochs: int = Field(default=30, ge=1)
     """Epochs between drops of the step schedule."""
     step_gamma: float = 0.1
+    """Factor of each drop of the step schedule."""
 
 
 class EndSettings(Spec):
@@ -67,6 +77,7 @@ class EndSettings(Spec):
     at_target: bool = False
     """End at the first evaluation that reaches the target."""
     max_epochs: PositiveInt | None = None
+    """Passes over the training data."""
     max_steps: PositiveInt | None = None
     """Optimizer steps."""
     max_samples: PositiveInt | None = None
@@ -85,7 +96,9 @@ class EvaluateSettings(Spec):
     """When the model is evaluated, in addition to the evaluation at the end; synthetic data is not evaluated."""
 
     every_steps: PositiveInt | None = None
+    """Optimizer steps between evaluations; null: not by steps."""
     every_epochs: PositiveInt | None = None
+    """Epochs between evaluations; null: not by epochs."""
     max_batches: PositiveInt | None = None
     """Evaluate on this many batches only (marks the run)."""
 
@@ -94,13 +107,16 @@ class CheckpointSettings(Spec):
     """Checkpoints in the run directory, from which a run resumes with the same loss."""
 
     every_steps: PositiveInt | None = None
+    """Optimizer steps between checkpoints; null: none are written."""
     keep: PositiveInt = 1
+    """Number of checkpoints kept; older ones are deleted."""
 
 
 class LoaderSettings(Spec):
     """How batches reach the device."""
 
     num_workers: int = Field(default=0, ge=0)
+    """Worker processes per rank that read data; 0: the rank reads it itself."""
     prefetch: PositiveInt = 2
     """Batches that each worker process reads ahead, and that are copied ahead to a device that is not the CPU."""
     pin_memory: bool | None = None
@@ -115,20 +131,25 @@ class TrainSettings(Spec):
     batch_size: PositiveInt
     """Samples per device in one forward pass; the global batch is this times devices times accumulation."""
     eval_batch_size: PositiveInt = 256
+    """Samples per device in one batch of an evaluation."""
     gradient_accumulation_steps: PositiveInt = 1
+    """Batches per optimizer step on each device."""
     precision: Precision = "fp32"
     """Precision of matrix products; weights are fp32, and bf16 and fp16 use autocast. ``fp8``: of the linear layers in
     the model's repeated blocks, all else as with bf16."""
     parallelism: Literal["ddp", "fsdp2"] = "ddp"
+    """How the model is replicated or sharded over the ranks."""
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
     """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""
     channels_last: bool = False
+    """Store images and convolution weights as NHWC."""
     activation_checkpointing: Annotated[Literal["off", "full", "selective"], BeforeValidator(_checkpointing)] = "off"
     """Activation checkpointing: ``full`` recomputes each block in the backward pass, ``selective`` all but matrix
     products and attention. ``true`` and ``false`` mean ``full`` and ``off``."""
     attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
     """Preferred kernel of scaled dot-product attention; ``auto``: the framework chooses."""
     gradient_clip_norm: PositiveFloat | None = None
+    """Clip gradients to this global L2 norm; null: not at all."""
     seed: int = Field(default=1, ge=0)
     """Seed of round 1; round N uses ``seed + N - 1``, and each rank derives its own."""
     threads: PositiveInt | None = None

@@ -129,17 +129,18 @@ _Bound = Annotated[int, Field(strict=True, ge=1)]
 
 
 class MorphLimits(Spec):
-    """Upper bounds on networks; None: unbounded.
-
-    ``max_parameters`` and ``max_forward_operations`` (multiply-accumulates of one image, two operations each) are of
-    the whole network.
-    """
+    """Upper bounds on networks; None: unbounded."""
 
     max_filters: _Bound = 4096
+    """Filters of a convolution."""
     max_kernel: _Bound = 7
+    """Width of a convolution's kernel."""
     max_nodes: _Bound = 1000
+    """Nodes of the network's graph."""
     max_parameters: _Bound | None = None
+    """Parameters of the whole network."""
     max_forward_operations: _Bound | None = None
+    """Operations of the whole network on one image; a multiply-accumulate is two."""
 
     def allow(self, network: Network) -> bool:
         """Return whether the whole network is within the bounds."""

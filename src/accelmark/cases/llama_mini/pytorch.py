@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accelmark.cases.llama_mini._model import LlamaMini
+from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
-from accelmark.spec.errors import DataError
-
-HELD_OUT: Final = ("macbeth", "richard-ii", "twelfth-night")
-"""Plays held out from training: a tragedy, a history, a comedy."""
-
-
-def read_plays(directory: Path, *, held_out: bool) -> Tensor:
-    """Return the concatenated bytes (uint8) of the plays in ``HELD_OUT`` or of all others.
-
-    Raises:
-        DataError: there are no plays, or a held-out one is missing.
-    """
-    plays = {path.stem: path for path in directory.rglob("*.md")}
-    missing = [name for name in HELD_OUT if name not in plays]
-    if missing:
-        raise DataError(f"{directory}: expected the plays as *.md here; {', '.join(missing)} not found")
-    chosen = [plays[name] for name in sorted(plays) if (name in HELD_OUT) == held_out]
-    return torch.from_numpy(np.frombuffer(b"\n".join(path.read_bytes() for path in chosen), np.uint8).copy())
 
 
 class Case(NextToken):
@@ -37,7 +18,7 @@ class Case(NextToken):
     tokens = "bytes"
     dtype = torch.uint8
     reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = 256
+    vocab_size = VOCAB
     block_class = "Layer"
 
     def build_model(self) -> nn.Module:
@@ -53,8 +34,7 @@ class Case(NextToken):
 
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
-        length = self.number("seq_length")
-        windows = read_plays(self.data_dirs["shakespeare"], held_out=not train).unfold(0, length + 1, length)
-        if not train:
-            windows = windows[torch.linspace(0, len(windows) - 1, self.number("eval_windows")).long()]
-        return {"bytes": windows}
+        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
+        if train:
+            return {"bytes": torch.from_numpy(training_windows(plays, length))}
+        return {"bytes": torch.from_numpy(held_out_windows(plays, length, self.number("eval_windows")))}

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 from accelmark.spec.errors import DataError
 
@@ -16,11 +15,14 @@ MEAN: Final = 0.2860 * 255
 """Mean of the training images' pixel values."""
 STD: Final = 0.3530 * 255
 """Standard deviation of the training images' pixel values."""
+SIDE: Final = 28
+NUM_CLASSES: Final = 10
+_Bytes = npt.NDArray[np.uint8]
 _PREFIX: Final = {"train": "train", "test": "t10k"}
 _UINT8: Final = 8
 
 
-def read_split(directory: Path, split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
+def read_split(directory: Path, split: Literal["train", "test"]) -> tuple[_Bytes, npt.NDArray[np.int64]]:
     """Return the images, uint8 of shape (samples, 1, 28, 28), and the labels, int64 of shape (samples,).
 
     Raises:
@@ -29,12 +31,12 @@ def read_split(directory: Path, split: Literal["train", "test"]) -> tuple[Tensor
     prefix = _PREFIX[split]
     images = _read_idx(directory, f"{prefix}-images-idx3-ubyte", dimensions=3)
     labels = _read_idx(directory, f"{prefix}-labels-idx1-ubyte", dimensions=1)
-    if images.shape[1:] != (28, 28) or len(images) != len(labels):
-        raise DataError(f"{directory}: expected images of 28 x 28 with a label each, found {images.shape}")
-    return images[:, None], labels.long()
+    if images.shape[1:] != (SIDE, SIDE) or len(images) != len(labels):
+        raise DataError(f"{directory}: expected images of {SIDE} x {SIDE} with a label each, found {images.shape}")
+    return images[:, None], labels.astype(np.int64)
 
 
-def _read_idx(directory: Path, name: str, *, dimensions: int) -> Tensor:
+def _read_idx(directory: Path, name: str, *, dimensions: int) -> _Bytes:
     packed, plain = directory / f"{name}.gz", directory / name
     try:
         raw = gzip.decompress(packed.read_bytes()) if packed.is_file() else plain.read_bytes()
@@ -48,4 +50,4 @@ def _read_idx(directory: Path, name: str, *, dimensions: int) -> Tensor:
     shape = np.frombuffer(raw, ">i4", count=dimensions, offset=4)
     if len(raw) - header != shape.prod():
         raise DataError(f"{directory / name}: says {tuple(shape.tolist())}, but holds {len(raw) - header} values")
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=header).reshape(shape).copy())
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape).copy()

@@ -38,7 +38,7 @@ class Case(Classification):
 
     def build_dataloader(self) -> TensorBatches:
         """Read the test split."""
-        images, labels = read_split(self.data_dirs["fashion_mnist"], "test")
+        images, labels = map(torch.from_numpy, read_split(self.data_dirs["fashion_mnist"], "test"))
         return TensorBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:

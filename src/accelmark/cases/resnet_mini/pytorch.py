@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from accelmark.cases.resnet_mini._fashion import read_split
+from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
 from accelmark.frameworks.pytorch.tasks.classification import ImageClassification, flip
 
@@ -13,8 +13,8 @@ from accelmark.frameworks.pytorch.tasks.classification import ImageClassificatio
 class Case(ImageClassification):
     """Image classification; the data set is kept in memory as bytes and normalised in the model."""
 
-    image_shape = (1, 28, 28)
-    num_classes = 10
+    image_shape = (1, SIDE, SIDE)
+    num_classes = NUM_CLASSES
 
     def build_model(self) -> nn.Module:
         """Build the network with PyTorch's initial weights."""
@@ -23,7 +23,7 @@ class Case(ImageClassification):
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return the 60,000 training or the 10,000 test images."""
         image, label = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
-        return {"image": image, "label": label}
+        return {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
         """Flip half of the images."""

@@ -34,7 +34,6 @@ from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.model.identity import count_flops, num_parameters
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
-from accelmark.frameworks.pytorch.optimizers import needs_length
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local
 from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
@@ -58,6 +57,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
+from accelmark.train.schedules import needs_length
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
@@ -17,7 +16,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
 from accelmark.spec.plugins.framework import LaunchRecord
 
 _RENDEZVOUS_TIMEOUT_S: Final = 300
@@ -96,23 +94,8 @@ def main(arguments: Sequence[str]) -> int:
         except (RendezvousError, RuntimeError, OSError) as error:
             problem = f"the ranks of this host could not be started: {type(error).__name__}: {error}"
     record = LaunchRecord(exit_codes=codes, signal=stopped_by, problem=problem)
-    path = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".") / "ranks.json"
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(record.model_dump_json(indent=2), encoding="utf-8")
-    temporary.replace(path)
-    for rank, code in codes.items():
-        print(f"rank {rank}: exit code {'unknown' if code is None else code}", flush=True)
-    return exit_code_of(record)
-
-
-def exit_code_of(record: LaunchRecord) -> int:
-    """Return 0 when every rank exited with 0, 130 when they were cancelled, else 1."""
-    codes = set(record.exit_codes.values())
-    if codes == {0}:
-        return EXIT_OK
-    if record.problem is None and (record.signal is not None or codes <= {0, EXIT_CANCELLED, None}):
-        return EXIT_CANCELLED
-    return EXIT_FAILED
+    record.write()
+    return record.exit_code()
 
 
 if __name__ == "__main__":

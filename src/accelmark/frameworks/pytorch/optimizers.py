@@ -1,8 +1,7 @@
-"""The optimizers and learning-rate schedules that settings can name."""
+"""The optimizers that settings can name, and their learning-rate schedules."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, final
@@ -14,6 +13,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
+from accelmark.train.schedules import learning_rate_factor
 
 
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
@@ -65,54 +65,6 @@ def build_schedule(
 ) -> LambdaLR:
     """Return the schedule that ``settings`` describes, stepped once after each optimizer step."""
     return LambdaLR(optimizer, learning_rate_factor(settings, total_steps, steps_per_epoch))
-
-
-def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
-    """Return the learning rate over its peak as a function of the optimizer step, from 0.
-
-    The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
-    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor is constant.
-    """
-    warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
-    decay_steps = max(1, total_steps - warmup)
-    shape = _SHAPES[settings.name]
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            if settings.name == "onecycle":
-                return _between(1 / 25, 1.0, (1 - math.cos(math.pi * step / warmup)) / 2)
-            return (step + 1) / warmup
-        if settings.name == "step":
-            return settings.step_gamma ** (step // max(1, settings.step_epochs * steps_per_epoch))
-        done = min(1.0, (step - warmup) / decay_steps)
-        return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
-
-    return factor
-
-
-def needs_length(settings: ScheduleSettings) -> bool:
-    """Return whether the schedule depends on the total number of steps."""
-    by_ratio = settings.warmup_ratio > 0 and settings.warmup_steps == 0
-    return by_ratio or settings.name not in ("constant", "step")
-
-
-def _between(low: float, high: float, share: float) -> float:
-    return low + (high - low) * share
-
-
-def _half_cosine(left: float, power: float) -> float:
-    return (1 - math.cos(math.pi * left)) / 2
-
-
-_SHAPES: dict[str, Callable[[float, float], float]] = {
-    "constant": lambda left, power: 1.0,
-    "linear": lambda left, power: left,
-    "cosine": _half_cosine,
-    "onecycle": _half_cosine,
-    "polynomial": lambda left, power: left**power,
-    "step": lambda left, power: 1.0,
-}
-"""Share of the peak as a function of the share of the decay that is left, and the power."""
 
 
 @final

@@ -196,6 +196,8 @@ def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
         parts.append(f"device {percent(progress.devices.utilisation)}")
     if progress.devices.power_w is not None:
         parts.append(quantity(progress.devices.power_w, "W", 3))
+    if progress.share is not None:
+        parts.append(percent(progress.share))
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return "  ".join(parts)

@@ -24,7 +24,6 @@ Phase = Literal[
 ]  # fmt: skip
 _PHASES: Final[Mapping[str, Phase]] = {
     Event.INIT_START: "initialising",
-    Event.TRAIN_START: "training",
     Event.INIT_EVALUATION: "evaluating",
     Event.FINISHED: "finished",
 }
@@ -120,7 +119,8 @@ class ProgressReader:
         self._rank_log = Tail(node_dir / "rank0.out.log")
         self._telemetry = Tail(node_dir / "telemetry.jsonl")
         self._now = JobProgress()
-        self._steps_of_epoch: int | None = None
+        self._total_steps: int | None = None
+        """As rank 0 reports it when training starts."""
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOWS_OF_RATE)
         """Samples or items of the last windows, and their durations in seconds."""
 
@@ -151,8 +151,10 @@ class ProgressReader:
                     "throughput": rate * self._work.units_per_sample if rate is not None else None,
                     "elapsed_s": now.elapsed_s + window.wall_ms / 1000,
                 }
-            case Event.EPOCH_END:
-                self._steps_of_epoch = now.step // (now.epoch + 1) if now.step else None
+            case Event.TRAIN_START:
+                total = value.get("total_steps")
+                self._total_steps = total if isinstance(total, int) else None
+                return {"phase": "training"}
             case Event.EVALUATE if "phase" in value:
                 return self._metric(event.value_as(InferEvaluation).metrics)
             case Event.EVALUATE:
@@ -191,12 +193,7 @@ class ProgressReader:
         if not isinstance(self._work, TrainingWork) or now.step == 0:
             return {}
         end = self._work.settings.end
-        limits = [end.max_steps] if end.max_steps is not None else []
-        if end.max_epochs is not None and self._steps_of_epoch is not None:
-            limits.append(end.max_epochs * self._steps_of_epoch)
-        if end.max_samples is not None:
-            limits.append(-(-end.max_samples * now.step // max(1, now.samples)))
-        total = min(limits, default=None)
+        total = self._total_steps if self._total_steps is not None else end.max_steps
         left: list[tuple[float, float]] = []
         rate = now.throughput / self._work.units_per_sample if now.throughput else None
         if total is not None and rate:

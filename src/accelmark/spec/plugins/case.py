@@ -21,7 +21,9 @@ class Target(Spec):
     metric: str
     """Name of a metric that the case's evaluation returns."""
     direction: Literal["at_least", "at_most"]
+    """Whether the metric has to be at least or at most ``value``."""
     value: float
+    """Value of the metric that ends the benchmark successfully."""
     why: str
     """Source of the value."""
 
@@ -34,9 +36,13 @@ class ReferenceLoss(Spec):
     """Convergence by a reference loss curve: a limit on the mean relative error of the losses."""
 
     steps: tuple[int, ...]
+    """Optimizer steps of the reference curve."""
     loss: tuple[float, ...]
+    """Losses at these steps."""
     max_mean_relative_error: PositiveFloat = 0.02
+    """Largest accepted mean of ``|loss - reference| / reference``."""
     source: str
+    """Run or publication that the curve comes from."""
 
 
 class TrainCaseSpec(Spec):
@@ -73,10 +79,13 @@ class CaseSpec(Spec):
     """A standard workload: its data, target, and mutable settings."""
 
     name: str
+    """Name of the folder and of the model in keys."""
     version: int = Field(ge=1)
     """Incremented when results stop being comparable with earlier ones."""
     title: str
+    """One line for tables and pages."""
     description: str
+    """What is trained or inferred, on what data, to which gate."""
     licence: str
     """Licence of the model definition and any packaged weights."""
     size: Literal["mini", "standard"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Final, Literal, Protocol, Self, final
 
 from pydantic import Field
 
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.spec.settings import Scalar
@@ -46,6 +48,7 @@ class FrameworkSpec(Spec):
     name: str
     """The name used in keys (``pytorch``)."""
     title: str
+    """The framework's own spelling of its name."""
     module: str
     """The module that a program imports (``torch``)."""
     companion_modules: tuple[str, ...] = ()
@@ -145,6 +148,24 @@ class LaunchRecord(Spec):
     """Signal on which the launch terminated its ranks (``SIGTERM``)."""
     problem: str | None = None
     """Why the ranks could not be started."""
+
+    def exit_code(self) -> int:
+        """Return the exit code of a launch: 0 when every rank exited with 0, 130 when they were cancelled, else 1."""
+        codes = set(self.exit_codes.values())
+        if codes == {0}:
+            return EXIT_OK
+        if self.problem is None and (self.signal is not None or codes <= {0, EXIT_CANCELLED, None}):
+            return EXIT_CANCELLED
+        return EXIT_FAILED
+
+    def write(self) -> None:
+        """Write ``ranks.json`` to the node directory, and print how each rank ended."""
+        path = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".") / "ranks.json"
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(self.model_dump_json(indent=2), encoding="utf-8")
+        temporary.replace(path)
+        for rank, code in self.exit_codes.items():
+            print(f"rank {rank}: exit code {'unknown' if code is None else code}", flush=True)
 
 
 class FrameworkLaunch(Protocol):

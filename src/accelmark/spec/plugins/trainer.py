@@ -94,6 +94,7 @@ class LogUnits(Spec):
     """Units of the numbers in the trainer's output."""
 
     step_time: Literal["s", "ms"] = "s"
+    """Unit of the printed step times."""
     throughput: Literal["all_ranks", "device"] = "all_ranks"
     """Scope of the printed throughput, which is only compared with AccelMark's own figure."""
     samples: Literal["all_ranks", "rank"] = "all_ranks"
@@ -108,6 +109,7 @@ class TrainerSpec(Spec):
     name: str
     """Name in the framework part of a key."""
     title: str
+    """The trainer's own spelling of its name."""
     framework: str
     """The framework that the trainer uses; its launch starts the ranks."""
     requires: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ class TrainerSpec(Spec):
     resume: tuple[str, ...] = ()
     """Further arguments to resume a round; if empty, the round starts from the beginning."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the ranks."""
     log: LogSpec
     units: LogUnits = LogUnits()
 

@@ -56,7 +56,9 @@ class Chip(Spec):
     memory_gib: tuple[float, float] | None = None
     """Range of device memory, if the device name is ambiguous."""
     memory_bandwidth_gb_s: PositiveFloat | None = None
+    """Published memory bandwidth, 1e9 bytes per second."""
     tdp_w: PositiveFloat | None = None
+    """Published thermal design power in watts."""
     peaks: Peaks
     capabilities: tuple[str, ...] = ()
     """Capabilities (``fp8``), for each of which ``config_<capability>.yaml`` in a case's folder applies."""
@@ -81,6 +83,7 @@ class CapabilityFile(Spec):
     """A file of the host that shows whether it has a capability."""
 
     file: Path
+    """Name of the configuration file of the capability."""
     pattern: Regex
     """Searched for in the file."""
 
@@ -91,7 +94,9 @@ class ContainerDefaults(Spec):
     options: tuple[str, ...] = ()
     """Options of the container engine, one argument each."""
     mounts: tuple[str, ...] = ()
+    """``host path:container path[:ro]``."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables inside the container."""
 
 
 class FrameworkDevice(Spec):
@@ -115,7 +120,9 @@ class VendorSpec(Spec):
     """A vendor's platform."""
 
     name: str
+    """Name of the folder."""
     title: str
+    """The maker's name in reports."""
     frameworks: dict[str, FrameworkDevice]
     """Framework -> device; frameworks that are not listed do not run on this platform."""
     visible_devices_env: str | None

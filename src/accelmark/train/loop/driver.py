@@ -13,7 +13,7 @@ from accelmark.spec.job import TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend, Progress
-from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end
+from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop
 from accelmark.train.loop.window import ClosedWindow, Window, WindowPosition
 
@@ -106,7 +106,13 @@ class Driver:
         self._first_step = progress.global_steps
         if self._agreement is not None:
             self._agreement.start(progress.global_steps)
-        start = {"global_steps": progress.global_steps, "epoch": progress.epoch, "resumed": progress.global_steps > 0}
+        backend = self._backend
+        start = {
+            "global_steps": progress.global_steps,
+            "total_steps": total_steps(self._settings.end, backend.steps_per_epoch, backend.samples_per_step),
+            "epoch": progress.epoch,
+            "resumed": progress.global_steps > 0,
+        }
         self._log.event(Event.TRAIN_START, start)
 
     def _train(self) -> End:

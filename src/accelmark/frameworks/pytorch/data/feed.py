@@ -10,12 +10,10 @@ from typing import Final, TypeVar, final
 import torch
 
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.spec.settings import TrainSettings
+from accelmark.train.tasks.arrays import steps_of_synthetic_epoch
 
 T = TypeVar("T")
 _POLL_S: Final = 0.2
-_STEPS_IN_EPOCH: Final = 100
-"""Optimizer steps in an epoch of synthetic data where the settings bound neither steps nor samples."""
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
@@ -127,7 +125,9 @@ class SyntheticBatches:
         settings = case.settings
         batch = case.synthetic_batch(settings.batch_size)
         self._batch: Batch = mover(case.place.device, channels_last=settings.channels_last)(batch)
-        self._num_batches = _epoch_steps(settings, case.place.world_size) * settings.gradient_accumulation_steps
+        self._num_batches = (
+            steps_of_synthetic_epoch(settings, case.place.world_size) * settings.gradient_accumulation_steps
+        )
         self._world_size = case.place.world_size
         self._batch_size = settings.batch_size
 
@@ -140,16 +140,6 @@ class SyntheticBatches:
         """Yield the batch repeatedly."""
         for _ in range(self._num_batches):
             yield self._batch
-
-
-def _epoch_steps(settings: TrainSettings, world_size: int) -> int:
-    end = settings.end
-    if end.max_steps is not None:
-        return end.max_steps
-    if end.max_samples is not None:
-        step_samples = settings.batch_size * settings.gradient_accumulation_steps * world_size
-        return max(1, -(-end.max_samples // step_samples))
-    return _STEPS_IN_EPOCH
 
 
 def on_meta(batch: Batch) -> Batch:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+IGNORED: Final = -100
+"""Label of a position that is not predicted."""
 CHUNK_TOKENS: Final = 2048
 """Tokens whose logits are in memory at once: 0.3 GB of fp32 for 32,000 tokens of vocabulary."""
 
@@ -21,7 +23,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk:
     Args:
         hidden: shape (tokens, width).
         weight: shape (vocabulary, width), without bias.
-        labels: shape (tokens,).
+        labels: shape (tokens,); the mean is over those that are not ``IGNORED``.
         chunk: tokens per chunk.
     """
     kind = hidden.device.type
@@ -35,19 +37,22 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk:
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
-        count = len(labels)
+        count = (labels != IGNORED).sum()
+        needs_weight_grad = ctx.needs_input_grad[1]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads = []
         # Summed over chunks in fp32: in bf16, later chunks would be rounded away.
         weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for part, expected in zip(hidden.split(chunk), labels.split(chunk), strict=True):  # type: ignore[no-untyped-call]
             log_probabilities = F.log_softmax((part @ weight.t()).float(), -1)
-            total = total + F.nll_loss(log_probabilities, expected, reduction="sum")
+            total = total + F.nll_loss(log_probabilities, expected, reduction="sum", ignore_index=IGNORED)
             gradient = log_probabilities.exp_()
-            gradient.scatter_add_(1, expected[:, None], gradient.new_full((len(expected), 1), -1.0))
-            gradient = (gradient / count).to(hidden.dtype)
+            kept = (expected != IGNORED)[:, None]
+            gradient.scatter_add_(1, expected[:, None].clamp_min(0), gradient.new_full((len(expected), 1), -1.0))
+            gradient = (gradient * kept / count).to(hidden.dtype)
             hidden_grads.append(gradient @ weight)
-            weight_grad += gradient.t() @ part
+            if needs_weight_grad:
+                weight_grad += gradient.t() @ part
         ctx.save_for_backward(torch.cat(hidden_grads), weight_grad.to(weight.dtype))
         return total / count
 
@@ -55,4 +60,5 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
         (outer,) = gradients
-        return hidden_grad * outer.to(hidden_grad.dtype), weight_grad * outer.to(weight_grad.dtype), None, None
+        weighted = weight_grad * outer.to(weight_grad.dtype) if ctx.needs_input_grad[1] else None
+        return hidden_grad * outer.to(hidden_grad.dtype), weighted, None, None

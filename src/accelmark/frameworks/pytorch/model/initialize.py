@@ -11,20 +11,23 @@ from accelmark.frameworks.pytorch.data.batches import generator_for
 
 
 def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
-    """Materialize a model of the meta device on the CPU: matrices normal with mean 0, vectors one.
+    """Materialize a model of the meta device on the CPU: matrices normal with mean 0, biases zero, other vectors one.
 
     Every parameter has its own random generator, so that threads draw them in parallel and the values do not depend
-    on the number of threads. Buffers are materialized without values.
+    on the number of threads. Scores of attention sinks are drawn as matrices are. Buffers are materialized without
+    values.
     """
     model.to_empty(device="cpu")
 
-    def fill(item: tuple[int, Tensor]) -> None:
-        number, parameter = item
+    def fill(item: tuple[int, tuple[str, Tensor]]) -> None:
+        number, (name, parameter) = item
         with torch.no_grad():  # a setting of each thread
-            if parameter.ndim > 1:
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.ndim > 1 or name.endswith("sinks"):
                 parameter.normal_(0.0, std, generator=generator_for(seed, number))
             else:
                 parameter.fill_(1.0)
 
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        list(pool.map(fill, enumerate(model.parameters())))
+        list(pool.map(fill, enumerate(model.named_parameters())))

@@ -1,79 +1,107 @@
-"""Next-token prediction with a causal decoder of transformers."""
+"""Next-token prediction with a causal decoder of transformers, whose architecture is the case's ``model`` settings."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.data.batches import SampleSource
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
+from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
 from accelmark.frameworks.pytorch.model.initialize import initialize_normal
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
+from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 
-CAUSAL: Final = "accelmark_causal"
-"""Name of :func:`causal_attention` in a configuration's ``attn_implementation``."""
 _INIT_STD: Final = 0.02
-
-
-def causal_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Compute causal attention by SDPA without a mask tensor, so that a flash kernel can be chosen.
-
-    transformers' own ``sdpa`` tests the position ids with ``.all()``, which synchronizes on an accelerator and fails on
-    the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
-    Queries have the shape (batch, heads, length, width), keys and values (batch, key-value heads, length, width).
-    """
-    if attention_mask is not None:
-        raise ValueError("causal_attention takes no attention mask: samples are not padded")
-    output = F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    return output.transpose(1, 2), None
-
-
-AttentionInterface.register(CAUSAL, causal_attention)
+_NAMES: Final = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "num_experts": "num_local_experts",
+    "num_active_experts": "num_experts_per_tok",
+    "seq_length": "max_position_embeddings",
+}
+"""Setting under ``model`` -> argument of transformers' configurations; all others have the same name."""
+_NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "end_of_document"})
 
 
 class CausalLm(nn.Module):
-    """Llama of transformers with random weights; returns logits, or the loss if labels are given."""
+    """A decoder of transformers; returns logits, or the loss if labels are given."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, end_of_document: int | None = None) -> None:
         super().__init__()
-        self.net = LlamaForCausalLM(config)
+        self.net: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        self._end_of_document = end_of_document
+        self._balancing = getattr(config, "router_aux_loss_coef", 0.0)
+        """Factor of the loss that balances experts; 0: there is none."""
 
     @classmethod
-    def initialized(cls, config: LlamaConfig, seed: int) -> CausalLm:
-        """Return the model with normal weights of standard deviation 0.02 and norms of one, as in transformers.
+    def initialized(cls, config: PreTrainedConfig, seed: int, end_of_document: int | None = None) -> CausalLm:
+        """Return the model with normal weights of standard deviation 0.02, zero biases and norms of one.
 
         Several threads draw the weights, since one takes minutes for billions of them.
         """
         with torch.device("meta"):
-            model = cls(config)
+            model = cls(config, end_of_document)
         if torch.get_default_device().type != "meta":
             initialize_normal(model, _INIT_STD, seed)
-            model.net.model.rotary_emb = LlamaRotaryEmbedding(config)
+            _compute_buffers(model.net)
         return model
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, *, in_chunks: bool = True) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``.
+
+        In training, the loss of a mixture of experts includes the balancing loss.
+        """
+        arguments: dict[str, Any] = {}
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        hidden: Tensor = self.net.model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
-        if labels is not None:
-            return chunked_cross_entropy(hidden.flatten(0, 1), self.net.lm_head.weight, labels.flatten())
-        logits: Tensor = self.net.lm_head(hidden)
-        return logits
+        if self._end_of_document is not None:
+            arguments["documents"], positions = documents_of(tokens, self._end_of_document)
+        balances = bool(self._balancing) and labels is not None and self.training
+        if balances:
+            arguments["output_router_logits"] = True
+        output = self.net.base_model(input_ids=tokens, position_ids=positions, use_cache=False, **arguments)
+        hidden: Tensor = output.last_hidden_state
+        head: nn.Linear = self.net.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if labels is None:
+            logits: Tensor = head(hidden)
+            return logits
+        if in_chunks:
+            loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
+        else:
+            loss = F.cross_entropy(head(hidden).flatten(0, 1).float(), labels.flatten())
+        if balances:
+            config = self.net.config
+            loss = loss + self._balancing * balancing_loss(output.router_logits, config.num_experts_per_tok)
+        return loss
+
+
+def documents_of(tokens: Tensor, end_of_document: int) -> tuple[Tensor, Tensor]:
+    """Return each token's document number and its position in that document, both of the shape of ``tokens``.
+
+    The token ``end_of_document`` belongs to the document that it ends.
+    """
+    ends = (tokens == end_of_document).long()
+    documents = ends.cumsum(1) - ends
+    index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    is_first = F.pad(ends[:, :-1], (1, 0), value=1)
+    return documents, index - (index * is_first).cummax(1).values
+
+
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Give buffers their initial values, by building each layer that has some of its own once more."""
+    for module in model.modules():
+        if dict(module.named_buffers(recurse=False)):
+            fresh = type(module)(model.config)
+            for name, buffer in fresh.named_buffers(recurse=False):
+                setattr(module, name, buffer)
 
 
 class ChunkedNextToken(NextToken):
@@ -81,7 +109,59 @@ class ChunkedNextToken(NextToken):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token, in nats; fp16 uses whole logits, as chunks lack the loss scale."""
-        if model.training and self.settings.precision != "fp16":
-            loss: Tensor = model(batch["tokens"][:, :-1], batch["tokens"][:, 1:])
-            return loss
-        return super().loss(model, batch)
+        tokens = batch[self.tokens].long()
+        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:], in_chunks=self.settings.precision != "fp16")
+        return loss
+
+
+class Pretraining(ChunkedNextToken):
+    """Pretraining of a decoder from random weights on token shards; a case states configuration class and data.
+
+    The settings under ``model`` are the architecture, by their names here (``_NAMES``) or those of the configuration
+    class. ``end_of_document`` limits attention to a document and counts positions from its start; ``eval_samples``
+    limits the evaluation to the first samples.
+    """
+
+    config_class: ClassVar[type[PreTrainedConfig]]
+    names: ClassVar[Mapping[str, str]] = {}
+    """Names of settings in this configuration class, in addition to ``_NAMES``."""
+    config_values: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of the configuration that are not settings."""
+    shards: ClassVar[str]
+    """Name of the data set."""
+
+    def config(self) -> PreTrainedConfig:
+        """Return the configuration that the settings describe."""
+        names = {**_NAMES, **self.names}
+        values: dict[str, Any] = {
+            "attn_implementation": CAUSAL,
+            "experts_implementation": EXPERTS,
+            **self.config_values,
+        }
+        settings = self.settings.model.items()
+        values |= {names.get(name, name): value for name, value in settings if name not in _NOT_ARCHITECTURE}
+        return self.config_class(**values)
+
+    def build_model(self) -> nn.Module:
+        """Build the decoder with random weights; open runs may reduce its size by ``model``."""
+        end = self.settings.model.get("end_of_document")
+        return CausalLm.initialized(
+            self.config(), self.place.shared_seed, self.number("end_of_document") if end is not None else None
+        )
+
+    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the layers of the decoder."""
+        return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
+
+    def dataset(self, *, train: bool) -> SampleSource:
+        """Return windows of ``train`` or of ``val``."""
+        length, split = self.number("seq_length"), "train" if train else "val"
+        limit = None if train else self.settings.model.get("eval_samples")
+        return TokenShards(
+            self.data_dirs[self.shards],
+            split,
+            length + 1,
+            length,
+            self.vocab_size,
+            limit=self.number("eval_samples") if limit is not None else None,
+        )

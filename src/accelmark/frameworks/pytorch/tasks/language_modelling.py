@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.model.chunked_loss import IGNORED
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
 
-IGNORED: Final = -100
-"""Label of a position that is not predicted."""
 CLS: Final = 101
 SEP: Final = 102
 MASK: Final = 103

@@ -21,13 +21,15 @@ from accelmark.spec.errors import DataError
 
 @final
 class TokenShards:
-    """Windows of ``length`` tokens of a split, ``stride`` apart.
+    """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given.
 
     Raises:
         DataError: the directory has another layout, or a file does not hold token numbers below ``vocab_size``.
     """
 
-    def __init__(self, directory: Path, split: str, length: int, stride: int, vocab_size: int) -> None:
+    def __init__(
+        self, directory: Path, split: str, length: int, stride: int, vocab_size: int, limit: int | None = None
+    ) -> None:
         folder = directory / split
         paths = sorted(path for path in folder.glob("*") if path.suffix in {".npy", ".bin"}) if folder.is_dir() else []
         if not paths:
@@ -39,9 +41,12 @@ class TokenShards:
         self._ends = list(accumulate(counts))
         if not self._ends[-1]:
             raise DataError(f"{folder}: no shard holds {length} tokens, so there is not one sample")
+        if limit is not None and limit > self._ends[-1]:
+            raise DataError(f"{folder}: holds {self._ends[-1]} samples of {length} tokens; {limit} are needed")
+        self._num_samples = self._ends[-1] if limit is None else limit
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._num_samples
 
     def window(self, index: int) -> Tensor:
         """Return window ``index`` as int64 tokens of shape ``(length,)``."""

@@ -1,0 +1,138 @@
+"""Writes the reference pages from the code when mkdocs builds the site, and the front page from README.md."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from accelmark import api
+from accelmark.cli.main import app
+from accelmark.explain.entries import entries
+from accelmark.explain.fields import documented_fields
+from accelmark.explain.schemas import FILES
+from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
+
+_ROOT: Final = Path(__file__).parents[1]
+_SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
+_LINK: Final = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {
+        "index.md": _front_page(),
+        "reference/commands.md": _commands(),
+        "reference/figures.md": _figures(),
+        "reference/settings.md": _settings(),
+        "reference/terms.md": _terms(),
+        "reference/api.md": _api(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point links to files outside docs at the repository."""
+    return _LINK.sub(lambda found: f"]({_site_link(found[1])})", markdown) if not page.file.generated_by else markdown
+
+
+def _site_link(target: str) -> str:
+    return _SOURCE + target.removeprefix("../") if target.startswith("../") else target
+
+
+def _front_page() -> str:
+    """Return README.md with links as the site has them."""
+
+    def link(found: re.Match[str]) -> str:
+        page = found[1].removeprefix("docs/")
+        return f"]({page})" if page != found[1] else f"]({_SOURCE}{page})"
+
+    return _LINK.sub(link, (_ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def _table(*heading: str, rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [heading, tuple("---" for _ in heading), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+
+
+def _figures() -> str:
+    parts = ["# Figures\n\nA figure that was not measured is null and has a reason..\n"]
+    for group, names in FIGURE_GROUPS.items():
+        rows = (
+            (f"`{name}`", FIGURES[name].title.format(unit="unit"), FIGURES[name].unit.format(unit="unit"),
+             FIGURES[name].explanation.format(unit="unit"))
+            for name in names
+        )  # fmt: skip
+        parts.append(f"## {group}\n\n" + _table("Name", "Title", "Unit", "Definition", rows=rows))
+    return "\n".join(parts)
+
+
+def _settings() -> str:
+    from accelmark.spec.inference import InferSettings
+    from accelmark.spec.settings import TrainSettings
+
+    parts = ["# Settings and files\n\nJSON schemas of these files are in the package, in `accelmark/schemas`.\n"]
+    models: dict[str, Any] = {"Settings of training": TrainSettings, "Settings of inference": InferSettings}
+    models |= {title: model for model, title in FILES.values()}
+    for title, model in models.items():
+        rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in documented_fields(model))
+        parts.append(f"## {title}\n\n" + _table("Key", "Type", "Default", "Meaning", rows=rows))
+    return "\n".join(parts).replace("``", "`")
+
+
+def _terms() -> str:
+    kinds: dict[str, list[tuple[str, ...]]] = {}
+    for entry in entries():
+        if entry.kind != "figure" and not entry.kind.startswith(("setting", "key")):
+            kinds.setdefault(entry.kind, []).append((f"`{entry.name}`", entry.text, entry.remedy))
+    parts = [
+        f"## {kind.capitalize()}\n\n" + _table("Name", "Meaning", "What to do", rows=iter(rows))
+        for kind, rows in kinds.items()
+    ]
+    return "# Terms\n\n`accelmark explain NAME` prints the same texts.\n\n" + "\n".join(parts)
+
+
+def _api() -> str:
+    """Return the functions and classes of the Python API with their signatures and documentation."""
+    parts = [f"# Python API\n\n```text\n{inspect.getdoc(api)}\n```\n"]
+    for name in api.__all__:
+        found = getattr(api, name)
+        if inspect.isclass(found):
+            parts.append(f"## {name}\n\n{inspect.getdoc(found)}\n")
+            for member, value in vars(found).items():
+                if not member.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
+                    parts.append(_documented(f"{name}.{member}", value, "###"))
+        else:
+            parts.append(_documented(name, found, "##"))
+    return "\n".join(parts)
+
+
+def _documented(name: str, found: Any, level: str) -> str:
+    signature = "" if isinstance(found, property) else str(inspect.signature(found))
+    return f"{level} {name}\n\n```python\n{name}{signature}\n```\n\n```text\n{inspect.getdoc(found)}\n```\n"
+
+
+def _commands() -> str:
+    root: Any = typer.main.get_command(app)
+    parts = ["# Command line\n"]
+
+    def describe(command: Any, name: str) -> None:
+        if getattr(command, "commands", None) and name != "accelmark":
+            parts.append(f"## {name}\n\n{command.help}\n")
+        for sub_name, sub in sorted(getattr(command, "commands", {}).items()):
+            if not sub.hidden:
+                describe(sub, f"{name} {sub_name}")
+        if not getattr(command, "commands", None):
+            context = command.make_context(name, [], resilient_parsing=True)
+            parts.append(f"## {name}\n\n```text\n{command.get_help(context).strip()}\n```\n")
+
+    describe(root, "accelmark")
+    return "\n".join(parts)

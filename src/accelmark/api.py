@@ -1,0 +1,193 @@
+"""Python API: load results as typed objects and data frames, run cases, compare runs.
+
+    import accelmark
+
+    run = accelmark.load("runs/20261122T091340Z-quickstart")
+    run.cases[0].verdict, run.cases[0].figures["throughput_train"].mean
+    run.frame()              # pandas: one row for each case, every figure with half of its 95 % interval
+    run.curves("loss")       # pandas: case, round, step, time_s, value
+
+Data frames need pandas: ``pip install 'accelmark[pandas]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from accelmark.results.compare.comparison import Comparison
+from accelmark.results.compare.comparison import compare as _compare
+from accelmark.results.compare.table import rows_of
+from accelmark.results.schema import CaseResult, RoundResult, Summary
+from accelmark.results.sources import find_sources, load_source
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.spec.errors import RequestError
+from accelmark.spec.runfile import CaseRequest, RunSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "compare", "frame", "load", "load_all", "run"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The results of one run, search or bundle."""
+
+    loaded: LoadedRun
+
+    @property
+    def path(self) -> Path:
+        """The run directory or bundle."""
+        return self.loaded.path
+
+    @property
+    def summary(self) -> Summary:
+        """``summary.json``."""
+        return self.loaded.summary
+
+    @property
+    def cases(self) -> tuple[CaseResult, ...]:
+        """The results of each case over its rounds: verdict, reasons, figures with mean and 95 % interval."""
+        return self.summary.cases
+
+    @property
+    def rounds(self) -> Mapping[str, RoundResult]:
+        """Directory of a round, relative to the run -> its result."""
+        return self.loaded.rounds
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row for each case; columns as in ``accelmark results --csv``."""
+        return frame([self])
+
+    def curves(self, name: str = "loss") -> pd.DataFrame:
+        """Return a curve of every round: ``loss``, ``throughput`` or a metric.
+
+        Columns: case, round, step (optimizer steps), time_s (seconds of raw training time), value.
+        """
+        columns = ("case", "round", "step", "time_s", "value")
+        rows = [
+            (str(result.key), result.round, point.step, point.time_s, point.value)
+            for result in self.rounds.values()
+            for point in result.curves.get(name, ())
+        ]
+        return _frame(rows, columns)
+
+    def telemetry(self) -> pd.DataFrame:
+        """Return the telemetry of every round, downsampled as on the page.
+
+        Columns: case, round, label (host and device), quantity, unit, time_s (seconds since training began, negative
+        before), value (null where it could not be read).
+        """
+        columns = ("case", "round", "label", "quantity", "unit", "time_s", "value")
+        rows = [
+            (str(result.key), result.round, series.label, series.quantity, series.unit, time_s, value)
+            for result in self.rounds.values()
+            for series in result.telemetry
+            for time_s, value in series.points
+        ]
+        return _frame(rows, columns)
+
+
+def load(path: str | Path) -> Run:
+    """Load the results of one run directory, search or bundle.
+
+    Raises:
+        RequestError: there is no run at ``path``, or several below it.
+        RunError: its results cannot be read.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise RequestError(f"{place}: no such run, bundle or directory of runs")
+    found, problems = find_sources(place)
+    if len(found) != 1:
+        many = f"has {len(found)} runs: use load_all" if found else "has no run"
+        raise RequestError("\n".join([f"{place}: {many}", *problems]))
+    return Run(load_source(found[0]))
+
+
+def load_all(*paths: str | Path) -> Iterator[Run]:
+    """Yield every run at or below ``paths``, by name. Raises RunError at one that cannot be read."""
+    for path in paths:
+        for found in find_sources(Path(path))[0]:
+            yield Run(load_source(found))
+
+
+def frame(runs: Iterable[Run]) -> pd.DataFrame:
+    """Return one row for each case of ``runs``, oldest run first."""
+    return _frame(rows_of(run.loaded for run in runs))
+
+
+def run(
+    *keys: str,
+    file: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    data: str | Path | None = None,
+    vendor: str | None = None,
+    out: str | Path | None = None,
+    synthetic: bool = False,
+    allow_open: bool = False,
+    offline: bool = False,
+) -> Run:
+    """Train the cases of ``keys``, or run a run file or shipped suite (``quickstart``), and return the results.
+
+    Args:
+        settings: dotted setting -> value, the strongest layer: ``{"end.max_steps": 100}``.
+        data: directory with the data of the cases of ``keys``; None: fetch what can be fetched.
+        out: run directory; None: a new one in ``runs``.
+        allow_open: allow changes to immutable settings; permanently marks the result OPEN.
+
+    Raises:
+        RequestError: the request is wrong; names every problem. Nothing was started.
+    """
+    from accelmark.cli.options import shipped_file
+    from accelmark.cli.runs import plan_request, read_run_file
+    from accelmark.run.controller import coordinator
+    from accelmark.run.controller.data import DataFetcher
+    from accelmark.run.preflight.report import run_preflight
+    from accelmark.run.record.directory import default_path
+
+    if (file is None) == (not keys):
+        raise RequestError("name either keys of cases or a run file")
+    base = Path()
+    if file is not None:
+        path = shipped_file(Path(file), "suites")
+        request, base = read_run_file(path), path.parent
+    else:
+        cases = tuple(CaseRequest(key=key, data=None if data is None else Path(data)) for key in keys)
+        request = RunSpec(name="run", cases=cases)
+    changed = {"vendor": vendor or request.vendor, "open": allow_open or request.open}
+    texts = [f"{key}={_as_yaml(value)}" for key, value in (settings or {}).items()]
+    plan = plan_request(request.model_copy(update=changed), texts, synthetic=synthetic, base=base)
+    plan = plan.model_copy(update={"offline": offline})
+    place = Path(out) if out is not None else default_path(plan.name, datetime.now(UTC))
+    outcome = coordinator.start(plan, place, DataFetcher(offline), run_preflight, as_json=False)
+    return load(outcome.directory)
+
+
+def compare(baseline: Run, *others: Run, across_scales: bool = False, force: bool = False) -> Comparison:
+    """Compare runs with ``baseline``: differences of figures with 95 % intervals, and what else differs.
+
+    Raises:
+        RequestError: they have no case in common, or cases are not comparable and ``force`` is not set.
+    """
+    return _compare([run.loaded for run in (baseline, *others)], across_scales=across_scales, force=force)
+
+
+def _as_yaml(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).removesuffix("\n...\n").strip()
+
+
+def _frame(rows: Sequence[Any], columns: tuple[str, ...] | None = None) -> pd.DataFrame:
+    from accelmark.spec.plugins.requirements import require
+
+    require("data frames", "accelmark[pandas]")
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=None if columns is None else pd.Index(columns))

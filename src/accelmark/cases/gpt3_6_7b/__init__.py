@@ -1,0 +1,1 @@
+"""Pretraining of GPT-3 6.7B."""

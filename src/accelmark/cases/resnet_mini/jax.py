@@ -1,0 +1,98 @@
+"""A small ResNet on Fashion-MNIST in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.nn.initializers import variance_scaling
+
+from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, read_split
+from accelmark.frameworks.jax.tasks.classification import Classification
+from accelmark.train.tasks.arrays import ArrayBatches, Arrays, Augment
+
+_UNIFORM = variance_scaling(1 / 3, "fan_in", "uniform")
+"""PyTorch's initial weights of convolutions and linear layers."""
+
+
+class Block(nnx.Module):
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, dtype: Any, rngs: nnx.Rngs) -> None:
+        conv = partial(nnx.Conv, use_bias=False, dtype=dtype, kernel_init=_UNIFORM, rngs=rngs)
+        norm = partial(nnx.BatchNorm, channels_out, momentum=0.9, dtype=dtype, rngs=rngs)
+        self.conv1, self.norm1 = conv(channels_in, channels_out, (3, 3), stride, padding=1), norm()
+        self.conv2, self.norm2 = conv(channels_out, channels_out, (3, 3), padding=1), norm()
+        self.is_projected = stride != 1 or channels_in != channels_out
+        if self.is_projected:
+            self.shortcut, self.shortcut_norm = conv(channels_in, channels_out, (1, 1), stride, padding=0), norm()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the block's output, halved in size where the stride is 2."""
+        inner = nnx.relu(self.norm1(self.conv1(x)))
+        beside = self.shortcut_norm(self.shortcut(x)) if self.is_projected else x
+        return nnx.relu(self.norm2(self.conv2(inner)) + beside)
+
+
+class ResNetMini(nnx.Module):
+    """A strided stem, one stage per width, and a classifier: uint8 images (batch, height, width, 1) to logits."""
+
+    def __init__(self, widths: Sequence[int], blocks: int, dtype: Any, rngs: nnx.Rngs) -> None:
+        conv = partial(nnx.Conv, use_bias=False, dtype=dtype, kernel_init=_UNIFORM, rngs=rngs)
+        self.stem = conv(1, widths[0], (4, 4), 2, padding=1)
+        self.norm = nnx.BatchNorm(widths[0], momentum=0.9, dtype=dtype, rngs=rngs)
+        befores = [widths[0], *widths[:-1]]
+        self.blocks = nnx.List(
+            Block(width if block else before, width, 2 if stage and not block else 1, dtype, rngs)
+            for stage, (before, width) in enumerate(zip(befores, widths, strict=True))
+            for block in range(blocks)
+        )
+        self.classifier = nnx.Linear(widths[-1], NUM_CLASSES, dtype=dtype, kernel_init=_UNIFORM, rngs=rngs)
+
+    def __call__(self, image: jax.Array) -> jax.Array:
+        """Return logits of shape (batch, classes)."""
+        x = nnx.relu(self.norm(self.stem((image.astype(jnp.float32) - MEAN) / STD)))
+        for block in self.blocks:
+            x = block(x)
+        logits: jax.Array = self.classifier(x.mean((1, 2)))
+        return logits
+
+
+def flip(batch: Arrays, random: np.random.Generator) -> Arrays:
+    """Flip half of the images horizontally."""
+    image = batch["image"]
+    chosen = random.random(len(image)) < 0.5
+    return {**batch, "image": np.where(chosen[:, None, None, None], image[:, :, ::-1], image)}
+
+
+class Case(Classification):
+    """Image classification; the data set is kept in memory as bytes and normalised in the model."""
+
+    def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+        """Build the network with PyTorch's distribution of initial weights."""
+        widths = [self.number("width") * 2**stage for stage in range(self.number("num_stages"))]
+        return ResNetMini(widths, self.number("blocks_per_stage"), self.dtype, rngs)
+
+    def _split(self, split: Literal["train", "test"], augment: Augment | None = None) -> ArrayBatches:
+        image, label = read_split(self.data_dirs["fashion_mnist"], split)
+        arrays: Arrays = {"image": image.transpose(0, 2, 3, 1), "label": label.astype(np.int32)}
+        return self.batches(arrays, train=split == "train", augment=augment)
+
+    def train_batches(self) -> ArrayBatches:
+        """Return the 60,000 training images, half of them flipped."""
+        return self._split("train", flip)
+
+    def eval_batches(self) -> ArrayBatches:
+        """Return the 10,000 test images."""
+        return self._split("test")
+
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return random images and labels."""
+        random = np.random.default_rng((self.settings.seed, self.place.rank))
+        image = random.integers(0, 256, (size, SIDE, SIDE, 1), np.uint8)
+        return {"image": image, "label": random.integers(0, NUM_CLASSES, size).astype(np.int32)}

@@ -1,0 +1,118 @@
+"""Verbs for people who begin: explain a name, write the first files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+
+RUN_FILE: Final = "run.yaml"
+CLUSTER_FILE: Final = "cluster.yaml"
+
+
+def explain(
+    name: Annotated[
+        str | None, Argument(metavar="NAME", help="A figure, setting, state, end reason or mark: mfu, optimizer.lr.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Explain a figure, setting, state, end reason or mark; without a name, list all of them."""
+    from accelmark.explain.entries import entries
+    from accelmark.explain.entries import explain as find
+
+    if name is None:
+        known = list(entries())
+        if as_json:
+            typer.echo(json.dumps([asdict(entry) for entry in known], indent=2))
+            return
+        for kind, group in groupby(known, key=lambda entry: entry.kind):
+            typer.secho(f"{kind.capitalize()}: ", bold=True, nl=False)
+            typer.echo(", ".join(entry.name for entry in group))
+        return
+    found = find(name)
+    if as_json:
+        typer.echo(json.dumps([asdict(entry) for entry in found], indent=2))
+        return
+    for entry in found:
+        typer.secho(f"{entry.name} ({entry.kind})", bold=True)
+        typer.echo(f"  {entry.text}")
+        if entry.remedy:
+            typer.echo(f"  {entry.remedy}")
+
+
+def init(
+    hosts: Annotated[
+        list[str] | None, Argument(metavar="[HOST...]", help="Hosts reached by SSH; none: this machine.")
+    ] = None,
+    into: Annotated[Path, Option(metavar="DIR", help="Where to write run.yaml and cluster.yaml.")] = Path(),
+    vendor: options.Vendor = None,
+    chip: Annotated[str | None, Option(help="Chip of the hosts; default: the vendor's first one.")] = None,
+    devices: Annotated[int, Option(min=1, help="Devices of each host.")] = 1,
+    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
+) -> None:
+    """Write a run file, and a cluster file for hosts, that fit this machine or the given hosts."""
+    from accelmark.results.store.files import make_directory, write_atomic
+    from accelmark.spec.errors import RequestError
+    from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.telemetry.detect import detect
+
+    if hosts:
+        if vendor is None:
+            raise RequestError("name the vendor of the hosts' chips with --vendor; `accelmark vendors` lists them")
+        chips = load_vendor(vendor).chips
+        hardware = chip or (chips[0].name if chips else vendor.upper())
+        texts = {RUN_FILE: _run_file(hardware, devices, len(hosts)), CLUSTER_FILE: _cluster_file(hosts, vendor)}
+    else:
+        found = next(here for here in detect() if vendor in (None, here.vendor))
+        hardware = chip or found.hardware or found.vendor.upper()
+        texts = {RUN_FILE: _run_file(hardware, 1 if found.fallback else len(found.devices), 0)}
+    if (taken := [name for name in texts if (into / name).exists()]) and not force:
+        raise RequestError(f"{into}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --into")
+    make_directory(into)
+    for name, text in texts.items():
+        write_atomic(into / name, text)
+        typer.echo(f"wrote {into / name}")
+    if hosts:
+        typer.echo(f"\nNext:  edit {into / CLUSTER_FILE}")
+        typer.echo(f"       accelmark run {into / RUN_FILE} --dry-run   # shows jobs, commands and settings")
+    else:
+        typer.echo(f"\nNext:  accelmark run {into / RUN_FILE}")
+
+
+def _run_file(hardware: str, devices: int, num_hosts: int) -> str:
+    from accelmark.explain.schemas import schema_line
+
+    scales = dict.fromkeys([(1, 1), (1, devices), (max(1, num_hosts), devices)])
+    keys = [
+        f"  - key: {case}:pytorch:{hardware}:{nodes}:{per_node}\n"
+        for case in ("resnet_mini", "llama_mini")
+        for nodes, per_node in scales
+    ]
+    return (
+        f"{schema_line('run')}\n"
+        "name: first\n"
+        f"{f'cluster: {CLUSTER_FILE}{chr(10)}' if num_hosts else ''}"
+        "# model:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`\n"
+        f"cases:\n{''.join(keys)}"
+    )
+
+
+def _cluster_file(hosts: list[str], vendor: str) -> str:
+    from accelmark.explain.schemas import schema_line
+
+    return (
+        f"{schema_line('cluster')}\n"
+        "launcher: ssh\n"
+        f"vendor: {vendor}\n"
+        "# user: bench       # unless these are set, SSH uses your user, keys, agent and known_hosts\n"
+        "# key: ~/.ssh/bench\n"
+        "# python: /opt/venv/bin/python    # of ranks outside containers; needs psutil, pydantic, PyYAML and PyTorch\n"
+        f"hosts:\n{''.join(f'  - {{address: {host}}}{chr(10)}' for host in hosts)}"
+    )

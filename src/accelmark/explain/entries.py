@@ -1,0 +1,80 @@
+"""Find the explanation of a figure, setting, state, end reason or mark by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from pydantic import BaseModel, TypeAdapter
+
+from accelmark.explain.fields import documented_fields
+from accelmark.results.figure_names import FIGURES
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.inference import InferSettings
+from accelmark.spec.model import Spec, read_yaml
+from accelmark.spec.runfile import RunSpec
+from accelmark.spec.settings import TrainSettings
+
+FILES_OF_SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
+    "setting of training": TrainSettings,
+    "setting of inference": InferSettings,
+    "key of a run file": RunSpec,
+    "key of a cluster file": ClusterSpec,
+}
+
+
+class Term(Spec):
+    """A word that AccelMark writes, explained."""
+
+    text: str
+    """What it means, as a sentence."""
+    remedy: str = ""
+    """What to do; empty where nothing is to be done."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An explanation."""
+
+    name: str
+    kind: str
+    """``figure``, ``setting of training``, ``end reason``, ..."""
+    text: str
+    remedy: str = ""
+
+
+def entries() -> Iterator[Entry]:
+    """Yield everything that can be explained; a name may occur once in each kind."""
+    for figure, info in FIGURES.items():
+        unit = info.unit.format(unit="unit") or "a number"
+        better = "" if info.better == "neither" else f" {info.better.capitalize()} is better."
+        title = info.title.format(unit="unit")
+        yield Entry(figure.value, "figure", f"{title}, in {unit}: {info.explanation.format(unit='unit')}.{better}")
+    for kind, model in FILES_OF_SETTINGS.items():
+        for field in documented_fields(model):
+            default = f" Default: {field.default}." if field.default not in ("", "-") else ""
+            yield Entry(field.key, kind, f"{field.text} Type: {field.type}.{default}")
+    path = Path(__file__).with_name("terms.yaml")
+    for kind, terms in TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path)).items():
+        for name, term in terms.items():
+            yield Entry(name, kind, term.text, term.remedy)
+
+
+def explain(name: str) -> list[Entry]:
+    """Return the explanations of a name; a setting's last part is enough where no other has it.
+
+    Raises:
+        RequestError: nothing has this name; suggests the nearest one.
+    """
+    known = list(entries())
+    found = [entry for entry in known if entry.name == name]
+    found = found or [entry for entry in known if entry.name.rpartition(".")[2] == name]
+    if not found:
+        close = nearest(name, {entry.name for entry in known})
+        hint = close if close.startswith("did you") else "accelmark explain lists all names"
+        raise RequestError(f"nothing is called {name!r}; {hint}")
+    return found

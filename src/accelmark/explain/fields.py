@@ -1,0 +1,106 @@
+"""Read the documentation strings of a specification's fields, and write its JSON schema with them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, final, get_args
+
+from pydantic import BaseModel
+
+SCHEMA_DIRECTORY: Final = Path(__file__).parents[1] / "schemas"
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DocumentedField:
+    """A key of a file, as users write it."""
+
+    key: str
+    """Dotted: ``optimizer.lr``."""
+    type: str
+    default: str
+    """As in YAML; empty where the key is required."""
+    text: str
+
+
+@cache
+def field_texts(model: type[BaseModel]) -> dict[str, str]:
+    """Return field -> the string that follows it in the source, base classes included."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        statements = list(ast.iter_child_nodes(ast.parse(inspect.getsource(base)).body[0]))
+        for pair in pairwise(statements):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that a type annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]
+
+
+def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[DocumentedField]:
+    """Yield the fields of a model and of the models in them, with dotted keys; ``[]`` marks entries of lists."""
+    texts, properties = field_texts(model), model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        parts = models_in(field.annotation)
+        default = "" if field.is_required() else _as_yaml(field.get_default(call_default_factory=True))
+        if parts:
+            text = texts.get(name) or (inspect.getdoc(parts[0]) or "").partition("\n")[0]
+            yield DocumentedField(key, "mapping", "" if field.is_required() else "-", text)
+            nested = f"{key}[]." if "tuple" in str(field.annotation) else f"{key}."
+            for part in parts:
+                yield from documented_fields(part, nested)
+        else:
+            yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
+
+
+def json_schema(model: type[BaseModel], title: str) -> str:
+    """Return the JSON schema of a file, with the fields' documentation strings as descriptions."""
+    schema = model.model_json_schema()
+    found = {model.__name__: model}
+    waiting = [model]
+    while waiting:
+        for field in waiting.pop().model_fields.values():
+            new = [part for part in models_in(field.annotation) if part.__name__ not in found]
+            found |= {part.__name__: part for part in new}
+            waiting += new
+    for name, part in [(model.__name__, schema), *schema.get("$defs", {}).items()]:
+        if name not in found:
+            continue
+        for key, text in field_texts(found[name]).items():
+            if key in part.get("properties", {}):
+                part["properties"][key]["description"] = text
+    return json.dumps({"$schema": _DIALECT} | schema | {"title": title}, indent=1) + "\n"
+
+
+def _as_yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    return json.dumps(value, default=str) if not isinstance(value, str) else value
+
+
+def _type_name(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if "anyOf" in schema:
+        return " | ".join(dict.fromkeys(_type_name(part) for part in schema["anyOf"]))
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    kind = schema.get("type") or ("const" in schema and repr(schema["const"])) or "any"
+    return f"list of {_type_name(schema['items'])}" if kind == "array" and "items" in schema else str(kind)

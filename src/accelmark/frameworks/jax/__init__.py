@@ -1,0 +1,1 @@
+"""JAX with Flax NNX models and Optax optimizers."""

@@ -1,0 +1,36 @@
+"""Starting JAX ranks on a host. Imports no framework: planning and node agents use it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Final
+
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+
+COORDINATOR: Final = "ACCELMARK_COORDINATOR"
+"""Variable with ``HOST:PORT`` of the coordination service, which rank 0 opens."""
+_PLUGINS: Final = {"cuda": "-cuda", "rocm": "-rocm"}
+"""Device type -> part of the name of the package that adds it to JAX (``jax-cuda13-plugin``)."""
+
+
+def launch(place: HostPlace) -> Launch:
+    """Return the rank's own command for a single rank, else AccelMark's process launcher around it."""
+    environment = {COORDINATOR: f"{place.master_address}:{place.master_port}"}
+    if place.nnodes * place.num_ranks == 1:
+        return Launch(place.rank_command, {**environment, **RankPlace().variables()})
+    command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
+    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
+    return Launch([*command, "--", *place.rank_command], environment)
+
+
+def device_support(device_type: str, version: str) -> DeviceSupport:
+    """Determine from the installed packages whether JAX has a plug-in for ``device_type``."""
+    part = _PLUGINS.get(device_type)
+    if part is None:
+        return DeviceSupport(True, f"JAX {version}")
+    for distribution in importlib.metadata.distributions():
+        name = distribution.name or ""
+        if name.startswith("jax") and part in name and "plugin" in name:
+            return DeviceSupport(True, f"JAX {version} with {name} {distribution.version}")
+    install = f"pip install 'jax[{'cuda13' if device_type == 'cuda' else device_type}]=={version}'"
+    return DeviceSupport(False, f"JAX {version} has no plug-in for {device_type}: {install}")

@@ -1,0 +1,36 @@
+"""The optimizers that settings can name, as Optax transformations."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import optax
+
+from accelmark.spec.settings import OptimizerSettings
+
+OPTIMIZER_CLASSES: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
+
+
+def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
+    """Return the optimizer's step before the learning rate, with PyTorch's formulas.
+
+    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step.
+    """
+    decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else _matrices)
+    adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
+    match settings.name:
+        case "sgd":
+            trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
+            return optax.chain(decay, trace)
+        case "adam":
+            return optax.chain(decay, adam)
+        case "adamw":
+            return optax.chain(adam, decay)
+        case "lamb":
+            return optax.chain(adam, decay, optax.scale_by_trust_ratio())
+
+
+def _matrices(parameters: Any) -> Any:
+    """Select the parameters with more than one dimension, to which weight decay applies."""
+    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)

@@ -1,0 +1,77 @@
+"""``python -m accelmark.frameworks.process_launcher ... -- COMMAND``: start the ranks of one host as processes.
+
+For frameworks without a launcher of their own. When a rank fails, the others get SIGTERM, and SIGKILL after a grace
+period; SIGTERM and SIGINT are passed on. ``ranks.json`` records how each rank ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Final
+
+from accelmark.spec.plugins.framework import LaunchRecord, RankPlace
+
+_GRACE_S: Final = 30.0
+_POLL_S: Final = 0.05
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start this host's ranks, wait for their end, and write ``ranks.json``; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m accelmark.frameworks.process_launcher", description=__doc__)
+    parser.add_argument("command", nargs="+", help="the command of each rank, after --")
+    parser.add_argument("--nproc", type=int, required=True, help="ranks on this host")
+    parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
+    parser.add_argument("--node-rank", type=int, default=0, help="this host's number, from 0")
+    given = parser.parse_args(arguments)
+    record = run_ranks(given.command, given.nproc, given.nnodes, given.node_rank)
+    record.write()
+    return record.exit_code()
+
+
+def run_ranks(command: Sequence[str], nproc: int, nnodes: int, node_rank: int) -> LaunchRecord:
+    """Run ``nproc`` ranks until all have ended."""
+    received: list[str] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, remember)
+    first = node_rank * nproc
+    ranks: dict[int, subprocess.Popen[bytes]] = {}
+    problem: str | None = None
+    for local in range(nproc):
+        place = RankPlace(first + local, local, nnodes * nproc, nproc)
+        try:
+            ranks[place.rank] = subprocess.Popen(command, env={**os.environ, **place.variables()})
+        except OSError as error:
+            problem = f"rank {place.rank} could not be started: {error}"
+            break
+    deadline: float | None = None
+    while None in (codes := [process.poll() for process in ranks.values()]):
+        failed = problem is not None or any(codes)
+        if deadline is None and (received or failed):
+            deadline = time.monotonic() + _GRACE_S
+            _signal_all(ranks, signal.SIGTERM)
+        elif len(received) > 1 or (deadline is not None and time.monotonic() > deadline):
+            _signal_all(ranks, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    exit_codes = {rank: ranks[rank].returncode if rank in ranks else None for rank in range(first, first + nproc)}
+    return LaunchRecord(exit_codes=exit_codes, signal=received[0] if received else None, problem=problem)
+
+
+def _signal_all(ranks: dict[int, subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in ranks.values():
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

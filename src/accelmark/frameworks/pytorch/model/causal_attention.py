@@ -1,0 +1,100 @@
+"""Causal attention for decoders of transformers, by scaled dot-product attention."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+CAUSAL: Final = "accelmark_causal"
+"""Name of :func:`causal_attention` in a configuration's ``attn_implementation``."""
+
+
+def causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    documents: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute causal attention without a mask tensor where possible, so that a flash kernel can be chosen.
+
+    transformers' own ``sdpa`` tests the position ids with ``.all()``, which synchronizes on an accelerator and fails on
+    the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
+
+    Args:
+        module: the attention layer.
+        query: shape (batch, heads, length, width).
+        key: shape (batch, key-value heads, length, width).
+        value: shape (batch, key-value heads, length, value width).
+        attention_mask: None, as samples are not padded.
+        scaling: factor of the scores.
+        sliding_window: number of latest positions that a token attends to; None: all earlier ones.
+        s_aux: one learned score per head that takes part in the softmax without a value, the "attention sink" of
+            gpt-oss (OpenAI 2025, arXiv:2508.10925, section 2.2).
+        documents: document number of each token, shape (batch, length); tokens attend within their document.
+    """
+    if attention_mask is not None:
+        raise ValueError("causal_attention takes no attention mask: samples are not padded")
+    length, width = query.shape[2], value.shape[3]
+    mask = _mask(length, sliding_window, documents, query.device)
+    # No products of the model: on the meta device, where FLOPs are counted, sinks are left out.
+    has_sink = s_aux is not None and not query.is_meta
+    if s_aux is not None and has_sink:
+        query, key, value = _with_sink(query, key, value, s_aux, scaling)
+        mask = None if mask is None else F.pad(mask, (1, 0, 1, 0), value=True)
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if has_sink:
+        output = output[:, :, 1:, :width]
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(CAUSAL, causal_attention)
+
+
+def _mask(length: int, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return True where a query (second-last dimension) attends to a key; None: to all up to its own position."""
+    if documents is None and (window is None or window >= length):
+        return None
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    mask = distance >= 0
+    if window is not None:
+        mask = mask & (distance < window)
+    return mask if documents is None else mask & (documents[:, None, :, None] == documents[:, None, None, :])
+
+
+def _with_sink(
+    query: Tensor, key: Tensor, value: Tensor, sink: Tensor, scaling: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a key with the score ``sink`` and the value 0 before the others, and a query whose output is dropped.
+
+    One more dimension holds the score: 1 in every query, ``sink / scaling`` in that key, 0 in the others. Being the
+    first, that key is visible to every query of causal attention.
+    """
+    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    query = F.pad(F.pad(query, (0, 1), value=1.0), (0, 0, 1, 0))
+    key = F.pad(key, (0, 1, 1, 0))
+    first = torch.zeros_like(key[:, :, :1])
+    first[..., -1] = (sink / scale).to(key.dtype).view(1, heads, 1)
+    key = torch.cat((first, key[:, :, 1:]), 2)
+    # Kernels want values as wide as keys.
+    return query, key, F.pad(value, (0, key.shape[3] - value.shape[3], 1, 0))

@@ -1,0 +1,72 @@
+"""Explanations: every name that AccelMark writes has one, and schemas accept what AccelMark writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from accelmark.cli.main import app
+from accelmark.explain.entries import entries, explain
+from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields, field_texts
+from accelmark.explain.schemas import FILES, schemas
+from accelmark.results.schema import JobState, Mark
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RequestError
+from accelmark.spec.events import EndReason, InferEndReason
+from accelmark.spec.inference import InferSettings
+from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.vendor import Peaks
+from accelmark.spec.runfile import RunSpec
+from accelmark.spec.settings import TrainSettings
+
+WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings]
+
+
+@pytest.mark.parametrize("model", WRITTEN)
+def test_every_key_that_users_write_is_documented(model: type[BaseModel]) -> None:
+    by_class = {f".{field}" for field in Peaks.model_fields}  # documented together
+    fields = list(documented_fields(model))
+    assert [field.key for field in fields if not field.text and not field.key.endswith(tuple(by_class))] == []
+
+
+def test_every_end_reason_state_and_mark_is_explained() -> None:
+    known = {(entry.kind, entry.name) for entry in entries()}
+    expected = {("end reason", name) for name in (*get_args(EndReason), *get_args(InferEndReason))}
+    expected |= {("state", name) for name in get_args(JobState)} | {("mark", name) for name in get_args(Mark)}
+    assert {entry for entry in known if entry[0] in ("end reason", "state", "mark")} == expected
+
+
+def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest() -> None:
+    assert [(entry.name, entry.kind) for entry in explain("lr")] == [("optimizer.lr", "setting of training")]
+    assert explain("mfu")[0].text.startswith("MFU, in ratio: model FLOP/s per device over")
+    with pytest.raises(RequestError, match="did you mean 'mfu'"):
+        explain("mfuu")
+
+
+def test_documentation_of_base_classes_is_inherited() -> None:
+    assert field_texts(RunSpec)["strict"].startswith("Treat preflight warnings")
+
+
+def test_the_shipped_schemas_are_current() -> None:
+    shipped = {path.name: path.read_text() for path in SCHEMA_DIRECTORY.iterdir()}
+    assert shipped == schemas(), "run: python -m accelmark.explain.schemas"
+
+
+def test_init_writes_files_that_are_valid_and_name_their_schema(tmp_path: Path) -> None:
+    arguments = ["init", "a", "b", "--vendor", "nvidia", "--chip", "H100", "--devices", "8", "--into", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    run = parse(RunSpec, read_yaml(tmp_path / "run.yaml"), "run.yaml")
+    cluster = parse(ClusterSpec, read_yaml(tmp_path / "cluster.yaml"), "cluster.yaml")
+    assert [case.key for case in run.cases][2] == "resnet_mini:pytorch:H100:2:8"
+    assert [host.address for host in cluster.hosts] == ["a", "b"]
+    first = (tmp_path / "cluster.yaml").read_text().splitlines()[0]
+    schema = json.loads(Path(first.partition("$schema=file://")[2]).read_text())
+    assert schema["properties"]["hosts"]
+    again = CliRunner().invoke(app, arguments)
+    assert isinstance(again.exception, RequestError)
+    assert "use --force" in str(again.exception)
