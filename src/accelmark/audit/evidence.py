@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.read.round_dir import Reevaluation, read_json, read_reevaluation
+from accelmark.results.read.round_dir import (
+    Reevaluation,
+    ledger_events,
+    planned_jobs,
+    read_json,
+    read_reevaluation,
+)
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Inspected, Started
@@ -23,10 +30,12 @@ from accelmark.spec.records import (
     ADAPTATION_FILE,
     DATA_FILE,
     ENVIRONMENT_FILE,
+    REGISTRATION_FILE,
     SOURCE_FILE,
     AdaptationRecord,
     DataRecord,
     EnvironmentRecord,
+    Registration,
     SourceRecord,
 )
 
@@ -89,6 +98,13 @@ class RoundEvidence(NamedTuple):
         return self.result.round
 
 
+class PlanFile(NamedTuple):
+    """The content of ``plan.json``."""
+
+    sha256: str
+    text: str
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -98,6 +114,12 @@ class Evidence:
     num_planned: int
     reference: Reference
     source: SourceRecord | None
+    planned: Sequence[dict[str, Any]] = ()
+    """Planned jobs of the key, as in ``plan.json``."""
+    not_planned: Sequence[str] = ()
+    """Directories of rounds of the key that ``events.jsonl`` names and ``plan.json`` does not."""
+    registration: Registration | None = None
+    plan_file: PlanFile | None = None
 
     @property
     def succeeded(self) -> list[RoundEvidence]:
@@ -149,7 +171,27 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
     reference = Reference(_standard(first), _shipped_vendor(first.vendor)) if first is not None else Reference()
     entries = [_round(run_dir / name, result, reference) for name, result in rounds.items()]
     ordered = sorted(entries, key=lambda entry: entry.number)
-    return Evidence(ordered, num_planned, reference, _read(SourceRecord, run_dir / SOURCE_FILE))
+    slug = next((name.split("/")[0] for name in rounds), "")
+    planned = planned_jobs(read_json(run_dir / "plan.json"))
+    carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("kind") == "state")
+    return Evidence(
+        rounds=ordered,
+        num_planned=num_planned,
+        reference=reference,
+        source=_read(SourceRecord, run_dir / SOURCE_FILE),
+        planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
+        not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
+        registration=_read(Registration, run_dir / REGISTRATION_FILE),
+        plan_file=_plan_file(run_dir / "plan.json"),
+    )
+
+
+def _plan_file(path: Path) -> PlanFile | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return PlanFile(hashlib.sha256(content).hexdigest(), content.decode(errors="replace"))
 
 
 def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundEvidence:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, workload
+from accelmark.audit import inference, outcome, provenance, registration, workload
 from accelmark.audit.evidence import Evidence, Rule, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
-    outcome.rounds_complete, outcome.target_reached, outcome.real_data,
+    outcome.rounds_complete, registration.planned_rounds, registration.registered,
+    outcome.target_reached, outcome.real_data,
     workload.settings, workload.case_known, workload.external_trainer, workload.model_structure, workload.one_model,
     workload.model_computation, workload.initial_weights, workload.optimizer_type, workload.dataset,
     workload.same_dataset, workload.precision, workload.samples_trained, workload.seeds,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from accelmark.results.rounds.search import is_search, load_search
-from accelmark.results.store.bundle import SUFFIX, is_bundle, load_bundle
+from accelmark.results.store.bundle import SUFFIX, edits, is_bundle, load_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
 from accelmark.spec.errors import RequestError, RunError
 
@@ -69,9 +70,21 @@ def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
     try:
         if path.is_file():
             return load_bundle(path, curves=curves)
-        return load_search(path) if is_search(path) else load_run(path, curves=curves)
+        return load_search(path) if is_search(path) else _marked(load_run(path, curves=curves))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _marked(run: LoadedRun) -> LoadedRun:
+    """Return a run with the mark ``edited`` on all cases if its files are not those of its end."""
+    problems = edits(run.path)
+    if not problems:
+        return run
+    cases = tuple(case.model_copy(update={"marks": (*case.marks, "edited")}) for case in run.summary.cases)
+    summary = run.summary.model_copy(update={"cases": cases})
+    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+    what = f"{run.path}: {problems[0]}{more}: see 'accelmark verify {run.path}'"
+    return replace(run, summary=summary, problems=(*run.problems, what))
 
 
 def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:

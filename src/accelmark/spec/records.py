@@ -43,6 +43,42 @@ class SourceRecord(Spec):
     """Why the modified files are unknown."""
 
 
+REGISTRATION_FILE: Final = "registration.json"
+"""In the run's directory: a :class:`Registration`."""
+
+
+class EarlierRun(Spec):
+    """An entry of the registry of runs."""
+
+    number: int
+    at: str
+    """UTC, ISO 8601."""
+    ended: str | None
+    """Its verdicts; null where it did not end."""
+
+
+class Registration(Spec):
+    """The entry of a run in the registry of its user, appended before the run started."""
+
+    at: str
+    """UTC, ISO 8601."""
+    nonce: str
+    plan_sha256: str
+    """SHA-256 of ``plan.json``."""
+    work_sha256: str
+    """The same for runs of the same cases, settings and code."""
+    log: str | None = None
+    """Identifies the registry: hash of its first entry; null for a new one."""
+    number: int | None = None
+    """Number of the run in the registry, from 1; null where it could not be written."""
+    previous: str = ""
+    """SHA-256 of the line before."""
+    earlier: tuple[EarlierRun, ...] = ()
+    """Runs of the same work before it."""
+    reason: str | None = None
+    """Why it is not in the registry."""
+
+
 class AdaptationFiles(Spec):
     """Contents of a vendor's folder for a case when the run was planned."""
 
