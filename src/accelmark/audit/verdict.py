@@ -18,7 +18,7 @@ RULES: Final[tuple[Rule, ...]] = (
     workload.same_dataset, workload.precision, workload.samples_trained, workload.seeds,
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
     inference.precision, inference.enough_measured, inference.cache_check, inference.declared_time, inference.loadgen,
-    outcome.enough_duration, outcome.chip_identity, outcome.plausible_utilisation, outcome.not_resumed,
+    outcome.enough_duration, outcome.framework_version, outcome.chip_identity, outcome.plausible_utilisation, outcome.not_resumed,
     provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.numeric_switches,
     provenance.unchanged_files, provenance.hooks,
     outcome.reproduced,

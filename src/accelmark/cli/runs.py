@@ -211,7 +211,7 @@ def detect_devices(vendor: str | None) -> Detected:
     name = vendor or default_vendor()
     found = next((entry for entry in detect([name]) if entry.vendor == name), None)
     if found is None:
-        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None)
+        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False)
     chips = set(found.chips)
     return Detected(
         vendor=name,

@@ -8,14 +8,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.results.figures.consumption import HostSamples
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.read.rank_log import EventTimes, RankEnd
 from accelmark.results.read.round_dir import NodeDir, planned_jobs, read_json
-from accelmark.results.read.telemetry import read_samples
+from accelmark.results.read.telemetry import Samples
 from accelmark.results.rounds.clocks import clock_findings
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.vendor import Chip
 
 _RULE: Final = "records-agree"
 _TIME_S: Final = 0.1
@@ -29,16 +30,20 @@ _ON_HOSTS: Final = ("checkpoint_dir", "resume", "case", "extern")
 
 
 def agreement_findings(
-    round_dir: Path, job: JobSpec, nodes: Sequence[NodeDir], times: Mapping[str, EventTimes]
+    round_dir: Path, job: JobSpec, nodes: Sequence[NodeDir], times: Mapping[str, EventTimes], hosts: HostSamples
 ) -> Iterator[Finding]:
     """Yield errors about files that contradict the plan, their directory or each other, and about clocks.
 
-    ``times`` has the events of the first rank of each node directory.
+    ``times`` has the events of the first rank of each node directory, ``hosts`` the telemetry of each host.
     """
     yield from (_error(what) for what in _job_contradictions(round_dir, job))
     for node in nodes:
         yield from (_error(f"{node.path.name}: {what}") for what in _node_contradictions(job, node))
-        yield from (_error(f"{node.path.name}: telemetry.jsonl {what}") for what in _telemetry(node, times))
+        if node.host in hosts:
+            samples = hosts[node.host][0]
+            own = times.get(str(node.path), {})
+            yield from (_error(f"{node.path.name}: telemetry.jsonl {what}") for what in _telemetry(node, samples, own))
+            yield from _device_names(node.host, job.chip, samples)
     yield from clock_findings(round_dir, nodes, times)
 
 
@@ -91,13 +96,17 @@ def _is_name(host: Any, directory: str) -> bool:
     )
 
 
-def _telemetry(node: NodeDir, times: Mapping[str, EventTimes]) -> Iterator[str]:
-    path = node.path / "telemetry.jsonl"
-    try:
-        samples = read_samples(path)
-    except RunError:
-        return
-    own = times.get(str(node.path), {})
+def _device_names(host: str, chip: Chip | None, samples: Samples) -> Iterator[Finding]:
+    """Yield errors about devices that telemetry, which runs outside of the ranks, names differently from the chip."""
+    for index in samples.devices:
+        name = samples.infos.get(index, {}).get("name")
+        if chip is not None and name and not chip.model_copy(update={"memory_gib": None}).matches(str(name), None):
+            yield finding(
+                "error", "chip-identity", chip.title, f"{host}: telemetry reads that device {index} is {name!r}"
+            )
+
+
+def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str]:
     t, wall = samples.header.get("t"), samples.header.get("wall")
     if not isinstance(t, int | float) or not isinstance(wall, int | float):
         return

@@ -66,7 +66,7 @@ def infer_round(
     is_partial = log.created("partial") is True
     findings += _findings(infer, log, figures, is_partial=is_partial)
     findings += contention_findings(nodes, {0: log.finished})
-    findings += agreement_findings(round_dir, job, nodes, {str(path.parent): log.times for path in logs[:1]})
+    findings += agreement_findings(round_dir, job, nodes, {str(path.parent): log.times for path in logs[:1]}, hosts)
     settings = infer.settings
     return RoundResult(
         key=job.key,

@@ -49,7 +49,7 @@ def train_round(
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
-    findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {})
+    findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
     settings = work.settings
     per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size
     return RoundResult(
