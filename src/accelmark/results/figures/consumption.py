@@ -134,10 +134,10 @@ def consumption_figures(
     if measured is not None and shortest_s < MIN_ENERGY_S:
         warnings.append(f"energy was measured over {shortest_s:.1f} s; a published figure needs {MIN_ENERGY_S:g} s")
     per_unit_reason = reason or "nothing was measured"
-    reason = reason or (f"one source, nothing to compare it with: {alone[0]}" if alone else "")
+    note = f"one source, nothing to compare it with: {alone[0]}" if alone else None
     figures |= {
-        FigureName.ENERGY: value(measured, reason),
-        FigureName.MEAN_POWER: value(None if measured is None else power_w, reason),
+        FigureName.ENERGY: Figure(value=measured, reason=reason or note),
+        FigureName.MEAN_POWER: Figure(value=None if measured is None else power_w, reason=reason or note),
         FigureName.ENERGY_PER_UNIT: ratio(measured, units, per_unit_reason),
         FigureName.UNITS_PER_JOULE: ratio(units or None, measured, per_unit_reason),
     }
