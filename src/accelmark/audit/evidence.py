@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
@@ -24,7 +24,7 @@ from accelmark.spec.events import Inspected, Started
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import find, load_case, load_vendor, tree_hash
+from accelmark.spec.plugins.catalog import files_hash, find, load_case, load_vendor, tree_files, tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import (
     ADAPTATION_FILE,
@@ -32,12 +32,14 @@ from accelmark.spec.records import (
     ENVIRONMENT_FILE,
     REGISTRATION_FILE,
     SOURCE_FILE,
+    VENDOR_CODE_DIR,
     AdaptationRecord,
     DataRecord,
     EnvironmentRecord,
     Registration,
     SourceRecord,
 )
+from accelmark.spec.secret import LEFT_OUT
 
 S = TypeVar("S", bound=Spec)
 
@@ -120,6 +122,8 @@ class Evidence:
     """Directories of rounds of the key that ``events.jsonl`` names and ``plan.json`` does not."""
     registration: Registration | None = None
     plan_file: PlanFile | None = None
+    vendor_copies: Mapping[str, str] = field(default_factory=dict)
+    """Vendor's folder for a case, by name -> hash of the copy in the run; without those that bundling changed."""
 
     @property
     def succeeded(self) -> list[RoundEvidence]:
@@ -183,7 +187,17 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
         not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
         registration=_read(Registration, run_dir / REGISTRATION_FILE),
         plan_file=_plan_file(run_dir / "plan.json"),
+        vendor_copies=_vendor_copies(run_dir / VENDOR_CODE_DIR / "cases"),
     )
+
+
+def _vendor_copies(cases: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder in cases.iterdir() if cases.is_dir() else ():
+        contents = list(tree_files(folder))
+        if not any(LEFT_OUT.encode() in content for _, content in contents):
+            found[folder.name] = files_hash(contents)
+    return found
 
 
 def _plan_file(path: Path) -> PlanFile | None:

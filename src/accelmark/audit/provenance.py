@@ -5,11 +5,12 @@ AccelMark's files are hashed as installed and as a git commit has them, to compa
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
@@ -18,7 +19,8 @@ import accelmark
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
-from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_hash
+from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_files, tree_hash
 from accelmark.spec.records import SourceRecord
 
 _MAX_LISTED: Final = 10
@@ -61,8 +63,13 @@ def _compare_source(source: SourceRecord) -> Findings:
     recorded = f"{ran}, files with hash {source.sha256[:12]}"
     if source.version != accelmark.__version__:
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is {accelmark.__version__}")
+    elif source.kind == "wheel" and source.files and has_history():
+        # A wheel may omit files that a checkout has, but has no others.
+        own = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in tree_files(package())}
+        if differing := sorted(name for name, digest in source.files.items() if own.get(name) != digest):
+            listed = ", ".join(differing[:_MAX_LISTED])
+            yield finding("open", "source-tree", "the files of this checkout", f"{recorded}, which differ in {listed}")
     elif source.kind == "wheel" and has_history():
-        # A wheel may omit files that a checkout has.
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is a checkout and not a wheel")
     elif source.kind == "checkout" and source.commit is not None and has_history():
         known = hash_at(source.commit)
@@ -82,6 +89,7 @@ def case_folder(evidence: Evidence) -> Findings:
     jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
     if len({job.case.sha256 for job in jobs}) > 1:
         yield finding("error", "case-folder", "", "the case's files changed between rounds")
+    yield from _vendor_code(jobs, evidence.vendor_copies)
     standard = evidence.reference.case
     if standard is None or not jobs:
         return
@@ -92,8 +100,16 @@ def case_folder(evidence: Evidence) -> Findings:
     if recorded != standard.sha256 and not _is_committed(evidence, recorded):
         actual = f"the case's files had hash {recorded[:12]}"
         yield finding("open", "case-folder", f"the files on this machine, hash {standard.sha256[:12]}", actual)
+
+
+def _vendor_code(jobs: Iterable[JobSpec], copies: Mapping[str, str]) -> Findings:
+    files = {job.adaptation.name: job.adaptation.sha256 for job in jobs if job.adaptation is not None}
     if len({job.adaptation.sha256 for job in jobs if job.adaptation is not None}) > 1:
         yield finding("error", "case-folder", "", "the vendor's files changed between rounds")
+    for name, sha256 in files.items():
+        if copies.get(name, sha256) != sha256:
+            actual = f"the copy of {name} in the run has hash {copies[name][:12]}"
+            yield finding("error", "vendor-code", f"the folder that ran, hash {sha256[:12]}", actual)
 
 
 def _is_committed(evidence: Evidence, sha256: str) -> bool:

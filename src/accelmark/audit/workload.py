@@ -159,6 +159,10 @@ def precision(entry: RoundEvidence, started: Started) -> Findings:
         actual = f"the forward pass computed in {started.compute_type}"
         yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
         return
+    after_training = entry.inspected.reduced_modes if entry.inspected is not None else ()
+    if modes := tuple(dict.fromkeys([*started.reduced_modes, *after_training])):
+        actual = f"a switch of the framework was set: {_listed(modes, len(modes))}"
+        yield deviation(entry, "numeric-switches", f"{declared} ({required})", actual)
     found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
     # A case may keep layers in a wider type, which costs the vendor time and is no advantage.
     if found and (required not in found or found - _WIDER.get(required, _WIDE_TYPES) - {required}):

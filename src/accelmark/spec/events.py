@@ -170,6 +170,8 @@ class Started(StartedBase):
     replaced_functions: tuple[str, ...] = ()
     """Functions of the framework and of AccelMark's training loop that the vendor's code monkey-patched, each with the
     location of the replacement."""
+    reduced_modes: tuple[str, ...] = ()
+    """Switches of the framework that a vendor's code set to a lower precision than declared."""
     module_functions: tuple[str, ...] = ()
     """The first few functions of the framework that the import of ``framework_module`` replaced."""
     num_module_functions: int = 0
@@ -205,6 +207,8 @@ class Inspected(Spec):
 
     replaced_functions: tuple[str, ...] = ()
     """As in :class:`Started`, detected again after training."""
+    reduced_modes: tuple[str, ...] = ()
+    """As in :class:`Started`, read again after training."""
     probed_steps: tuple[int, ...] = ()
     """Steps of this process that were inspected, drawn at random in each process."""
     samples_credited: int | None = None

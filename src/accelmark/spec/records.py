@@ -18,6 +18,10 @@ COORDINATOR_LOG: Final = "coordinator.log"
 """In the run's directory: the log of the coordinator's libraries, mainly asyncssh."""
 
 
+VENDOR_CODE_DIR: Final = "vendor"
+"""In the run's directory: a copy of the vendor's code, with its paths in the vendor's folder."""
+
+
 class DataRecord(Spec):
     """Hash of one data set on the machine."""
 
@@ -41,6 +45,8 @@ class SourceRecord(Spec):
     """Files that differ from the wheel's RECORD or from the commit."""
     reason: str | None = None
     """Why the modified files are unknown."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """File of the package -> first 16 digits of its SHA-256; empty in records of earlier versions."""
 
 
 REGISTRATION_FILE: Final = "registration.json"

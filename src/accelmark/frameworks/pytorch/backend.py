@@ -117,6 +117,8 @@ class PyTorchBackend:
             seen.module_imported()
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)
+        if seen is not None:
+            seen.precision = precision
         if precision != settings.precision:
             message = f"{settings.precision} is not available on {device.type}; computing in {precision}"
             log.event(Event.WARNING, {"message": message})

@@ -206,6 +206,7 @@ def merged_inspection(ends: Sequence[RankEnd]) -> Inspected | None:
     reasons += [f"rank {end.rank} did not report its steps" for end in ends if end.inspected is None]
     return Inspected(
         replaced_functions=tuple(dict.fromkeys(name for one in seen for name in one.replaced_functions)),
+        reduced_modes=tuple(dict.fromkeys(name for one in seen for name in one.reduced_modes)),
         probed_steps=seen[0].probed_steps,
         samples_credited=seen[0].samples_credited,
         samples_seen=min((one.samples_seen for one in seen if one.samples_seen is not None), default=None),

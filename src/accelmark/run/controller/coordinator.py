@@ -30,6 +30,7 @@ from accelmark.run.record.measure import measure_run
 from accelmark.run.record.registry import register, register_end
 from accelmark.run.record.source import require_unchanged, source_record
 from accelmark.run.record.states import RunEventLog
+from accelmark.run.record.vendor_code import copy_vendor_code
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
 from accelmark.spec.job import JobSpec
@@ -331,6 +332,7 @@ def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
     """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
     nodes = node_jobs(directory, job, launcher, go_on=go_on)
     make_directory(directory.round_dir(job))
+    copy_vendor_code(directory.path, job.job)
     write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
     return nodes
 

@@ -9,8 +9,10 @@ from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import Hooks
 from accelmark.frameworks.pytorch.integrity.monkeypatch import Functions, foreign_functions, shadowed
 from accelmark.frameworks.pytorch.integrity.probes import Probes
+from accelmark.frameworks.pytorch.training.platform import reduced_modes
 from accelmark.spec.events import Inspected
 from accelmark.spec.job import JobSpec
+from accelmark.spec.settings import Precision
 
 _MAX_LISTED: Final = 20
 """Largest number of replaced functions in the list."""
@@ -31,6 +33,7 @@ class Inspection:
     case_class: type[TrainCase] | None
     module_functions: tuple[str, ...] = ()
     """PyTorch's functions that ``framework_module`` replaced when it was imported."""
+    precision: Precision = "fp32"
     hooks: Hooks | None = None
     case: TrainCase | None = None
     hooks_class: type[Hooks] = Hooks
@@ -58,6 +61,7 @@ class Inspection:
         """Return the fields of :class:`~accelmark.spec.events.Started` about functions."""
         return {
             "replaced_functions": self.replaced(),
+            "reduced_modes": reduced_modes(self.precision),
             "module_functions": self.module_functions[:_MAX_LISTED],
             "num_module_functions": len(self.module_functions),
         }
@@ -65,4 +69,5 @@ class Inspection:
     def ended(self) -> Inspected:
         """Return the result at the end of training."""
         fields = self.probes.result() if self.probes is not None else {}
-        return Inspected(replaced_functions=self.replaced(), **fields)
+        modes = reduced_modes(self.precision)
+        return Inspected(replaced_functions=self.replaced(), reduced_modes=modes, **fields)
