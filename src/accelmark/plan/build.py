@@ -163,8 +163,10 @@ class _Planner:
         """Return the detected chip if the key names it, else the only chip of that name, else None."""
         vendor, detected, hardware = self.run.vendor, self.run.detected, key.hardware.lower()
         if self.run.is_detected_vendor:
-            if hardware == detected.hardware.lower():
-                return detected.chip
+            own = detected.chip
+            names = {detected.hardware.lower(), f"{own.name}-{own.variant}".lower() if own is not None else ""}
+            if hardware in names:
+                return own
             what = f"names {key.hardware}, but this machine has {detected.hardware}"
             if self.run.is_here and detected.is_present and not self.run.options.open:
                 hint = f"write {detected.hardware}, or declare the run open"
