@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -21,8 +23,10 @@ from accelmark.results.schema import CaseResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.signature import Trust
 from accelmark.run.record.measure import measure_run
+from accelmark.run.record.registry import register, register_end
 from accelmark.spec.clocks import ClockReading
 from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
+from tests.run.fakes import make_plan
 
 app = typer.Typer()
 app.command("verify")(verify)
@@ -206,3 +210,28 @@ def test_an_unsigned_run_says_so_and_is_refused_where_a_key_is_required(run: Pat
     measure_run(run)
     assert "Unsigned." in runner.invoke(app, ["verify", str(run)]).stdout
     assert runner.invoke(app, ["verify", str(run), "--key", f"{key}.pub"]).exit_code == 1
+
+
+def test_each_run_is_registered_with_its_number_and_the_earlier_ones_of_the_same_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELMARK_STATE", str(tmp_path / "state"))
+    plan = make_plan(())
+    for number in (1, 2, 3):
+        run = make_run(tmp_path / f"run{number}", Made(rounds=1))
+        register(plan, run)
+        summary = measure_run(run)
+        if number != 2:  # the second run was ended before it had results
+            register_end(run, summary)
+    case = judged(run)
+    (found,) = [one for one in case.findings if one.rule == "run-registered"]
+    verdict = case.verdict
+    assert (
+        f"number 3 in the registry; 2 earlier of the same work, the last: number 1 ({verdict}), number 2 (no end)"
+        in (found.actual)
+    )
+    lines = (tmp_path / "state" / "runs.jsonl").read_bytes().splitlines()
+    for before, line in itertools.pairwise(lines):
+        assert json.loads(line)["previous"] == hashlib.sha256(before).hexdigest()
+    edit(run / "plan.json", lambda plan: plan.update(name="another"))
+    assert "plan-registered" in rules(judged(run))

@@ -25,7 +25,7 @@ from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.record.directory import PLAN_FILE, RunDirectory
+from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import measure_run
 from accelmark.run.record.registry import register, register_end
 from accelmark.run.record.source import require_unchanged, source_record
@@ -36,7 +36,7 @@ from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, Accelmar
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
-from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, REGISTRATION_FILE, SOURCE_FILE, DataRecord
+from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, SOURCE_FILE, DataRecord
 
 JOB_FILE: Final = "job.json"
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
@@ -164,8 +164,7 @@ class Coordinator:
             await self._check_hosts(self.directory.plan.jobs)
             self._event_log.note("run_started")
             write_atomic(self.directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
-            entry = register(self.directory.plan, self.directory.path / PLAN_FILE)
-            write_atomic(self.directory.path / REGISTRATION_FILE, entry.model_dump_json(indent=2))
+            register(self.directory.plan, self.directory.path)
             return await self._all(())
         finally:
             await self._close()
@@ -218,7 +217,7 @@ class Coordinator:
                     await self._take(job, go_on=True)
         self._event_log.note("run_finished")
         summary = measure_run(self.directory.path)
-        register_end(self.directory.registration(), summary, self.directory.path / MANIFEST_FILE)
+        register_end(self.directory.path, summary)
         return summary
 
     async def _close(self) -> None:

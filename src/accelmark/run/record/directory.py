@@ -20,7 +20,6 @@ from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.model import first_error
-from accelmark.spec.records import REGISTRATION_FILE, Registration
 from accelmark.spec.secret import secrets_in
 
 PLAN_FILE: Final = "plan.json"
@@ -86,13 +85,6 @@ class RunDirectory:
         except ValidationError as error:
             what = f"was written by another version of AccelMark or is damaged: {first_error(error)}"
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
-
-    def registration(self) -> Registration | None:
-        """Return the run's entry in the registry; None for a run of an earlier version."""
-        try:
-            return Registration.model_validate_json((self.path / REGISTRATION_FILE).read_bytes())
-        except (OSError, ValidationError):
-            return None
 
     def discard(self) -> None:
         """Remove the directory of a run that started nothing."""

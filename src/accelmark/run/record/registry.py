@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from accelmark.plan.plan import Plan
 from accelmark.results.schema import Summary
+from accelmark.results.store.bundle import MANIFEST_FILE
+from accelmark.results.store.files import write_atomic
+from accelmark.run.record.directory import PLAN_FILE
 from accelmark.run.record.states import utc_now
-from accelmark.spec.records import EarlierRun, Registration
+from accelmark.spec.records import REGISTRATION_FILE, EarlierRun, Registration
 
 STATE_VARIABLE: Final = "ACCELMARK_STATE"
 _LOG_FILE: Final = "runs.jsonl"
@@ -33,15 +38,22 @@ def registry_file() -> Path:
     return (Path(given).expanduser() if given else state / "accelmark") / _LOG_FILE
 
 
-def register(plan: Plan, plan_file: Path) -> Registration:
-    """Append a run to the registry before it starts; where that fails, the record states why."""
+def register(plan: Plan, run_dir: Path) -> None:
+    """Append a run to the registry before it starts, and write ``registration.json``; it states why where that fails.
+
+    Raises RunError: ``registration.json`` cannot be written.
+    """
+    write_atomic(run_dir / REGISTRATION_FILE, _entry(plan, run_dir).model_dump_json(indent=2))
+
+
+def _entry(plan: Plan, run_dir: Path) -> Registration:
     entry: dict[str, Any] = {
         "kind": "start",
         "at": utc_now(),
         "nonce": secrets.token_hex(16),
-        "plan_sha256": hashlib.sha256(plan_file.read_bytes()).hexdigest(),
+        "plan_sha256": hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest(),
         "work_sha256": _work_hash(plan),
-        "run": str(plan_file.parent),
+        "run": str(run_dir),
     }
     fields = {name: entry[name] for name in ("at", "nonce", "plan_sha256", "work_sha256")}
     try:
@@ -61,9 +73,13 @@ def register(plan: Plan, plan_file: Path) -> Registration:
     return Registration(**fields, log=first, number=entry["number"], previous=previous, earlier=earlier)
 
 
-def register_end(registration: Registration | None, summary: Summary, manifest: Path) -> None:
+def register_end(run_dir: Path, summary: Summary) -> None:
     """Append the end of a run with its verdicts and the hash of its manifest; a registry that is gone is no error."""
-    if registration is None or registration.number is None:
+    try:
+        registration = Registration.model_validate_json((run_dir / REGISTRATION_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return  # a run of an earlier version that was resumed
+    if registration.number is None:
         return
     verdicts = ", ".join(dict.fromkeys(case.verdict for case in summary.cases)) or summary.state
     entry = {
@@ -71,7 +87,7 @@ def register_end(registration: Registration | None, summary: Summary, manifest: 
         "at": utc_now(),
         "nonce": registration.nonce,
         "verdicts": verdicts,
-        "manifest_sha256": hashlib.sha256(manifest.read_bytes()).hexdigest(),
+        "manifest_sha256": hashlib.sha256((run_dir / MANIFEST_FILE).read_bytes()).hexdigest(),
     }
     try:
         with _opened() as (descriptor, _, previous):
