@@ -27,16 +27,16 @@ from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import measure_run
-from accelmark.run.record.registry import register, register_end
-from accelmark.run.record.source import require_unchanged, source_record
+from accelmark.run.record.registry import register_end
+from accelmark.run.record.source import require_unchanged
+from accelmark.run.record.start import record_start
 from accelmark.run.record.states import RunEventLog
-from accelmark.run.record.vendor_code import copy_vendor_code
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
-from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, SOURCE_FILE, DataRecord
+from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, DataRecord
 
 JOB_FILE: Final = "job.json"
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
@@ -163,8 +163,7 @@ class Coordinator:
         try:
             await self._check_hosts(self.directory.plan.jobs)
             self._event_log.note("run_started")
-            write_atomic(self.directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
-            register(self.directory.plan, self.directory.path)
+            record_start(self.directory.plan, self.directory.path)
             return await self._all(())
         finally:
             await self._close()
@@ -331,7 +330,6 @@ def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
     """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
     nodes = node_jobs(directory, job, launcher, go_on=go_on)
     make_directory(directory.round_dir(job))
-    copy_vendor_code(directory.path, job.job)
     write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
     return nodes
 
