@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -26,6 +24,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.library_log import library_log
 from accelmark.run.record.measure import measure_run
 from accelmark.run.record.registry import register_end
 from accelmark.run.record.source import require_unchanged
@@ -113,27 +112,10 @@ def _carry_out(
 
     with (
         directory.locked(),
-        _logging(directory),
+        library_log(directory.path / COORDINATOR_LOG, directory.plan.log_level),
         display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json) as observer,
     ):
         return asyncio.run(run(observer))
-
-
-@contextmanager
-def _logging(directory: RunDirectory) -> Iterator[None]:
-    """Write libraries' logs (asyncssh's above all) to ``coordinator.log`` at the run file's level."""
-    handler = logging.FileHandler(directory.path / COORDINATOR_LOG, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root, level = logging.getLogger(), directory.plan.log_level.upper()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(level)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(before)
-        handler.close()
 
 
 @final
