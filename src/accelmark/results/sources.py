@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from accelmark.results.rounds.search import is_search, load_search
-from accelmark.results.store.bundle import SUFFIX, edits, is_bundle, load_bundle
+from accelmark.results.store.bundle import SUFFIX, bundle_edits, edits, is_bundle, load_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
 from accelmark.spec.errors import RequestError, RunError
 
@@ -69,15 +69,14 @@ def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
     """Load one run, search or bundle, with or without data for charts. Raises RunError where it cannot be read."""
     try:
         if path.is_file():
-            return load_bundle(path, curves=curves)
-        return load_search(path) if is_search(path) else _marked(load_run(path, curves=curves))
+            return _marked(load_bundle(path, curves=curves), bundle_edits(path))
+        return load_search(path) if is_search(path) else _marked(load_run(path, curves=curves), edits(path))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _marked(run: LoadedRun) -> LoadedRun:
-    """Return a run with the mark ``edited`` on all cases if its files are not those of its end."""
-    problems = edits(run.path)
+def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
+    """Return a run with the mark ``edited`` on all cases if there are ``problems`` with its files."""
     if not problems:
         return run
     cases = tuple(case.model_copy(update={"marks": (*case.marks, "edited")}) for case in run.summary.cases)

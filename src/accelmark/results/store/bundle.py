@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -113,6 +114,17 @@ def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
         return [f"{MANIFEST_FILE} is missing"]
     state = check_signature(run_dir, MANIFEST_FILE, trust)
     return check_manifest(run_dir) + ([state.text] if state.status == "broken" else [])
+
+
+def bundle_edits(bundle: Path) -> list[str]:
+    """Return what shows that a bundle is not of the files that were signed. Raises RunError if it is damaged."""
+    _, places = _index(bundle)
+    with tempfile.TemporaryDirectory(prefix="accelmark-bundle-") as directory:
+        for name in (MANIFEST_FILE, SIGNATURE_FILE, SIGNED_MANIFEST_FILE):
+            if name in places:
+                Path(directory, name).write_bytes(_slice(bundle, *places[name]))
+        state = check_signature(Path(directory), MANIFEST_FILE)
+    return [state.text] if state.status == "broken" else []
 
 
 def covered_files(run_dir: Path) -> list[Path]:

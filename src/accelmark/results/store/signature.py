@@ -54,6 +54,13 @@ def signing_key() -> Path | None:
     return key
 
 
+def require_key() -> None:
+    """Check before a run that it can be signed at its end. Raises RequestError or RunError if it cannot."""
+    key = signing_key()
+    if key is not None:
+        sign("", key)
+
+
 def signed_content(manifest: str) -> bytes:
     """Return the lines of a manifest that a signature covers."""
     lines = ((line, line.partition("  ")[2].strip()) for line in manifest.splitlines(keepends=True))

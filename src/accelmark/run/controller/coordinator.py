@@ -15,6 +15,7 @@ from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
+from accelmark.results.store.signature import require_key
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
 from accelmark.run.display.displays import RunObserver, display
@@ -68,6 +69,7 @@ def start(plan: Plan, path: Path, fetch: FetchData, preflight: PreflightCheck, *
         AccelmarkError: it could not start, and no directory is left; later failures are in the outcome.
     """
     require_images(plan)
+    require_key()
     directory = RunDirectory.create(path, plan)
     try:
         return _carry_out(directory, fetch, preflight, Coordinator.run, as_json=as_json)
