@@ -219,7 +219,8 @@ def _job(made: Made, number: int) -> JobSpec:
         case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, collective_backend="gloo",
         chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
         work=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
-                       reference_loss=made.reference_loss, min_repeats=made.min_rounds, settings=settings),
+                       reference_loss=made.reference_loss, min_repeats=made.min_rounds,
+                       settings=settings).for_round(number),
         provenance=provenance,
     )  # fmt: skip
 
