@@ -29,10 +29,13 @@ _SPANS: Final = (("TRAIN_START", "TRAIN_END"), ("FORWARD", "FORWARD"), ("INIT_ST
 """Pairs of events between which clocks are compared: from the first's first to the second's last occurrence."""
 
 
-def clock_findings(round_dir: Path, nodes: Iterable[NodeDir], times: Mapping[str, EventTimes]) -> Iterator[Finding]:
+def clock_findings(
+    round_dir: Path, nodes: Iterable[NodeDir], times: Mapping[str, EventTimes], *, is_translated: bool
+) -> Iterator[Finding]:
     """Yield errors about clocks that are more than 1 % apart; clocks that the run did not record are not compared.
 
-    ``times`` has the events of the first rank of each node directory.
+    ``times`` has the events of the first rank of each node directory. Those of training are not compared with the
+    agent's where they are translated from a trainer's output (``is_translated``): they are logged later than they were.
     """
     found: list[str] = []
     for node in nodes:
@@ -41,7 +44,7 @@ def clock_findings(round_dir: Path, nodes: Iterable[NodeDir], times: Mapping[str
         clocks = node.exit.clocks if node.exit is not None else None
         if clocks is not None:
             found += _of_agent(f"{node.host}: the agent", clocks)
-            found += _seen(node.host, own, clocks)
+            found += _seen(node.host, own, clocks, is_translated=is_translated)
         if node.exit is not None:
             found += _of_coordinator(round_dir, node.host, node.exit.duration_s)
     yield from (finding("error", _RULE, f"at most {MAX_DIFFERENCE:.0%} apart", what) for what in dict.fromkeys(found))
@@ -98,8 +101,10 @@ def _elapsed(first: ClockReading, last: ClockReading) -> tuple[float, float, flo
     return last.mono_s - first.mono_s, last.wall_s - first.wall_s, uptime_s
 
 
-def _seen(host: str, times: EventTimes, clocks: HostClocks) -> Iterator[str]:
+def _seen(host: str, times: EventTimes, clocks: HostClocks, *, is_translated: bool) -> Iterator[str]:
     for begin, end, first, last in _spans(times):
+        if is_translated and begin == "TRAIN_START":
+            continue
         if begin in clocks.seen and end in clocks.seen:
             logged_s = last.mono_s - first.mono_s
             seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s

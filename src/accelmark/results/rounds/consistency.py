@@ -15,7 +15,7 @@ from accelmark.results.read.round_dir import NodeDir, planned_jobs, read_json
 from accelmark.results.read.telemetry import Samples
 from accelmark.results.rounds.clocks import clock_findings
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.plugins.vendor import Chip
 
 _RULE: Final = "records-agree"
@@ -44,7 +44,7 @@ def agreement_findings(
             own = times.get(str(node.path), {})
             yield from (_error(f"{node.path.name}: telemetry.jsonl {what}") for what in _telemetry(node, samples, own))
             yield from _device_names(node.host, job.chip, samples)
-    yield from clock_findings(round_dir, nodes, times)
+    yield from clock_findings(round_dir, nodes, times, is_translated=isinstance(job.work, ExternalJob))
 
 
 def log_findings(timeline: Timeline, job: JobSpec) -> Iterator[Finding]:

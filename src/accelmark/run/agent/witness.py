@@ -23,17 +23,18 @@ class LogWitness:
     def __init__(self, log: Path) -> None:
         self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
         self.descriptor: int | None = _watch(log.parent)
-        """None where the kernel cannot report changes; then :meth:`look` has to be called regularly."""
+        """None where the kernel cannot report changes; events are not timed then."""
         self._log = log
         self._read_bytes = 0
 
     def look(self) -> None:
-        """Read what was appended to the log since the last call."""
-        if self.descriptor is not None:
-            try:
-                os.read(self.descriptor, 2**16)
-            except BlockingIOError:
-                return
+        """Read what was appended to the log since the last call; without a descriptor, nothing can be timed."""
+        if self.descriptor is None:
+            return
+        try:
+            os.read(self.descriptor, 2**16)
+        except BlockingIOError:
+            return
         try:
             with self._log.open("rb") as file:
                 file.seek(self._read_bytes)
