@@ -59,6 +59,10 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
     ("arguments", "expected"),
     [
         (["train", "resnet_mimi"], "did you mean 'resnet_mini'?"),
+        (
+            ["train", "resnet_mini", "--vendor", "cpu", "--set", "lr=0.1"],
+            "unknown setting (did you mean 'optimizer.lr'?)",
+        ),
         (["run", "quikstart"], "neither a file here nor one of AccelMark's suites; did you mean 'quickstart'?"),
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
@@ -160,3 +164,39 @@ def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None
         ["git", "ls-files", "src/accelmark"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
     ).stdout.split()
     assert {name.removeprefix("src/") for name in tracked} <= packed
+
+
+def test_a_broken_plug_in_is_named_and_the_other_cases_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "cases" / "bad"
+    folder.mkdir(parents=True)
+    (folder / "case.yaml").write_text("name: bad\n")
+    done = accelmark("cases", ACCELMARK_PLUGINS=str(tmp_path))
+    assert done.returncode == 1
+    assert "resnet_mini" in done.stdout
+    assert f"case bad ({tmp_path}) is left out" in done.stderr
+
+
+def test_one_case_is_shown_with_its_settings() -> None:
+    done = accelmark("cases", "resnet_mini")
+    assert done.returncode == 0
+    assert "optimizer.lr                           0.2  (immutable)" in done.stdout
+    assert "infer: top1, tolerance 0.005" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("accelmark train resnet", {"resnet50", "resnet_mini"}),
+        ("accelmark infer resnet_mini --compiler open", {"openvino"}),
+        ("accelmark run quickstart --vendor nv", {"nvidia"}),
+        ("accelmark explain optimizer.l", {"optimizer.lr"}),
+        ("accelmark report RUNS/2026", {"RUNS/20261122T000000Z-a"}),
+    ],
+)
+def test_the_shell_completes_names_and_run_directories(words: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "20261122T000000Z-a").mkdir()
+    (tmp_path / "20261122T000000Z-a" / "plan.json").write_text("{}")
+    typed = words.replace("RUNS", str(tmp_path))
+    shell = {"_ACCELMARK_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = accelmark(code="import sys; sys.argv[0] = 'accelmark'; from accelmark.cli import main; main()", **shell)
+    assert set(done.stdout.split()) == {name.replace("RUNS", str(tmp_path)) for name in expected}

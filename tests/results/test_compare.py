@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelmark.results.compare.comparison import compare
-from accelmark.results.compare.statistics import mean_difference
+from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import InferenceRound
 from accelmark.results.sources import open_sources
@@ -51,6 +51,26 @@ def test_a_single_round_has_no_interval() -> None:
     assert mean_difference([1.0], [2.0, 3.0]) == (1.5, None)
     with pytest.raises(ValueError, match="need a value"):
         mean_difference([], [1.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(VALUES, VALUES)
+def test_a_ratio_of_positive_values_turns_into_its_inverse_and_never_falls_below_minus_100_percent(
+    first: list[float], second: list[float]
+) -> None:
+    ratio, interval = relative_difference(first, second)
+    inverse, _ = relative_difference(second, first)
+    assert ratio is not None
+    assert inverse is not None
+    assert interval is not None
+    assert (1 + ratio) * (1 + inverse) == pytest.approx(1)
+    assert interval[0] >= -1
+    assert interval[0] - 1e-9 <= ratio <= interval[1] + 1e-9
+
+
+def test_a_ratio_of_other_values_is_over_the_first_mean() -> None:
+    assert relative_difference([-2.0, -2.0], [-1.0, -1.0]) == (0.5, (0.5, 0.5))
+    assert relative_difference([0.0, 0.0], [1.0, 1.0]) == (None, None)
 
 
 def test_the_same_run_twice_is_within_noise_everywhere(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 
 RUN_FILE: Final = "run.yaml"
 CLUSTER_FILE: Final = "cluster.yaml"
@@ -19,7 +19,12 @@ CLUSTER_FILE: Final = "cluster.yaml"
 
 def explain(
     name: Annotated[
-        str | None, Argument(metavar="NAME", help="A figure, setting, state, end reason or mark: mfu, optimizer.lr.")
+        str | None,
+        Argument(
+            metavar="NAME",
+            help="A figure, setting, state, end reason or mark: mfu, optimizer.lr.",
+            autocompletion=completion.explained,
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

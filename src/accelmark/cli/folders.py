@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
-from accelmark.spec.errors import EXIT_FAILED, RequestError
+from accelmark.cli import completion, options
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
+    from accelmark.spec.plugins.case import CaseSpec
+    from accelmark.spec.plugins.catalog import Folder
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -26,40 +28,82 @@ _CODE: Final = ".in"
 Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder describes.")]
 
 
-def cases(as_json: options.AsJson = False) -> None:
-    """List the cases with their tasks, sizes and targets."""
-    from accelmark.spec.plugins.catalog import folders, load_case
+def cases(
+    name: Annotated[
+        str | None,
+        Argument(metavar="[NAME]", help="Show this case with its settings and data.", autocompletion=completion.cases),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the cases with their tasks, sizes and targets, or show one."""
+    from accelmark.spec.plugins.catalog import find, folders, load_case
 
     rows: list[dict[str, Any]] = []
-    for name, folder in folders("cases").items():
-        case = load_case(name)
-        target = case.train.target if case.train else None
-        symbol = {"at_least": ">=", "at_most": "<="}
-        files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
-        rows.append(
-            {
-                "name": name,
-                "version": case.version,
-                "title": case.title,
-                "size": case.size,
-                "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
-                "frameworks": sorted(files),
-                "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
-                "data": list(case.data_names),
-                "from": folder.origin,
-            }
-        )
+    for each, folder in ({name: find("cases", name)} if name else folders("cases")).items():
+        try:
+            rows.append(_row(load_case(each), folder))
+        except AccelmarkError as error:
+            if name:
+                raise
+            rows.append({"name": each, "problem": str(error), "from": folder.origin})
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
-        return
+    elif name:
+        _show_case(load_case(name), rows[0])
+    else:
+        _list_cases(rows)
+    if any("problem" in row for row in rows):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
+    target = case.train.target if case.train else None
+    symbol = {"at_least": ">=", "at_most": "<="}
+    files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
+    return {
+        "name": case.name,
+        "version": case.version,
+        "title": case.title,
+        "size": case.size,
+        "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
+        "frameworks": sorted(files),
+        "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
+        "data": list(case.data_names),
+        "from": folder.origin,
+    }
+
+
+def _list_cases(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
     table = options.plain_table("case", "tasks", "size", "target", "description")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
-        table.add_row(row["name"], ", ".join(row["tasks"]), row["size"], row["target"] or "-", row["title"])
+        if "problem" not in row:
+            table.add_row(row["name"], ", ".join(row["tasks"]), row["size"], row["target"] or "-", row["title"])
     Console().print(table)
+    for row in rows:
+        if "problem" in row:
+            options.warn(f"case {row['name']} ({row['from']}) is left out: {row['problem']}")
+
+
+def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
+    from accelmark.spec.layers import flatten, may_change
+
+    typer.secho(f"{case.name}, version {case.version}: {case.title}", bold=True)
+    typer.echo(f"  {case.description}\n  licence: {case.licence}")
+    for title, names in {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}.items():
+        typer.echo(f"  {title}: {', '.join(names) or 'none'}")
+    if case.train is not None:
+        target = case.train.target
+        typer.echo(f"train: {row['target'] or 'no target'}" + (f" ({target.why})" if target else ""))
+        for key, value in flatten(case.train.settings).items():
+            typer.echo(f"  {key:<38} {value}" + ("" if may_change(key, case.train.mutable) else "  (immutable)"))
+    if case.infer is not None:
+        typer.echo(f"infer: {case.infer.metric}, tolerance {case.infer.tolerance:g} ({case.infer.tolerance_why})")
+        for key, value in flatten({**case.infer.configurations, **case.infer.parameters}).items():
+            typer.echo(f"  {key:<38} {value}")
 
 
 def new(

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from accelmark.cli import completion
 from accelmark.report.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
-Vendor = Annotated[str | None, Option("--vendor", help="Chip vendor; default: the one detected.")]
+Vendor = Annotated[
+    str | None, Option("--vendor", help="Chip vendor; default: the one detected.", autocompletion=completion.vendors)
+]
 Settings = Annotated[
     list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: optimizer.lr=0.1.")
 ]
@@ -28,8 +31,10 @@ Offline = Annotated[bool, Option("--offline", help="Download nothing; use cached
 DryRun = Annotated[bool, Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
-RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory.")]
-RunOrBundle = Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.")]
+RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory.", autocompletion=completion.runs)]
+RunOrBundle = Annotated[
+    Path, Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.", autocompletion=completion.runs)
+]
 
 
 def shipped_file(given: Path, folder: str) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -26,7 +26,9 @@ COMMAND_LINE: Final = "command line"
 
 
 def train(
-    key: Annotated[str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]")],
+    key: Annotated[
+        str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", autocompletion=completion.cases)
+    ],
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -49,9 +51,14 @@ def train(
 
 
 def infer(
-    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]")],
+    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]", autocompletion=completion.cases)],
     compiler: Annotated[
-        str | None, Option(metavar="NAME", help="Inference engine; 'none' stops after the framework's own.")
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Inference engine; 'none' stops after the framework's own.",
+            autocompletion=completion.engines,
+        ),
     ] = None,
     precision: Annotated[str | None, Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
     batch_size: Annotated[int | None, Option("--batch-size", min=1, help="Items in one call.")] = None,

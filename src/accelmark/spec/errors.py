@@ -11,6 +11,7 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_CANCELLED: Final = 130
+_MAX_LISTED: Final = 30
 
 
 class AccelmarkError(Exception):
@@ -61,12 +62,18 @@ class SpecError(RequestError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the known name closest to ``name``, else the list of known names."""
+    """Return ``did you mean 'x'?`` for the known name closest to ``name``, else the list of known names.
+
+    Of a dotted name, the last part may be enough: ``lr`` is close to ``optimizer.lr``.
+    """
     names = sorted(known)
+    last_parts = {each.rpartition(".")[2]: each for each in reversed(names)}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = close or [last_parts[part] for part in difflib.get_close_matches(name.rpartition(".")[2], last_parts, n=1)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(names)}" if names else "none are known"
+    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"known: {', '.join(names[:_MAX_LISTED])}{more}" if names else "none are known"
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
-from accelmark.results.compare.statistics import mean_difference
+from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
 from accelmark.results.read.round_dir import planned_jobs
 from accelmark.results.schema import Mark, RoundResult, Task
@@ -74,9 +74,9 @@ class Difference(Spec):
     interval: tuple[float, float] | None
     """95 % interval of the difference (Welch); null where a side has one round."""
     relative: float | None
-    """The difference over the baseline's mean; null for a mean of 0."""
+    """How much larger other is, as a share of the baseline; null for a mean of 0."""
     relative_interval: tuple[float, float] | None
-    """``interval`` over the baseline's mean."""
+    """Its 95 % interval; of positive values from the logarithms, so that it never falls below -100 %."""
     effect: Effect
     """``unknown`` where a side has one round, and thus no interval."""
 
@@ -283,20 +283,19 @@ def _values(case: LoadedCase, name: FigureName) -> list[float]:
 
 def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> Difference:
     difference, interval = mean_difference(before, after)
-    base = sum(before) / len(before)
-    scale = abs(base)
+    relative, relative_interval = relative_difference(before, after)
     return Difference(
         figure=name,
         title=title_of(name, unit),
         unit=unit_of(name, unit),
-        baseline=base,
+        baseline=sum(before) / len(before),
         other=sum(after) / len(after),
         num_rounds=(len(before), len(after)),
         difference=difference,
         interval=interval,
-        relative=difference / scale if scale else None,
-        relative_interval=(interval[0] / scale, interval[1] / scale) if interval and scale else None,
-        effect=_effect(name, difference, interval),
+        relative=relative,
+        relative_interval=relative_interval,
+        effect=_effect(name, difference, relative_interval or interval),
     )
 
 

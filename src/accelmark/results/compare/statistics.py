@@ -39,6 +39,24 @@ def mean_difference(first: Sequence[float], second: Sequence[float]) -> tuple[fl
     return difference, (float(interval.low), float(interval.high))
 
 
+def relative_difference(
+    first: Sequence[float], second: Sequence[float]
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return how much larger ``second`` is, as a share of ``first``, and its 95 % interval; None where undefined.
+
+    Of positive values it is the ratio of the geometric means minus 1, with Welch's interval of the logarithms, so that
+    it never falls below -100 %. Otherwise it is the difference of the means over the magnitude of the first mean.
+    """
+    if min(*first, *second) > 0:
+        difference, interval = mean_difference([math.log(x) for x in first], [math.log(x) for x in second])
+        return math.expm1(difference), interval and (math.expm1(interval[0]), math.expm1(interval[1]))
+    difference, interval = mean_difference(first, second)
+    scale = abs(_mean(first))
+    if not scale:
+        return None, None
+    return difference / scale, interval and (interval[0] / scale, interval[1] / scale)
+
+
 def _mean(values: Sequence[float]) -> float:
     """Return the mean, without rounding where all values are equal."""
     return values[0] if min(values) == max(values) else fmean(values)

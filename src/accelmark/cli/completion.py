@@ -1,0 +1,48 @@
+"""Shell completion of cases, engines, vendors, run directories and names that ``explain`` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def cases(incomplete: str) -> list[str]:
+    """Complete the name of a case."""
+    from accelmark.spec.plugins.catalog import folders
+
+    return [name for name in folders("cases") if name.startswith(incomplete)]
+
+
+def vendors(incomplete: str) -> list[str]:
+    """Complete the name of a vendor."""
+    from accelmark.spec.plugins.catalog import folders
+
+    return [name for name in folders("vendors") if name.startswith(incomplete)]
+
+
+def engines(incomplete: str) -> list[str]:
+    """Complete the name of an inference engine."""
+    from accelmark.spec.plugins.catalog import engine_specs
+
+    return [name for name in engine_specs() if name.startswith(incomplete)]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Complete the path of a run, below ``runs`` or below what is typed; the newest first."""
+    return sorted(_runs(incomplete), reverse=True)
+
+
+def _runs(incomplete: str) -> Iterator[str]:
+    folder = Path(incomplete.rpartition("/")[0] or ("runs" if not incomplete.startswith("/") else "/"))
+    start = incomplete.rpartition("/")[2]
+    for plan in folder.glob("*/plan.json"):
+        name = plan.parent.name
+        if name.startswith(start):
+            yield str(plan.parent)
+
+
+def explained(incomplete: str) -> list[str]:
+    """Complete a name that ``explain`` knows."""
+    from accelmark.explain.entries import entries
+
+    return sorted({entry.name for entry in entries() if entry.name.startswith(incomplete)})
