@@ -35,8 +35,9 @@ def finish(state: str, steps: int, **more: Any) -> None:
         "state": state, "end_reason": reason, "message": None, "converged": None, "e2e_time": 1.0, "init_time": 0.1,
         "raw_train_time": TRAINED.get("s", 0.9), "train_no_eval_time": 0.9,
         "pure_training_computing_time": 0.8, "global_steps": steps, "num_trained_samples": 8 * steps,
-        "throughput_raw": None, "throughput_no_eval": None, "throughput_pure_compute": None, "final_loss": 1.0, "final_metrics": {}, "peak_device_memory_mib": None,
-        "num_parameters": 1, "flops_per_sample": None, "flops_per_sample_formula": None,
+        "throughput_raw": None, "throughput_no_eval": None, "throughput_pure_compute": None, "final_loss": 1.0,
+        "final_metrics": {}, "peak_device_memory_mib": None, "num_parameters": 1, "flops_per_sample": None,
+        "flops_per_sample_formula": None,
     }  # fmt: skip
     say("FINISHED", **(value | more))
 
