@@ -177,7 +177,7 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
     ordered = sorted(entries, key=lambda entry: entry.number)
     slug = next((name.split("/")[0] for name in rounds), "")
     planned = planned_jobs(read_json(run_dir / "plan.json"))
-    carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("kind") == "state")
+    carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("job"))
     return Evidence(
         rounds=ordered,
         num_planned=num_planned,

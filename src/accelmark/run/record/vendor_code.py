@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from accelmark.plan.adaptation import ENVIRONMENT_FILE
 from accelmark.results.store.files import write_errors
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
@@ -32,3 +33,5 @@ def copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
             with write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+                if path.name == ENVIRONMENT_FILE:
+                    path.chmod(0o600)  # it may contain secrets
