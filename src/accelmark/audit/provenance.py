@@ -21,16 +21,9 @@ from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_files, tree_hash
-from accelmark.spec.records import SourceRecord
+from accelmark.spec.records import LOADER_VARIABLES, SourceRecord
 
 _MAX_LISTED: Final = 10
-_PRELOAD_VARIABLES: Final = frozenset({
-    "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT",
-    "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX", "LD_PRELOAD", "LD_AUDIT",
-})  # fmt: skip
-"""Variables that make a process load other code before its own."""
-
-
 _GIT_TIMEOUT_S: Final = 20.0
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
@@ -131,8 +124,8 @@ def hooks(evidence: Evidence) -> Findings:
 def preloaded_code(entry: RoundEvidence) -> Findings:
     """Check that nothing loads code into the ranks before AccelMark's own."""
     by_script = {name for record in entry.adaptations for name in record.environment}
-    found = {"environment_variables.sh": by_script & _PRELOAD_VARIABLES}
-    found["vendor.yaml"] = _not_shipped(entry) & _PRELOAD_VARIABLES
+    found = {"environment_variables.sh": by_script & set(LOADER_VARIABLES)}
+    found["vendor.yaml"] = _not_shipped(entry) & set(LOADER_VARIABLES)
     for record in entry.environments:
         for name, variable in record.loaders.items():
             if not any(name in names for names in found.values()):

@@ -118,6 +118,11 @@ class AdaptationRecord(Spec):
 
 ENVIRONMENT_FILE: Final = "environment.json"
 """In the directory of a round on one host: an :class:`EnvironmentRecord`."""
+LOADER_VARIABLES: Final = (
+    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR",
+    "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX",
+)  # fmt: skip
+"""Variables that make a process load other code before its own."""
 VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
 
 

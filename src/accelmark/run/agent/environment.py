@@ -20,14 +20,9 @@ from accelmark.run.agent.host import REPORTED_PREFIXES
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.spec.plugins.framework import FrameworkSpec
-from accelmark.spec.records import AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
+from accelmark.spec.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
 from accelmark.spec.secret import displayed_value
 
-LOADERS: Final = (
-    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR",
-    "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX",
-)  # fmt: skip
-"""Variables that make a process load other code before its own."""
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
 _RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
@@ -51,14 +46,14 @@ def environment_record(
         script: what the vendor's ``environment_variables.sh`` changed.
         framework: the framework of the job.
     """
-    shown = (*REPORTED_PREFIXES, *framework.reported_variables, *framework.numeric_variables, *LOADERS)
+    shown = (*REPORTED_PREFIXES, *framework.reported_variables, *framework.numeric_variables, *LOADER_VARIABLES)
     variables = {}
     for name, value in sorted(environment.items()):
         origin = _origin(name, value, task, ambient, script)
         is_shown = origin != "shell" or name.startswith(shown)
         variables[name] = Variable(origin=origin, value=displayed_value(name, value) if is_shown else None)
     python_path = _foreign_entries(environment.get("PYTHONPATH", ""), node_dir)
-    loaders = {name: variables[name] for name in LOADERS if environment.get(name) and name != "PYTHONPATH"}
+    loaders = {name: variables[name] for name in LOADER_VARIABLES if environment.get(name) and name != "PYTHONPATH"}
     if python_path:
         origin = variables["PYTHONPATH"].origin
         loaders["PYTHONPATH"] = Variable(origin=origin, value=os.pathsep.join(python_path))
@@ -76,7 +71,7 @@ def without_loaders(
     environment: Mapping[str, str], ambient: Mapping[str, str], script: AdaptationRecord
 ) -> dict[str, str]:
     """Return ``environment`` with the variables that load code as they were before the vendor's script changed them."""
-    changed = [name for name in LOADERS if name in script.environment]
+    changed = [name for name in LOADER_VARIABLES if name in script.environment]
     kept = {name: value for name, value in environment.items() if name not in changed}
     return kept | {name: ambient[name] for name in changed if name in ambient}
 
