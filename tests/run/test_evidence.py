@@ -116,7 +116,7 @@ def test_bytecode_of_other_code_with_the_sources_time_and_size_is_found(tmp_path
 
     def write(text: str, mtime: int) -> None:
         header = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, mtime, state.st_size)
-        cached.write_bytes(header + marshal.dumps(compile(text, str(source), "exec")))
+        cached.write_bytes(header + marshal.dumps(compile(text, str(source), "exec", dont_inherit=True)))
 
     write("FACTOR = 1\n", int(state.st_mtime))
     assert stale_bytecode([tmp_path]) == ()
