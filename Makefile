@@ -20,7 +20,7 @@ test: $(VENV)/.test lint  ## Install what tests need; run lint and all tests but
 test-frameworks: $(VENV)/.test  ## Run all tests of training, frameworks, trainers and cases, the heavy ones too
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks tests/train tests/external tests/cases tests/benchmarks
 
-test-adversary: $(VENV)/.test  ## Run all tests that try to cheat the audit
+test-adversary: $(VENV)/.test  ## Run all attacks and honest variants (docs/adversary.md)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m adversary tests
 
 test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and test launching on namespace hosts (root)
@@ -52,5 +52,5 @@ $(VENV)/.test-cluster: $(VENV)/.test tests/cluster/requirements.sh
 	@bash tests/cluster/requirements.sh
 	@touch $@
 
-clean:  ## Remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+clean:  ## Remove the virtual environments and caches; runs/ stays
+	rm -rf $(VENV) .environments .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""Measure the overhead of inference: ``inference_core`` against a bare loop that calls the same compiled engine.
+"""Measure the overhead of inference: windows of an engine in its process against a bare loop in the same process.
 
 Run ``python -m benchmarks.inference``. ``--quick`` is a short run that writes nothing; ``--models`` and ``--engines``
 select a part, whose results are merged into ``results/inference.json`` and the tables of ``inference.md``. With
@@ -15,162 +15,82 @@ import platform
 import random
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, from_numpy, nn
+from torch import nn
 
-from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.infer.batches import synthetic_batches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.engine import Engine, EngineRequest, as_list
-from accelmark.infer.engines import engine_class
-from accelmark.infer.measure import measure
-from accelmark.infer.onnx_export import export_onnx
-from accelmark.spec.inference import InferSettings
+from accelmark.infer.onnx.export import export_onnx
+from accelmark.infer.process.engine_process import EngineProcess
+from accelmark.infer.process.memory import Slots
+from benchmarks.bare_engine import LENGTH, MODELS
 
 ENGINES = ("eager", "onnxruntime", "openvino", "aotinductor", "inductor")
-BATCHES = (1, 8)
-LENGTH = 64
-"""Tokens per sequence."""
-MOST_S = 6.0
+BATCHES = (1, 8, 100)
+SLOW = {"efficientnet_lite0", "minilm"}
+"""Networks that are measured with batches 1 and 8 only."""
+MOST_S = 8.0
 """Time for one row, without compilation."""
+MAX_CALLS = 10_000
 PAGE = Path(__file__).with_name("inference.md")
 RESULTS = Path(__file__).parent / "results" / "inference.json"
 PEER = Path(__file__).with_name("optimum_peer.py")
 
 
-class _Mini(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = ResNetMini(16, 3, 1)
+@dataclass
+class Loaded:
+    """An engine in its process, with windows of ``calls`` calls laid out."""
 
-    def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.network.classifier(self.network.features(image).mean((2, 3)))
-        return logits
+    process: EngineProcess
+    name: str
+    batch: int
+    calls: int = 1
 
+    def lay_out(self, calls: int) -> None:
+        """Stage ``calls`` different batches."""
+        inputs = MODELS[self.name].inputs
+        first = inputs(self.batch)
+        self.process.arrange(Slots.like(first, self.batch, calls), (0, self.batch), first)
+        output, _ = self.process.warm_up([(0, self.batch)] * 3)
+        self.process.expect(output, self.batch * calls, calls)
+        for slot in range(1, calls):
+            self.process.stage(slot, inputs(self.batch))
+        self.calls = calls
 
-class _Bert(nn.Module):
-    """transformers' BertModel in MiniLM's size, with plain tensors."""
+    def ours(self) -> float:
+        """Return the processor seconds of a call in a window."""
+        self.process.run([(slot, self.batch) for slot in range(self.calls)])
+        return float(self.process.ask("processor")) / self.calls
 
-    def __init__(self) -> None:
-        super().__init__()
-        from transformers import BertConfig, BertModel
+    def window_s(self) -> float:
+        """Return the seconds of a call by the clock of ``inference_core``."""
+        return self.process.run([(slot, self.batch) for slot in range(self.calls)]).took_s / self.calls
 
-        config = BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12)
-        self.net = BertModel(config)
-
-    def forward(self, tokens: Tensor, mask: Tensor, kinds: Tensor) -> Tensor:
-        states: Tensor = self.net(input_ids=tokens, attention_mask=mask, token_type_ids=kinds).last_hidden_state
-        return states
-
-
-@dataclass(frozen=True)
-class Model:
-    """A network, and synthetic inputs for it."""
-
-    make: Callable[[], nn.Module]
-    inputs: Callable[[int], tuple[Tensor, ...]]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-
-
-def _images(*shape: int) -> Callable[[int], tuple[Tensor, ...]]:
-    return lambda size: (torch.randn(size, *shape),)
+    def bare(self) -> float:
+        """Return the processor seconds of a call of the bare loop on the same inputs."""
+        self.process.ask("prepare", calls=[(slot, self.batch) for slot in range(self.calls)])
+        return float(self.process.ask("bare")) / self.calls
 
 
-def _tokens(size: int) -> tuple[Tensor, ...]:
-    tokens = torch.randint(1000, 30000, (size, LENGTH))
-    return tokens, torch.ones_like(tokens), torch.zeros_like(tokens)
-
-
-BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-MODELS = {
-    "resnet_mini": Model(_Mini, _images(1, 28, 28), ("image",), ("logits",)),
-    "efficientnet_lite0": Model(EfficientNetLite0, _images(3, 224, 224), ("image",), ("logits",)),
-    "minilm": Model(_Bert, _tokens, BERT_INPUTS, ("last_hidden_state",)),
-}
-
-
-class _Speed(InferCase):
-    """A case with synthetic inputs only."""
-
-    make_inputs: Callable[[int], tuple[Tensor, ...]]
-
-    def build_dataloader(self) -> InferBatches:
-        return synthetic_batches(self.synthetic_batch, self.settings.batch_size, 1)
-
-    def create_model(self) -> nn.Module:
-        raise AssertionError
-
-    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> dict[str, float]:
-        raise AssertionError
-
-    def metrics(self, sums: object) -> dict[str, float]:
-        raise AssertionError
-
-    def synthetic_batch(self, size: int) -> InferBatch:
-        return InferBatch(self.make_inputs(size), None)
-
-
-def bare_call(name: str, engine: Any, inputs: tuple[Tensor, ...]) -> Callable[[], object]:
-    """Return a minimal call of this engine's runtime, from CPU tensors to CPU tensors."""
-    if name == "onnxruntime":
-        session, names = engine.session, engine.inputs
-        return lambda: [
-            from_numpy(each)
-            for each in session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
-        ]
-    if name == "openvino":
-        request = engine.infer_request
-        return lambda: [
-            from_numpy(each) for each in request.infer([each.numpy() for each in inputs], share_inputs=True).to_tuple()
-        ]
-    model = getattr(engine, {"eager": "model", "inductor": "compiled", "aotinductor": "run"}[name])
-    return lambda: [each.cpu() for each in as_list(model(*inputs))]
-
-
-def bare_times(call: Callable[[], object], calls: int) -> list[float]:
-    """Return the seconds of each call."""
-    times = []
-    with torch.inference_mode():
-        for _ in range(calls):
-            began = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - began)
-    return times
-
-
-def our_times(engine: Engine, case: _Speed, batch: InferBatch, calls: int) -> list[float]:
-    """Return the seconds of each call, from which ``inference_core`` is computed."""
-    with torch.inference_mode():  # as in the inference steps and in the bare loop
-        measured = measure(
-            partial(case.engine_forward, engine),
-            _Same(batch, calls),
-            case,
-            phase="inference",
-            engine=engine.name,
-            evaluated=False,
-            emit=lambda event, value: None,
-        )
-    return [latency / 1000 for window in measured.windows for latency in window.latency_ms]
-
-
-class _Same:
-    """Repeats one batch, as the bare loop does."""
-
-    def __init__(self, batch: InferBatch, times: int) -> None:
-        self.batches = (batch,) * times
-        self.num_items = batch.num_items * times
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
+@contextmanager
+def loaded(name: str, engine: str, model: nn.Module, batch: int, directory: Path) -> Iterator[Loaded]:
+    """Compile a model, whose ONNX file is in ``directory``, for one batch size."""
+    process = EngineProcess(engine, directory, 600, worker="benchmarks.bare_engine")
+    try:
+        device = {"device_type": "cpu", "module": None, "threads": 1, "required": True}
+        facts = process.ask("open", engine=engine, vendor=None, device=device)
+        process.compile(
+            model if facts["reads"] == "model" else None, MODELS[name].inputs(batch), [],
+            onnx_path=str(directory / "model.onnx"), engine_path=None, work_dir=str(directory), precision="fp32",
+            options={},
+        )  # fmt: skip
+        yield Loaded(process, name, batch)
+    finally:
+        process.close()
 
 
 def quartile(times: list[float]) -> float:
@@ -179,7 +99,7 @@ def quartile(times: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """Items per second of both loops, and their ratio with its interval."""
+    """Items per processor second of both loops, and their ratio with its interval."""
 
     model: str
     engine: str
@@ -189,45 +109,40 @@ class Row:
     ratio: float
     low: float
     high: float
+    added_us: float | None = None
+    """What a window adds to a call, with its share of the message and the reply."""
+    message_us: float | None = None
+    """A message to the engine's process and its reply."""
+    calls: int | None = None
+    """Calls of a window."""
 
 
-def compare(engine: Engine, case: _Speed, model: str, rounds: int, round_s: float) -> Row:
-    """Run both loops alternately in short rounds; the order changes every round."""
-    batch = case.synthetic_batch(case.settings.batch_size)
-    call = bare_call(engine.name, engine, batch.inputs)
-    bare_times(call, 3)
-    one = quartile(bare_times(call, 8))
-    calls = max(2, min(200, round(round_s / one)))
-    rounds = max(8, min(rounds, round(MOST_S / (2 * calls * one))))
-    turns: tuple[Callable[[], list[float]], ...] = (
-        lambda: bare_times(call, calls),
-        lambda: our_times(engine, case, batch, calls),
-    )
-    taken: tuple[list[list[float]], list[list[float]]] = ([], [])
+def compare(engine: Loaded, engine_name: str, rounds: int, window_s: float) -> Row:
+    """Run both loops alternately; the order changes every round."""
+    engine.lay_out(4)
+    call_s = min(engine.bare() for _ in range(4))
+    engine.lay_out(max(4, min(MAX_CALLS, round(window_s / call_s), 256 * 2**20 // (engine.process.slots.end // 4))))
+    rounds = max(8, min(rounds, round(MOST_S / (2 * engine.calls * call_s))))
+    bare: list[float] = []
+    ours: list[float] = []
+    message_s = min(engine.process.crossing_s() for _ in range(5)) / engine.calls
     for number in range(rounds):
         for turn in (0, 1) if number % 2 == 0 else (1, 0):
-            taken[turn].append(turns[turn]())
-    bare, ours = (quartile([each for times in kind for each in times]) for kind in taken)
+            if turn:
+                ours.append(engine.ours() + message_s)
+            else:
+                bare.append(engine.bare())
     chance = random.Random(1)
     ratios = []
     for _ in range(400):
         picked = chance.choices(range(rounds), k=rounds)
-        parts = [quartile([each for index in picked for each in kind[index]]) for kind in taken]
-        ratios.append(parts[0] / parts[1])
+        ratios.append(quartile([bare[each] for each in picked]) / quartile([ours[each] for each in picked]))
     ratios.sort()
-    items = batch.num_items
-    return Row(model, engine.name, items, items / bare, items / ours, bare / ours, ratios[10], ratios[-10])
-
-
-def engine_of(name: str, engine: str, model: nn.Module, batch: int, directory: Path) -> tuple[Engine, _Speed]:
-    """Compile a model, whose ONNX file is in ``directory``, for one batch size."""
-    case = _Speed(InferSettings(batch_size=batch, log_freq=30), {}, {})
-    case.make_inputs = MODELS[name].inputs
-    request = EngineRequest(
-        model=model, onnx_path=directory / "model.onnx", engine_path=None, example=case.synthetic_batch(batch).inputs,
-        precision="fp32", device=torch.device("cpu"), device_type="cpu", threads=1, options={}, work_dir=directory,
+    items, both = engine.batch, (quartile(bare), quartile(ours))
+    return Row(
+        engine.name, engine_name, items, items / both[0], items / both[1], both[0] / both[1], ratios[10], ratios[-10],
+        (both[1] - both[0]) * 1e6, message_s * engine.calls * 1e6, engine.calls,
     )  # fmt: skip
-    return engine_class(engine, None)(request), case
 
 
 def exported(name: str, directory: Path) -> nn.Module:
@@ -239,16 +154,15 @@ def exported(name: str, directory: Path) -> nn.Module:
     return model
 
 
-def beside_ourselves(models: Sequence[str], engines: Sequence[str], rounds: int, round_s: float) -> Iterator[Row]:
+def beside_ourselves(models: Sequence[str], engines: Sequence[str], rounds: int, window_s: float) -> Iterator[Row]:
     """Compare with the bare loop, for each model, engine and batch size."""
     for name in models:
         with tempfile.TemporaryDirectory() as directory:
             model = exported(name, Path(directory))
             for engine_name in engines:
-                for batch in BATCHES:
-                    engine, case = engine_of(name, engine_name, model, batch, Path(directory))
-                    yield compare(engine, case, name, rounds, round_s)
-                    engine.close()
+                for batch in BATCHES[:2] if name in SLOW else BATCHES:
+                    with loaded(name, engine_name, model, batch, Path(directory)) as engine:
+                        yield compare(engine, engine_name, rounds, window_s)
 
 
 def beside_optimum(python: str, seconds: float) -> Iterator[tuple[Row, dict[str, str]]]:
@@ -258,37 +172,36 @@ def beside_optimum(python: str, seconds: float) -> Iterator[tuple[Row, dict[str,
         model = exported("minilm", directory)
         model.net.save_pretrained(directory)  # type: ignore[operator, union-attr] # transformers' own
         for engine_name in ("eager", "onnxruntime"):
-            for batch in BATCHES:
-                engine, case = engine_of("minilm", engine_name, model, batch, directory)
-                data = case.synthetic_batch(batch)
-                our_times(engine, case, data, 10)
-                one = quartile(our_times(engine, case, data, 8))
-                theirs: list[float] = []
-                ours: list[float] = []
-                for _ in range(2):
-                    ours += our_times(engine, case, data, max(8, round(seconds / one)))
-                    told = subprocess.run(
-                        [python, str(PEER), str(directory), engine_name, str(batch), str(LENGTH), str(seconds)],
-                        env={name: os.environ[name] for name in os.environ if name != "PYTHONPATH"},
-                        check=True, capture_output=True, text=True,
-                    )  # fmt: skip
-                    figures = json.loads(told.stdout.splitlines()[-1])
-                    theirs += figures["times"]
+            for batch in BATCHES[:2]:
+                with loaded("minilm", engine_name, model, batch, directory) as engine:
+                    engine.lay_out(8)
+                    theirs: list[float] = []
+                    ours: list[float] = []
+                    for _ in range(2):
+                        ours += [engine.window_s() for _ in range(max(1, round(seconds / (8 * engine.window_s()))))]
+                        told = subprocess.run(
+                            [python, str(PEER), str(directory), engine_name, str(batch), str(LENGTH), str(seconds)],
+                            env={name: os.environ[name] for name in os.environ if name != "PYTHONPATH"},
+                            check=True, capture_output=True, text=True,
+                        )  # fmt: skip
+                        figures = json.loads(told.stdout.splitlines()[-1])
+                        theirs += figures["times"]
                 pair = batch / quartile(theirs), batch / quartile(ours)
                 ratio = pair[1] / pair[0]
                 yield Row("minilm", engine_name, batch, *pair, ratio, ratio, ratio), figures["versions"]
-                engine.close()
 
 
 def table(rows: Sequence[Mapping[str, Any]], other: str, interval: bool) -> str:
     """Return rows as a table in Markdown."""
-    lines = [f"| model | engine | batch | {other}, items/s | AccelMark inference_core, items/s | ratio |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    more = " added, µs a call | message and reply, µs (calls of a window) |" if interval else ""
+    lines = [f"| model | engine | batch | {other}, items/s | AccelMark, items/s | ratio |{more}",
+             "|---|---|---|---|---|---|" + "---|---|" * interval]  # fmt: skip
     for row in rows:
         spread = f" ({row['low']:.3f} to {row['high']:.3f})" if interval else ""
+        crossing = f" {row['added_us']:.1f} | {row['message_us']:.0f} ({row['calls']}) |" if interval else ""
         lines.append(
             f"| {row['model']} | {row['engine']} | {row['batch']} | {row['bare']:,.0f} | {row['ours']:,.0f} "
-            f"| {row['ratio']:.3f}{spread} |"
+            f"| {row['ratio']:.3f}{spread} |{crossing}"
         )
     return "\n".join(lines)
 
@@ -317,11 +230,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--optimum-python", metavar="PYTHON", help="compare with optimum-benchmark, which it has")
     given = parser.parse_args()
-    rounds, round_s = (6, 0.05) if given.quick else (given.rounds, 0.15)
+    rounds, window_s = (6, 0.1) if given.quick else (given.rounds, 0.5)
     torch.set_num_threads(1)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     machine = {"python": platform.python_version(), "torch": torch.__version__}
-    for row in beside_ourselves(given.models, given.engines, rounds, round_s):
+    for row in beside_ourselves(given.models, given.engines, rounds, window_s):
         print(row, flush=True)
         if not given.quick:
             keep("bare", [row], machine)

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.training.clock import HostClock, HostLosses
 from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
@@ -37,6 +36,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
 from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
+from accelmark.train.loop.clocks import HostClock, HostLosses
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest
@@ -161,7 +161,7 @@ def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLogWriter, batch
         raise ValueError("no training side")
     backend._batches = Handed(batches, backend._batches.num_samples)
     account = Account(process_start=time.monotonic(), job=job.work)
-    Driver(job.work, backend, log, account, StopRequest(wanted=False)).run()
+    Driver(job.work, backend, log, account, StopRequest(wanted=False), job.checkpoint_dir).run()
 
 
 def driver_round(job: JobSpec, backend: Any, log: PerfLogWriter) -> float:
@@ -169,7 +169,7 @@ def driver_round(job: JobSpec, backend: Any, log: PerfLogWriter) -> float:
     if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
     account = Account(process_start=time.monotonic(), job=job.work)
-    Driver(job.work, backend, log, account, StopRequest(wanted=False)).run()
+    Driver(job.work, backend, log, account, StopRequest(wanted=False), job.checkpoint_dir).run()
     if account.train_start is None or account.train_end is None:
         raise RuntimeError("the driver did not run")
     return account.train_end - account.train_start

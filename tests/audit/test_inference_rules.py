@@ -152,18 +152,110 @@ def test_a_given_file_is_recorded_with_its_hash(run: Path, details: dict[str, st
     assert any("abababababab" in warning for warning in case.warnings)
 
 
-@pytest.mark.parametrize(("told", "rule"), [("torch.float16", "precision"), ("<Type: 'bfloat16'>", "precision")])
-def test_an_engine_that_computes_in_another_type_is_found(run: Path, told: str, rule: str) -> None:
-    change_step(run, "compile", precision=told)
-    assert rules(judged(run), "error") == {rule}
+@pytest.mark.parametrize("told", ["float16:10", "float32:9 bfloat16:1", "int8:4 float32:6"])
+def test_an_engine_that_computes_in_a_narrower_type_is_found(run: Path, told: str) -> None:
+    change_step(run, "compile", graph_types=told)
+    assert rules(judged(run), "error") == {"precision"}
 
 
-@pytest.mark.parametrize("told", ["<Type: 'float32'>", "torch.float32"])
-def test_an_engine_with_the_declared_precision_passes(run: Path, told: str) -> None:
-    change_step(run, "compile", dtype=told)
+def test_a_graph_whose_types_cannot_be_read_makes_the_run_open(run: Path) -> None:
+    change_step(run, "compile", graph_types=None)
     case = judged(run)
-    assert rules(case, "error") == set()
-    assert "precision" not in rules(case, "info")
+    assert case.verdict == "OPEN"
+    assert rules(case, "open") == {"precision"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "told", "severity"),
+    [("bf16", "float16:10", "error"), ("fp16", "float32:10", "warning"), ("int8", "int8:8 float32:2", None),
+     ("int8", "float32:10", "warning"), ("bf16", "bfloat16:10", None)],
+)  # fmt: skip
+def test_the_graph_decides_on_a_declared_precision(run: Path, declared: str, told: str, severity: str | None) -> None:
+    change_step(run, "compile", graph_types=told)
+    change_infer(run, settings={"precision": declared})
+    found = {finding.severity for finding in judged(run).findings if finding.rule == "precision"}
+    assert found == ({severity} if severity else set())
+
+
+@pytest.mark.parametrize("told", ["torch.float16", "<Type: 'bfloat16'>"])
+def test_what_an_engine_of_an_earlier_version_reported_counts(run: Path, told: str) -> None:
+    def earlier(event: str, value: dict[str, Any]) -> None:
+        if event == "INIT_END":
+            del value["isolated"]
+
+    change_events(run, earlier)
+    assert rules(judged(run), "open") == set()
+    change_step(run, "compile", precision=told)
+    assert rules(judged(run), "error") == {"precision"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"median_error": 0.002}, "median error"),
+        ({"worst_error": 1.0}, "largest error"),
+        ({"worst_error": None}, "largest error"),
+        ({"top1_agreement": 0.98}, "have the framework's largest value in 98.00%"),
+        ({"sensitivity": 0.01}, "may be looked up"),
+    ],
+)
+def test_answers_that_are_not_the_models_make_a_run_invalid(run: Path, change: dict[str, Any], words: str) -> None:
+    def answered(event: str, value: dict[str, Any]) -> None:
+        if event == "ANSWER_CHECK":
+            value |= change
+
+    change_events(run, answered)
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    assert any(words in reason for reason in case.reasons), case.reasons
+
+
+def test_answers_that_were_not_compared_make_a_run_open(run: Path) -> None:
+    def renamed(event: str, value: dict[str, Any]) -> None:
+        if event == "ANSWER_CHECK":
+            value["num_items"] = 0
+
+    change_events(run, renamed)
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert rules(case, "open") == {"answers"}
+
+
+def test_time_outside_of_the_calls_is_reported(run: Path) -> None:
+    def slow(event: str, value: dict[str, Any]) -> None:
+        if event == "FORWARD" and value["phase"] == "inference":
+            value["crossing_ms"] = 0.5 * sum(value["latency_ms"])
+
+    change_events(run, slow)
+    assert "crossing" in rules(judged(run), "warning")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"figure": 2e9}, "plausible-utilisation"),
+        ({"accuracy_answers": {"worst_error": 1.0}}, "answers"),
+        ({"performance_answers": {"worst_error": 1.0}}, "answers"),
+        ({"repeat_check": {"suspicious": True, "speedup": 3.0}}, "cache-check"),
+        ({}, None),
+    ],
+)
+def test_answers_and_speed_of_a_scenario_are_judged(run: Path, change: dict[str, Any], rule: str | None) -> None:
+    chip = {"name": "cpu", "device_name": "x", "peaks": {"fp32": 0.5}, "source": "made up for tests"}
+    change_infer(run, settings={"scenarios": ["offline"], "flops": 1000.0})
+    path = run / ROUND / "job.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chip": chip}))
+    answers = {"num_items": 100, "median_error": 1e-7, "worst_error": 1e-6, "top1_agreement": 1.0}
+    check = {"fresh_ms": 1, "same_ms": 1, "speedup": 1.0, "limit": 1.1, "suspicious": False, "num_batches": 12}
+    said: dict[str, Any] = {
+        "scenario": "offline", "valid": True, "functional": False, "figure": 100.0, "figure_name": "samples_per_second",
+        "latencies_ms": {}, "log_dir": "loadgen/offline", "crossing_us": 50.0, "accuracy_answers": answers,
+        "performance_answers": answers, "repeat_check": check,
+    }  # fmt: skip
+    for name, value in change.items():
+        said[name] = said[name] | value if isinstance(value, dict) else value
+    add_event(run, "SCENARIO", said)
+    assert rules(judged(run), "error") == ({rule} if rule else set())
 
 
 def test_an_engine_whose_accuracy_was_not_compared_is_invalid(run: Path) -> None:
@@ -256,6 +348,8 @@ def test_settings_fixed_by_the_case_may_not_differ(run: Path, tmp_path: Path, mo
     )
     monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path / "plugins"))
     assert rules(judged(run), "error") == set()
+    change_infer(run, settings={"flops": 1e12})
+    assert rules(judged(run), "open") >= {"flops"}
     change_infer(run, tolerance=0.5, parameters={"items": 50})
     assert rules(judged(run), "error") == {"target", "settings-fixed"}
 

@@ -14,7 +14,6 @@ import pytest
 
 import accelmark
 from accelmark.audit import provenance
-from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.perflog import PERFLOG_PREFIX
@@ -64,17 +63,7 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "rule"),
     [
-        ({"standard_parameter_hash": "ef" * 32, "standard_num_parameters": 7}, "model-structure"),
-        ({"trained_checkpoint_hash": "ef" * 32}, "initial-weights"),
-        ({"standard_optimizer_class": "AdamW", "optimizer_class": "SGD"}, "optimizer-type"),
-        ({"standard_optimizer_class": "SGD", "optimizer_changes": ["lr: 0.1 -> 0.0"]}, "optimizer-numbers"),
         ({"compute_type": "float16"}, "precision"),
-        ({"output_difference": 0.05}, "model-outputs"),
-        ({"replaced_functions": ["torch.nn.functional.silu -> acme/extern/__init__.py:5"]}, "framework-functions"),
-        (
-            {"module_functions": ["torch.nn.functional.silu -> evil.py:5"], "num_module_functions": 1},
-            "framework-functions",
-        ),
         ({"device_name": "Acme X2"}, "chip-identity"),
         ({"seed": 2000}, "seeds"),
     ],
@@ -90,36 +79,10 @@ def test_changes_by_hooks_make_a_run_invalid(run: Path, told: dict[str, Any], ru
 
 def test_the_same_change_is_open_in_a_run_started_with_open(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(is_open=True))
-    change_started(run, 1, standard_parameter_hash="ef" * 32, standard_num_parameters=7)
+    change_started(run, 1, compute_type="float16")
     case = judged(run)
     assert case.verdict == "OPEN"
-    assert any("model-structure" in reason for reason in case.reasons)
-
-
-def test_a_replaced_module_takes_a_run_out_of_comparison_though_its_parameters_are_the_same(run: Path) -> None:
-    told = {"replaced_modules": ["act: ReLU -> Identity"], "num_replaced_modules": 1, "output_difference": 0.0}
-    change_started(run, 1, **told)
-    case = judged(run)
-    assert case.verdict == "OPEN"
-    assert any("act: ReLU -> Identity" in reason for reason in case.reasons)
-    assert not any("not compared" in reason for reason in case.reasons)
-
-
-def test_a_model_whose_outputs_are_the_cases_up_to_rounding_stays_valid(run: Path) -> None:
-    change_started(run, 1, output_difference=0.001)
-    assert judged(run).verdict == "VALID"
-
-
-def test_another_implementation_of_the_same_optimizer_is_a_warning(run: Path) -> None:
-    change_started(run, 1, standard_optimizer_class="SGD", optimizer_class="NpuFusedSGD")
-    case = judged(run)
-    assert case.verdict == "VALID"
-    assert any("NpuFusedSGD" in warning for warning in case.warnings)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("FusedAdam", "adam"), ("AdamW", "adamw"), ("Prodigy", "prodigy")])
-def test_optimizers_are_distinguished_by_algorithm(name: str, kind: str) -> None:
-    assert optimizer_kind(name) == kind
+    assert any("[precision]" in reason for reason in case.reasons)
 
 
 def test_a_copied_round_is_found_even_with_another_seed(run: Path) -> None:
@@ -335,63 +298,6 @@ def add_event(run: Path, number: int, event: str, value: dict[str, Any]) -> None
     *lines, last = log.read_text().splitlines()
     record = json.loads(last.removeprefix(PERFLOG_PREFIX)) | {"event": event, "value": value}
     log.write_text("\n".join([*lines, PERFLOG_PREFIX + json.dumps(record), last]) + "\n")
-
-
-def test_a_replacement_during_training_makes_a_run_invalid(run: Path) -> None:
-    told = {"replaced_functions": ["accelmark.train.loop.account.follows_reference -> acme/extern/__init__.py:9"]}
-    add_event(run, 2, "INSPECTED", told)
-    case = judged(run)
-    assert case.verdict == "INVALID"
-    (reason,) = case.reasons
-    assert "framework-functions" in reason
-    assert "follows_reference" in reason
-
-
-COUNTED = {"samples_credited": 8, "samples_seen": 8, "compute_types": ["bfloat16"]}
-
-
-@pytest.mark.parametrize(
-    ("told", "verdict", "rule"),
-    [
-        ({}, "VALID", None),
-        ({"compute_types": ["bfloat16", "float32"]}, "VALID", None),
-        ({"samples_seen": 1}, "INVALID", "samples-trained"),
-        ({"compute_types": ["float32"]}, "INVALID", "precision"),
-        ({"compute_types": ["bfloat16", "float16"]}, "INVALID", "precision"),
-        ({"samples_seen": None, "samples_reason": "the model is compiled"}, "OPEN", "samples-trained"),
-        ({"compute_types": None, "compute_reason": "no layer was passed"}, "OPEN", "samples-trained"),
-    ],
-)
-def test_a_vendors_train_step_is_judged_by_the_samples_that_pass_the_model(
-    tmp_path: Path, told: dict[str, Any], verdict: str, rule: str | None
-) -> None:
-    run = make_run(tmp_path / "run", Made())
-    change_started(run, 1, hooks={"train_step": "/v/acme/extern/__init__.py:12"})
-    add_event(run, 1, "INSPECTED", COUNTED | told)
-    case = judged(run)
-    assert case.verdict == verdict
-    assert [f.rule for f in case.findings if f.severity in ("error", "open")] == ([rule] if rule else [])
-
-
-def test_a_vendors_train_step_without_records_is_open(run: Path) -> None:
-    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
-    case = judged(run)
-    assert case.verdict == "OPEN"
-    assert any("[samples-trained]" in reason for reason in case.reasons)
-
-
-def test_a_shipped_framework_module_is_an_info(run: Path) -> None:
-    def ascend(job: dict[str, Any]) -> None:
-        job |= {"vendor": "ascend", "framework_module": "torch_npu"}
-
-    for number in (1, 2):
-        change_job(run, number, ascend)
-        change_started(run, number, module_functions=["torch.Tensor.npu -> torch_npu/x.py:5"], num_module_functions=1)
-    case = judged(run)
-    assert not any("framework-functions" in reason for reason in case.reasons)
-    assert any(finding.rule == "framework-module" for finding in case.findings)
-    assert case.adaptation is not None
-    assert case.adaptation.framework_module is None
 
 
 def test_a_vendors_variables_and_module_are_counted_as_adaptation_cost(run: Path) -> None:

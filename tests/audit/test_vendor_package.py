@@ -53,13 +53,6 @@ class Extern(Hooks):
         super().backward(loss, scaler)
 """
 
-CHEAT = """
-    def convert_model(self, model):
-        import torch
-        model.layer_of_mine = torch.nn.Linear(1, 1)
-        return super().convert_model(model)
-"""
-
 SETUP = """
 [build-system]
 requires = ["setuptools"]
@@ -168,30 +161,6 @@ def test_the_adaptation_of_an_installed_vendor_is_applied_and_counted(bench: Pat
     assert told["environment"] == {"MADEUP_MODE": "fast", "MADEUP_TOKEN": "(left out)"}
     assert told["ignored"] == ["RANK"]
     assert "VALID" in accelmark(bench, "verify", "good")
-
-
-def test_an_extern_that_changes_the_model_is_found(bench: Path) -> None:
-    kept = extern_of(bench).read_text()
-    extern_of(bench).write_text(kept + CHEAT)
-    try:
-        accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "cheat", expect=1)
-    finally:
-        extern_of(bench).write_text(kept)
-    case = summary_of(bench, "cheat")
-    assert case["verdict"] == "INVALID"
-    rules = {finding["rule"] for finding in case["findings"] if finding["severity"] == "error"}
-    assert "model-structure" in rules
-
-
-def test_an_extern_that_replaces_what_is_no_hook_is_refused_by_name(bench: Path) -> None:
-    kept = extern_of(bench).read_text()
-    extern_of(bench).write_text(kept + "    def metrics(self, sums):\n        return {'accuracy': 1.0}\n")
-    try:
-        said = accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "forbidden", expect=1)
-    finally:
-        extern_of(bench).write_text(kept)
-    assert "'metrics'" in said
-    assert "may replace convert_model" in said
 
 
 def test_a_failing_script_fails_the_round_with_its_last_lines(bench: Path) -> None:

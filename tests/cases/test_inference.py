@@ -43,7 +43,7 @@ def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: 
     assert ran.detail("create", "items") == 10_000
     framework, engine = _accuracies(ran)
     assert framework == pytest.approx(0.9166, abs=0.002), "what the training round measured, in bf16"
-    assert engine == pytest.approx(framework, abs=0.0005)
+    assert engine == pytest.approx(framework, abs=0.002), "on inputs with noise of 1 %"
 
 
 @pytest.mark.timeout(900)
@@ -59,7 +59,7 @@ def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
     assert ran.detail("create", "items") == 128
     framework, engine = _accuracies(ran)
     assert framework == pytest.approx(0.8301, abs=0.04), "the reference is of all 1,024 passages"
-    assert engine == pytest.approx(framework, abs=1 / 128)
+    assert engine == pytest.approx(framework, abs=3 / 128), "on tokens of which two are exchanged"
 
 
 def test_minilms_embeddings_are_those_of_transformers() -> None:

@@ -111,4 +111,4 @@ def test_the_documented_engine_infers_and_is_recorded(bench: Bench) -> None:
     result = bench.result("engine")
     assert result["state"] == "succeeded"
     summary = json.loads((bench.root / "engine" / "summary.json").read_text())
-    assert summary["cases"][0]["adaptation"]["engines"] == {"engines/acme.py": 17}
+    assert summary["cases"][0]["adaptation"]["engines"] == {"engines/acme.py": 18}

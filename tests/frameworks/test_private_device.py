@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import accelmark
-from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
 
@@ -69,9 +69,8 @@ def test_weights_of_the_device_are_evaluated_and_replayed(tmp_path: Path) -> Non
     trained = run_on_device(job, tmp_path)
     assert trained.exit_code == 0, trained.output
     assert isinstance(job.work, TrainJob)
-    work = EvaluateJob(
-        train=job.work, weights=Path("step000000014"), checkpoint=Path("step000000010"), num_steps=4,
-    )  # fmt: skip
+    pair = ReplayedPair(start="step000000010", end="step000000014", first_step=11, num_steps=4)
+    work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(pair,))
     (tmp_path / "again").mkdir()
     checked = run_on_device(job.model_copy(update={"work": work}), tmp_path / "again")
     assert checked.exit_code == 0, checked.output + checked.log()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,14 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
     assert started(tmp_path, names + write, "--nnodes", "3", "--node-rank", "1").wait(30) == 0
     assert {name: (tmp_path / name).read_text() for name in ("2", "3")} == {"2": "0 6 2", "3": "1 6 2"}
     assert record_of(tmp_path) == LaunchRecord(exit_codes={2: 0, 3: 0})
+
+
+def test_ranks_of_one_host_share_a_free_port(tmp_path: Path) -> None:
+    write = "import os\nopen(os.environ['RANK'], 'w').write(os.environ['PLACE'])"
+    assert started(tmp_path, write, "--free-port", "PLACE").wait(30) == 0
+    places = {(tmp_path / name).read_text() for name in "01"}
+    (place,) = places
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", place)
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import accelmark
 from accelmark.spec.errors import SpecError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find, look_again
+from tests.frameworks import environments
 
 TOY = Path(__file__).with_name("toy")
-SOURCE = Path(accelmark.__file__).parents[1]
 
 
-def run_accelmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {"PYTHONPATH": str(SOURCE), PLUGINS_VARIABLE: str(TOY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=250, check=False
-    )
+run_accelmark = partial(environments.run_accelmark, ACCELMARK_PLUGINS=TOY)
 
 
 @pytest.fixture(scope="module")
@@ -60,41 +53,28 @@ def test_the_audit_has_no_findings_on_the_framework(run: Path) -> None:
     assert errors <= {"enough-duration"}, "the toy case trains for less than a second"
 
 
-def test_final_weights_are_evaluated_again_and_steps_replayed(run: Path) -> None:
-    done = run_accelmark("evaluate", str(run), "--replay", "20", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_weights_are_evaluated_and_steps_replayed_after_the_round(run: Path) -> None:
+    (case,) = json.loads((run / "summary.json").read_text())["cases"]
+    assert not {"reevaluation", "reevaluated-metric", "replay"} & {finding["rule"] for finding in case["findings"]}
+    assert case["figures"]["reevaluation_time_s"]["mean"] > 0
+    done = run_accelmark("verify", str(run), "--replay", "a reader's own text", "--json")
+    found = json.loads(done.stdout)
+    assert found["intact"], done.stdout
+    (replayed,) = found["replayed"]
+    assert (replayed["findings"], replayed["num_replayed_steps"] > 8) == ([], True)
+    assert not list(run.glob("*/evaluation-round1-*"))
+
+
+def test_other_weights_than_the_logged_ones_are_a_finding(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    weights = sorted((copy / "points-toy-CPUx1x2" / "round1" / "checkpoints").iterdir())[-1] / "weights.npy"
+    np.save(weights, -np.load(weights))
+    done = run_accelmark("evaluate", str(copy), "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
     (found,) = json.loads(done.stdout)
-    assert (found["state"], found["num_replayed_steps"], found["findings"]) == ("succeeded", 20, [])
-    assert json.loads(run_accelmark("verify", str(run), "--json").stdout)["intact"]
-    (run / "points-toy-CPUx1x2" / "evaluation-round1").rename(run / "points-toy-CPUx1x2" / "evaluation-honest")
-
-
-def test_other_weights_than_the_reported_ones_are_a_finding(run: Path) -> None:
-    checkpoints = run / "points-toy-CPUx1x2" / "round1" / "checkpoints"
-    weights = sorted(checkpoints.iterdir())[-1] / "weights.npy"
-    trained = np.load(weights)
-    np.save(weights, -trained)
-    try:
-        done = run_accelmark("evaluate", str(run), "--json")
-        assert done.returncode == 1, done.stdout + done.stderr
-        (found,) = json.loads(done.stdout)
-        assert {finding["rule"] for finding in found["findings"]} == {"reevaluated-metric"}
-        (case,) = json.loads(run_accelmark("verify", str(run), "--json").stdout)["cases"]
-        assert "reevaluated-metric" in {finding["rule"] for finding in case["findings"]}
-        assert case["verdict"] == "INVALID"
-    finally:
-        np.save(weights, trained)
-        (run / "points-toy-CPUx1x2" / "evaluation-round1").rename(run / "points-toy-CPUx1x2" / "evaluation-forged")
-
-
-def test_a_run_without_saved_weights_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run_accelmark(
-        "train", "points:toy:CPU:1:1", "--vendor", "cpu", "--set", "checkpoint.every_steps=null", "--out", str(run)
-    )
-    done = run_accelmark("evaluate", str(run))
-    assert done.returncode == 2
-    assert "train with checkpoint.every_steps set" in done.stderr
+    assert "was changed after the end of training" in found["findings"][0]["actual"]
+    (case,) = json.loads(run_accelmark("verify", str(copy), "--json").stdout)["cases"]
+    assert case["verdict"] == "INVALID"
 
 
 def test_doctor_lists_the_framework() -> None:

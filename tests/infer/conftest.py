@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,15 @@ from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import PERFLOG_PREFIX
-from accelmark.spec.plugins.catalog import FolderRef
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, FolderRef
 
+_ENGINE = """
+import gc, os, signal, sys, threading, time
+import torch
+from accelmark.infer.engines.eager import Engine as Eager
+
+class Engine(Eager):
+"""
 TINY = Path(__file__).parent / "tiny"
 
 
@@ -93,6 +101,27 @@ def take(tmp_path: Path) -> Take:
         return Ran(run.run(), events, node_dir)
 
     return steps
+
+
+@pytest.fixture
+def acme(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+    """Return a function that makes a job of a vendor whose engine ``acme_rt`` has the given methods.
+
+    Its runtime is played by PyTorch's eager mode.
+    """
+    vendor = tmp_path / "plugins" / "vendors" / "acme"
+    (vendor / "engines").mkdir(parents=True)
+    framework = {"pytorch": {"device_type": "cpu", "collective_backend": "gloo"}}
+    described = {"name": "acme", "title": "Acme", "frameworks": framework, "visible_devices_env": "ACME", "chips": []}
+    (vendor / "vendor.yaml").write_text(json.dumps(described))
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path / "plugins"))
+
+    def make(methods: str, **settings: Any) -> JobSpec:
+        source = textwrap.dedent(methods).strip()
+        (vendor / "engines" / "acme_rt.py").write_text(_ENGINE + textwrap.indent(source, "    ") + "\n")
+        return make_job(compiler="acme_rt", **settings).model_copy(update={"vendor": "acme"})
+
+    return make
 
 
 @pytest.fixture(scope="session")

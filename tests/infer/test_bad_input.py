@@ -225,7 +225,7 @@ def test_nan_that_only_the_engine_makes_is_invalid_beside_a_fine_validation(take
 def test_a_vendors_engine_takes_the_steps_like_any_other(take: Any, acme_job: Any) -> None:
     ran = take(acme_job(compiler="acme_rt"))
     assert ran.finished.valid, ran.finished.invalid_reasons
-    assert ran.finished.infer_average_acc == ran.finished.val_average_acc
+    assert ran.finished.infer_average_acc == pytest.approx(ran.finished.val_average_acc, abs=0.03)
     compiled = next(end for end in ran.of(Event.STAGE_END) if end.step is InferStep.COMPILE)
     assert compiled.details["dtype"] == "torch.float32"
 

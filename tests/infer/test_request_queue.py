@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelmark.infer.batches import TensorBatches
 from accelmark.infer.failures import Context, InferenceError
-from accelmark.infer.scenarios.request_queue import Query, RequestQueue, SampleLibrary
+from accelmark.infer.scenarios.request_queue import Query, RequestQueue
 
 _CONTEXT = Context("scenario server", "acme", 4, "cpu")
 
@@ -21,36 +20,40 @@ class _Query:
     index: int
 
 
-def _samples() -> SampleLibrary:
-    return SampleLibrary(TensorBatches([torch.randn(20, 3)], torch.zeros(20), 10))
+def _unseen(indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
+    pass
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_an_engine_is_warmed_up_in_the_queues_thread_and_mode(padded: bool) -> None:
-    calls: list[tuple[str, int, bool]] = []
+def test_an_engine_is_warmed_up_in_the_queues_thread(padded: bool) -> None:
+    calls: list[tuple[str, int]] = []
+    seen: list[list[int]] = []
     completed = threading.Event()
 
-    def forward(inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        calls.append((threading.current_thread().name, len(inputs[0]), inputs[0].is_inference()))
-        return inputs, 0.0
+    def compute(indices: Sequence[int]) -> list[Tensor]:
+        calls.append((threading.current_thread().name, len(indices)))
+        return [torch.tensor(indices)]
 
     def complete(queries: Sequence[Query]) -> None:
         completed.set()
 
-    queue = RequestQueue(forward, _samples(), batch_size=4, padded=padded, context=_CONTEXT)
+    queue = RequestQueue(
+        compute, lambda indices, outputs: seen.append(list(indices)), batch_size=4, padded=padded, context=_CONTEXT
+    )
     queue.complete = complete
     with queue:
         warmed = set(calls)
         queue.issue([_Query(0, 3)])
         assert completed.wait(60)
-    assert warmed == {("requests", 4, True)} | (set() if padded else {("requests", 1, True)})
+    assert warmed == {("requests", 4)} | (set() if padded else {("requests", 1)})
     assert set(calls) == warmed
+    assert seen == [[3]], "padding is not shown to the check of answers"
 
 
 def test_an_engine_that_fails_in_the_warm_up_is_named() -> None:
-    def forward(inputs: list[Tensor]) -> tuple[list[Tensor], float]:
+    def compute(indices: Sequence[int]) -> list[Tensor]:
         raise RuntimeError("the device fell off the bus")
 
-    queue = RequestQueue(forward, _samples(), batch_size=4, padded=True, context=_CONTEXT)
+    queue = RequestQueue(compute, _unseen, batch_size=4, padded=True, context=_CONTEXT)
     with pytest.raises(InferenceError, match=r"acme on cpu, scenario server.*fell off the bus"), queue:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,7 @@ from accelmark.plan.adaptation import adaptation_files, requirements_file
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.adaptation import apply_adaptation
 from accelmark.run.agent.rank_exit import error_lines
-from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import model_files
@@ -50,7 +51,7 @@ def carry(folder: Path, tmp_path: Path) -> CarryOut:
         node.mkdir()
         environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
         environment, _ = apply_adaptation(
-            folder, requirements_file(folder, tmp_path), node, environment, load_framework("pytorch")
+            folder, requirements_file(folder, tmp_path), node, environment, load_framework("pytorch"), sys.executable
         )
         return environment
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent import environment
+from accelmark.run.agent import rank_environment as environment
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
-from accelmark.run.agent.environment import environment_record, start_files, without_loaders
+from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.agent.witness import LogWitness
 from accelmark.spec.plugins.catalog import load_framework

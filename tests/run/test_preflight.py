@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from accelmark.plan.plan import Plan
+from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
@@ -21,10 +24,11 @@ from accelmark.run.preflight.facts import (
     cluster_problems,
     device_problems,
     host_problems,
-    requirement_problems,
 )
+from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems
 from accelmark.run.preflight.report import require_ready
-from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.cluster import ClusterSpec, HostSpec
+from accelmark.spec.plugins.catalog import load_framework
 from accelmark.spec.plugins.requirements import Need
 from tests.run.fakes import make_plan
 
@@ -72,13 +76,17 @@ def test_missing_packages_are_one_problem_with_the_command_that_installs_them() 
         Need(requirement="transformers>=5.0", needed_by="case bert"),
         Need(requirement="safetensors", needed_by="case bert"),
     ]
-    there = facts(versions={"torch": "2.4.0+cpu", "transformers": None, "safetensors": None})
-    (problem,) = requirement_problems("a", there, needs, installed=["safetensors"])
+    versions = {"torch": "2.4.0+cpu", "transformers": None, "safetensors": None}
+    there = PackageFacts(executable="/usr/bin/python3", python=(3, 11, 2), versions=versions)
+    (problem,) = package_problems("a", there, needs, ["safetensors"], load_framework("pytorch"))
     assert problem.what == (
         "framework pytorch needs torch>=2.6, but 2.4.0+cpu is installed; "
         "case bert needs transformers>=5.0, which is not installed"
     )
-    assert problem.hint == "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'"
+    assert problem.hint == (
+        "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'; "
+        "or, in an environment of its own: accelmark env create pytorch"
+    )
 
 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
@@ -146,11 +154,28 @@ def test_the_probe_finds_packages_on_the_python_path_of_this_machines_ranks(is_g
     (tmp_path / "made_up-1.5.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.5\n")
     request = {
         "work_directory": str(tmp_path), "lock": None, "ports": [], "directories": [], "files": [], "engine": None,
-        "modules": ["made_up"], "distributions": ["made-up"], "python_path": [str(tmp_path)] if is_given else [],
+        "modules": ["made_up"], "python_path": [str(tmp_path)] if is_given else [],
     }  # fmt: skip
     done = subprocess.run(
         command(sys.executable, "probe"), input=json.dumps(request) + "\n", capture_output=True, text=True, check=True
     )
     found = HostFacts.model_validate_json(done.stdout)
     assert found.lacking_modules == (() if is_given else ("made_up",))
-    assert found.versions == {"made-up": "1.5" if is_given else None}
+
+
+def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / "made_up.py").write_text("raise RuntimeError('operator made_up::nms does not exist')")
+    (tmp_path / "made_up-1.5.dist-info").mkdir()
+    (tmp_path / "made_up-1.5.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.5\n")
+    host = SubprocessHost(HostSpec(address="localhost"))
+    ask = partial(package_facts, host, sys.executable, ["made-up"], ["made_up", "not_installed"])
+    assert asyncio.run(ask()).versions == {"made-up": None}
+    found = asyncio.run(ask([str(tmp_path)]))
+    assert found.versions == {"made-up": "1.5"}
+    assert found.broken == {"made_up": "RuntimeError: operator made_up::nms does not exist"}
+    (problem,) = package_problems("a", found, [], [], load_framework("pytorch"))
+    assert "import made_up fails: RuntimeError" in problem.what
+    assert problem.hint == f"{sys.executable} -m pip uninstall made_up"
+    jax = load_framework("jax").model_copy(update={"module": "made_up"})
+    (problem,) = package_problems("a", found, [], [], jax, Path("/opt/venv"))
+    assert problem.hint == "accelmark env create jax --path /opt/venv"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, has_foreign_forward, wrap_blocks
+from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, wrap_blocks
 from accelmark.spec.events import Compiled
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run
@@ -87,14 +87,6 @@ def test_blocks_of_one_structure_are_compiled_into_one_graph_without_breaks(chec
     grads = [each.grad for block in blocks for each in block.parameters() if each.grad is not None]
     assert torch.allclose(torch.cat([grad.flatten() for grad in grads]), plain, rtol=1e-4, atol=1e-6)
     assert counter.read() == Compiled(graphs=1, graph_breaks=0)
-
-
-def test_a_forward_replaced_by_a_vendor_is_found_under_the_wrapper() -> None:
-    plain, changed, later = Block(), Block(), Block()
-    changed.forward = lambda x: x  # type: ignore[method-assign]
-    wrap_blocks([plain, changed, later], "full", None)
-    later.forward = lambda x: x  # type: ignore[method-assign]
-    assert [has_foreign_forward(block) for block in (plain, changed, later, Block())] == [False, True, True, False]
 
 
 def losses(ran: Ran) -> list[float]:

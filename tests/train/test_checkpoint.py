@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state, seed_everything
-from accelmark.spec.job import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 
@@ -41,7 +41,12 @@ def test_a_resumed_run_continues_with_bitwise_equal_losses(
     cut = run_here(make_job(tmp_path / "cut", {**settings, "model.fault": "error", "model.fault_at": _call(settings)}))
     assert cut.finished().state == "failed"
     resumed = run_here(make_job(tmp_path / "cut", settings, resume=True))
-    assert resumed.values("TRAIN_START")[0] == {"global_steps": 6, "epoch": 1, "resumed": True}
+    assert resumed.values("TRAIN_START")[0] == {
+        "global_steps": 6,
+        "epoch": 1,
+        "resumed": True,
+        "total_steps": 14,
+    }
     assert resumed.losses() == whole[6:]
     assert resumed.finished().num_trained_samples == 14 * 16
 
@@ -59,16 +64,13 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, run_here: RunHere)
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here: RunHere, parallelism: str) -> None:
-    trained = run_here(make_job(tmp_path, {**BASE, "checkpoint.every_steps": 5, "parallelism": parallelism}))
-    checkpoints = tmp_path / "checkpoints"
+    trained = run_here(
+        make_job(tmp_path, {**BASE, "checkpoint.every_steps": 5, "checkpoint.keep": 2, "parallelism": parallelism})
+    )
     job = make_job(tmp_path, {**BASE, "parallelism": parallelism})
     assert isinstance(job.work, TrainJob)
-    work = EvaluateJob(
-        train=job.work,
-        weights=checkpoints / "step000000014",
-        checkpoint=checkpoints / "step000000010",
-        num_steps=4,
-    )
+    pair = ReplayedPair(start="step000000010", end="step000000014", first_step=11, num_steps=4)
+    work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(pair,))
     checked = run_here(job.model_copy(update={"work": work}))
     assert (checked.exit_code, checked.finished().end_reason) == (0, "evaluated"), checked.log()
     (evaluated,) = checked.values("EVALUATED")
@@ -76,7 +78,8 @@ def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here
     (replayed,) = checked.values("REPLAYED")
     assert replayed["first_step"] == 11
     assert replayed["losses"] == trained.losses()[10:]
-    assert all(norm > 0 for norm in replayed["update_norms"])
+    assert replayed["update"]["difference"] == 0
+    assert replayed["update"]["replayed"] == replayed["update"]["saved"] > 0
 
 
 def test_resuming_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path, run_here: RunHere) -> None:

@@ -55,22 +55,6 @@ def extern_of(directory: Path, hook: str) -> Path:
     return folder
 
 
-def test_the_first_weights_of_a_sharded_model_are_gathered_and_compared(fsdp2: Ran) -> None:
-    (started,) = fsdp2.values("INIT_END", 0)
-    assert started["checkpoint_hash"] == started["trained_checkpoint_hash"]
-    assert started["module_hash"] == started["standard_module_hash"]
-    assert started["num_replaced_modules"] == 0
-
-
-def test_weights_that_one_rank_changed_before_sharding_are_seen(tmp_path: Path) -> None:
-    settings = {**ADAM, "parallelism": "fsdp2", "end.max_steps": 2}
-    ran = run(make_job(tmp_path, settings, nproc=2, extern=extern_of(tmp_path, UNEVEN)), tmp_path)
-    assert ran.exit_code == 0, ran.output
-    (started,) = ran.values("INIT_END", 0)
-    assert started["trained_checkpoint_hash"] is not None
-    assert started["checkpoint_hash"] != started["trained_checkpoint_hash"]
-
-
 def mean_losses(ran: Ran) -> list[float]:
     pairs = zip(ran.losses(0), ran.losses(1), strict=True)
     return [((first or 0) + (second or 0)) / 2 for first, second in pairs]

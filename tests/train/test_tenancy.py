@@ -59,6 +59,7 @@ def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None
         heard,
         account,
         StopRequest(wanted=False),
+        Path("checkpoints"),
         heard,
     )
     assert done.backend is not None

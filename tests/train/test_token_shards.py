@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.spec.errors import DataError
+from accelmark.train.tasks.token_shards import TokenShards
 
 
 def write(path: Path, tokens: npt.NDArray[np.generic]) -> None:

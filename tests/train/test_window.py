@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
+from accelmark.frameworks.pytorch.training.losses import DeviceLosses
+from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.window import Window, WindowPosition, first_nonfinite
 
 STANDING = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
@@ -43,7 +44,7 @@ class FakeEvent:
 
 def test_collecting_and_closing_never_wait_for_the_device() -> None:
     device = FakeDevice()
-    clock = DeviceClock(torch.device("cpu"), device.event)
+    clock = DeviceClock(device.event)
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for loss in (0.5, 0.25):
         window.add(clock.mark(), clock.mark(), 2_000_000, torch.tensor(loss))
@@ -59,7 +60,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
 
 def test_events_are_used_again_once_read() -> None:
     device = FakeDevice()
-    clock = DeviceClock(torch.device("cpu"), device.event)
+    clock = DeviceClock(device.event)
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for _ in range(5):
         for _ in range(2):

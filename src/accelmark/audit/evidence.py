@@ -11,16 +11,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.read.round_dir import (
-    Reevaluation,
-    ledger_events,
-    planned_jobs,
-    read_json,
-    read_reevaluation,
-)
+from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_json
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.events import Inspected, Started
+from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
@@ -83,8 +78,6 @@ class RoundEvidence(NamedTuple):
     reference: Reference
     started: Started | None = None
     """INIT_END of rank 0; None for inference, or where the rank did not write it."""
-    inspected: Inspected | None = None
-    """INSPECTED merged over all ranks; None where no rank inspected a vendor's code."""
     data: Mapping[str, DataRecord] | None = None
     """None where the run stored no record of its data."""
     reevaluation: Reevaluation | None = None
@@ -222,7 +215,6 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
         job=_read(JobSpec, round_dir / "job.json"),
         reference=reference,
         started=_parse(Started, result.environment.started),
-        inspected=_parse(Inspected, result.environment.inspected),
         data=data,
         reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figure_names import FigureName
+from accelmark.results.figures.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
-from accelmark.spec.inference import InferStep
+from accelmark.spec.inference import InferSettings, InferStep
 from accelmark.spec.job import InferJob
 from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
 
@@ -18,6 +19,12 @@ MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 MAX_DECLARED_SHARE: Final = 0.01
 """Share of the measured calls' time that an engine may declare as not inference without making the result OPEN."""
 
+MAX_CROSSING_SHARE: Final = 0.1
+"""Share of the windows outside of the calls, above which a warning is given."""
+
+_WIDTHS: Final = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
+_HALF: Final = frozenset({"float16", "bfloat16"})
+_RATES: Final = ("samples_per_second", "queries_per_second")
 _SPELT: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _TYPE: Final = re.compile(r"\b(bfloat16|float16|float32|bf16|f16|f32)\b")
 _HASHES: Final = {"parameter_hash": "parameters", "module_hash": "modules", "weights_hash": "weights"}
@@ -122,12 +129,55 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
 
 
 @for_each(_engines)
+def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
+    """Check that the engine had a process of its own and that its answers were compared with the framework's.
+
+    The comparison itself is a finding of the round (``inference-accuracy``).
+    """
+    if not inference.isolated:
+        return  # of an earlier version
+    if inference.answers is None or not inference.answers.num_items:
+        actual = "the engine's answers were not compared with the framework's: the run had no model (no_validation)"
+        yield finding("open", "answers", "every answer compared", actual)
+    elif inference.answers.sensitivity is None:
+        actual = "no input could be changed before the engine got it, so answers may be looked up"
+        yield finding("warning", "answers", "inputs that the case's method perturbed() changes", actual)
+    for result in inference.scenarios:
+        for kind, found in (("accuracy", result.accuracy_answers), ("performance", result.performance_answers)):
+            where = f" in scenario {result.scenario} ({kind} mode)"
+            for reason in answer_reasons(found, infer.settings.precision, where) if found is not None else ():
+                yield finding("error", "answers", "", reason)
+
+
+@for_each(_engines)
 def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
-    """Check that the engine computes in the declared precision, where it reports it."""
+    """Check that the compiled graph computes in the declared precision; the answers bound it from below."""
+    declared = infer.settings.precision
+    expected = "int8" if declared == "int8" else TYPE_OF_PRECISION[declared]
+    engine = engine_details(inference)
+    if not inference.isolated:
+        yield from _reported_precision(entry, engine, infer)
+        return
+    counted = dict(each.rsplit(":", 1) for each in str(engine.get("graph_types") or "").split())
+    found = {_SPELT.get(name, name): int(number) for name, number in counted.items()}
+    narrower = sorted(name for name in found if _WIDTHS.get(name, 0) < _WIDTHS[expected])
+    if not found:
+        actual = f"the types in the graph of {infer.settings.compiler} cannot be read"
+        yield finding("open", "precision", f"{declared} ({expected})", actual)
+    elif narrower or (expected in _HALF and _HALF & found.keys() - {expected}):
+        actual = f"the engine computes in {', '.join(sorted(found))}"
+        yield deviation(entry, "precision", f"{declared} ({expected})", actual)
+    elif found.get(expected, 0) < sum(found.values()) / 2:
+        types = ", ".join(f"{name} ({number})" for name, number in sorted(found.items()))
+        actual = f"most matrix products have a wider type: {types}"
+        yield finding("warning", "precision", f"{declared} ({expected})", actual)
+
+
+def _reported_precision(entry: RoundEvidence, engine: Mapping[str, Scalar], infer: InferJob) -> Findings:
+    """Check what the engine reports about itself, as earlier versions recorded it."""
     declared = infer.settings.precision
     if declared == "int8":
-        return  # an engine reports the type between its layers, which is not int8 for a quantised model
-    engine = engine_details(inference)
+        return  # an engine reported the type between its layers, which is not int8 for a quantised model
     reported = str(engine.get("precision") or engine.get("dtype") or "")
     found = {_SPELT.get(word, word) for word in _TYPE.findall(reported)}
     if not found:
@@ -136,6 +186,23 @@ def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) 
     elif found != {TYPE_OF_PRECISION[declared]}:
         actual = f"the engine computes in {', '.join(sorted(found))}"
         yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
+
+
+@for_each(_inferences)
+def flops(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
+    """Check that the FLOPs of an item are the case's, and that no scenario is faster than the chip's peak."""
+    case, stated = entry.reference.case, infer.settings.flops
+    if case is not None and case.spec.infer is not None and inference.isolated:
+        settings = InferSettings.model_validate({"batch_size": 1} | case.spec.infer.configurations)
+        if settings.flops != stated:
+            yield finding("open", "flops", f"{settings.flops} as in case.yaml", f"flops was changed to {stated}")
+    peak = getattr(entry.result.chip.peaks, infer.settings.precision, None) if entry.result.chip is not None else None
+    for result in inference.scenarios:
+        if result.figure_name in _RATES and result.figure is not None and stated and peak:
+            share = result.figure * stated / (peak * 1e12)
+            if share > 1:
+                actual = f"scenario {result.scenario} reaches {share:.2f} of the chip's peak"
+                yield finding("error", "plausible-utilisation", "at most 1", actual)
 
 
 @for_each(_inferences)
@@ -148,6 +215,18 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
 
 
 @for_each(_engines)
+def crossing(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
+    """Report windows that are longer by the rank's clock than the calls by that of the engine's process.
+
+    Rates and latencies are those of the rank's clock, so that such a difference favours nobody.
+    """
+    share = inference.crossing_share
+    if share is not None and share > MAX_CROSSING_SHARE:
+        actual = f"{share:.1%} of the windows' time is outside of the calls: a busy machine, or an engine's own clock"
+        yield finding("warning", "crossing", f"at most {MAX_CROSSING_SHARE:.0%}", actual)
+
+
+@for_each(_engines)
 def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that outputs were checked for caching."""
     if not infer.settings.repeat_check:
@@ -155,6 +234,12 @@ def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob
     elif inference.repeat_check is not None and inference.repeat_check.reason:
         actual = f"outputs were not checked for caching: {inference.repeat_check.reason}"
         yield finding("warning", "cache-check", "", actual)
+    for result in inference.scenarios:
+        if result.repeat_check is not None and result.repeat_check.suspicious:
+            actual = (
+                f"items of scenario {result.scenario} are {result.repeat_check.speedup:.2f} times as fast as new ones"
+            )
+            yield finding("error", "cache-check", f"at most {result.repeat_check.limit:g}", actual)
 
 
 @for_each(_inferences)

@@ -8,13 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from accelmark.audit.evidence import Reference, RoundEvidence
+from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
+from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
-from accelmark.results.schema import CaseResult, RoundResult, Summary
+from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
 from accelmark.results.store.bundle import MANIFEST_FILE, check_manifest
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
 from accelmark.results.store.signature import SignatureState, Trust, check_signature
 from accelmark.spec.errors import RunError
+from accelmark.spec.job import TrainJob
 
 TOLERANCE: Final = 1e-9
 """Relative difference between two machines' floating-point arithmetic."""
@@ -42,6 +47,48 @@ class Verification(NamedTuple):
     def is_intact(self) -> bool:
         """Whether no file was edited, no signature is broken, and all results could be reproduced."""
         return not self.changed and not self.differences and self.signature.status != "broken"
+
+
+class CheckedAgain(NamedTuple):
+    """The result of evaluating or replaying a finished round again."""
+
+    round: str
+    found: Reevaluation
+    findings: tuple[Finding, ...]
+    counts: bool
+    """Whether its metrics are those of the figures; not so in rounds of earlier versions."""
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether everything was as training reported it."""
+        return not any(finding.severity in ("error", "open") for finding in self.findings)
+
+    def values(self) -> dict[str, Any]:
+        """Return the result for ``--json``."""
+        return {
+            "round": self.round,
+            "metrics": self.found.metrics,
+            "num_replayed_steps": sum(replay.num_steps for replay in self.found.replays),
+            "duration_s": self.found.duration_s,
+            "findings": [finding.model_dump(mode="json") for finding in self.findings],
+        }
+
+
+def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
+    """Compare evaluation jobs with their rounds (directory of each round -> that of its evaluation job).
+
+    Raises RunError if a round has no readable job.
+    """
+    checked = []
+    for round_dir, place in places.items():
+        work, found = read_job(round_dir).work, read_reevaluation(round_dir, place)
+        if found is None or not isinstance(work, TrainJob):
+            raise RunError(f"{place}: the evaluation job left no records")
+        entry = RoundEvidence(load_round(round_dir / RESULT_FILE), read_job(round_dir), Reference())
+        findings = [*reevaluation_findings(entry, found), *replay_findings(entry, work, found)]
+        name = f"{round_dir.parent.name}/{round_dir.name}"
+        checked.append(CheckedAgain(name, found, tuple(findings), work.is_checked))
+    return checked
 
 
 def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:

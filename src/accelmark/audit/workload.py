@@ -1,9 +1,8 @@
-"""Rules about the training workload: model, optimizer, data, precision and settings against the standard case."""
+"""Rules about the training workload: data, precision, seeds and settings against the standard case."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,35 +14,6 @@ from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
 
-MAX_OUTPUT_DIFFERENCE: Final = 0.02
-"""Largest relative difference of a vendor's model's outputs; rounding by TF32 and other kernels stays far below it."""
-_WIDE_TYPES: Final = frozenset({"float32", "float64"})
-_WIDER: Final = {"float8_e4m3fn": _WIDE_TYPES | {"bfloat16", "float16"}}
-"""Types wider than a declared one where they are more than ``_WIDE_TYPES``."""
-_UNRELATED: Final = 10.0
-"""Relative difference from which a percentage is meaningless."""
-_MAX_LISTED: Final = 3
-_ALGORITHMS: Final = ("adamw", "adamax", "adafactor", "adagrad", "rmsprop", "adam", "lamb", "lars", "lion", "sgd")
-
-
-def optimizer_kind(name: str) -> str:
-    """Return the algorithm of an optimizer class: ``NpuFusedSGD`` and ``SGD`` are both ``sgd``."""
-    lower = name.lower()
-    return next((kind for kind in _ALGORITHMS if kind in lower), lower)
-
-
-@for_each(Evidence.started_rounds)
-def model_structure(entry: RoundEvidence, started: Started) -> Findings:
-    """Check that the model has the parameters of the standard case."""
-    standard = started.standard_parameter_hash
-    if standard is not None and standard != started.parameter_hash:
-        expected = f"the case's {started.standard_num_parameters:,} parameters, hash {standard[:12]}"
-        actual = (
-            f"hooks changed names, shapes or types of parameters: {started.num_parameters:,} parameters, "
-            f"hash {started.parameter_hash[:12]}"
-        )
-        yield deviation(entry, "model-structure", expected, actual)
-
 
 def one_model(evidence: Evidence) -> Findings:
     """Check that all rounds started from the same model."""
@@ -51,67 +21,6 @@ def one_model(evidence: Evidence) -> Findings:
         hashes = {getattr(started, field) for _, started in evidence.started_rounds()} - {None}
         if len(hashes) > 1:
             yield finding("error", "model-structure", "one model in all rounds", f"{len(hashes)} different models")
-
-
-@for_each(Evidence.started_rounds)
-def model_computation(entry: RoundEvidence, started: Started) -> Findings:
-    """Check that the modules are the case's own, and that the outputs and the framework's functions are unchanged.
-
-    A replaced module makes a run OPEN even where its outputs are equal: outputs in evaluation do not show what it
-    computes in training.
-    """
-    difference = started.output_difference
-    if started.num_replaced_modules:
-        listed = _listed(started.replaced_modules, started.num_replaced_modules)
-        actual = f"{started.num_replaced_modules} modules were replaced: {listed}"
-        if difference is None:
-            actual += "; their outputs were not compared"
-        yield finding("open", "modules-replaced", "the case's modules", actual)
-    if difference is not None and difference > MAX_OUTPUT_DIFFERENCE:
-        by = "completely" if difference > _UNRELATED else f"by {difference:.1%}"
-        actual = f"the model's outputs differ {by} from those of the case's model for the same samples"
-        yield deviation(entry, "model-outputs", f"at most {MAX_OUTPUT_DIFFERENCE:.0%}", actual)
-    after_training = entry.inspected.replaced_functions if entry.inspected is not None else ()
-    if replaced := tuple(dict.fromkeys([*started.replaced_functions, *after_training])):
-        actual = f"the vendor's code replaced functions: {_listed(replaced, len(replaced))}"
-        yield deviation(entry, "framework-functions", "the framework's and AccelMark's functions", actual)
-    if started.num_module_functions and entry.job is not None:
-        module = entry.job.framework_module
-        listed = _listed(started.module_functions, started.num_module_functions)
-        actual = f"{module} replaced {started.num_module_functions} of the framework's functions: {listed}"
-        if module is not None and entry.reference.module(entry.job.framework) == module:
-            yield finding("info", "framework-module", "", actual)
-        else:
-            yield deviation(entry, "framework-functions", "the framework's functions", actual)
-
-
-def _listed(names: Sequence[str], count: int) -> str:
-    listed = names[:_MAX_LISTED]
-    return "; ".join(listed) + (f" and {count - len(listed)} more" if count > len(listed) else "")
-
-
-@for_each(Evidence.started_rounds)
-def initial_weights(entry: RoundEvidence, started: Started) -> Findings:
-    """Check that training started from the weights of the case."""
-    standard, trained = started.checkpoint_hash, started.trained_checkpoint_hash
-    if standard is not None and trained is not None and standard != trained:
-        actual = f"hooks changed the initial weights: hash {trained[:12]}"
-        yield deviation(entry, "initial-weights", f"hash {standard[:12]}", actual)
-
-
-@for_each(Evidence.started_rounds)
-def optimizer_type(entry: RoundEvidence, started: Started) -> Findings:
-    """Check that the optimizer has the case's algorithm and hyperparameters."""
-    standard, actual = started.standard_optimizer_class, started.optimizer_class
-    if standard is None:
-        return
-    if optimizer_kind(standard) != optimizer_kind(actual):
-        yield deviation(entry, "optimizer-type", standard, f"the optimizer is {actual}")
-    elif standard != actual:
-        yield finding("warning", "optimizer-type", standard, f"another implementation of the optimizer: {actual}")
-    if started.optimizer_changes:
-        what = f"hyperparameters of the optimizer were changed: {'; '.join(started.optimizer_changes)}"
-        yield deviation(entry, "optimizer-numbers", "those of the settings", what)
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -159,35 +68,9 @@ def precision(entry: RoundEvidence, started: Started) -> Findings:
         actual = f"the forward pass computed in {started.compute_type}"
         yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
         return
-    after_training = entry.inspected.reduced_modes if entry.inspected is not None else ()
-    if modes := tuple(dict.fromkeys([*started.reduced_modes, *after_training])):
-        actual = f"a switch of the framework was set: {_listed(modes, len(modes))}"
+    if started.reduced_modes:
+        actual = f"a switch of the framework was set: {'; '.join(started.reduced_modes)}"
         yield deviation(entry, "numeric-switches", f"{declared} ({required})", actual)
-    found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
-    # A case may keep layers in a wider type, which costs the vendor time and is no advantage.
-    if found and (required not in found or found - _WIDER.get(required, _WIDE_TYPES) - {required}):
-        actual = f"in the inspected steps, layers computed in {', '.join(sorted(found))}"
-        yield deviation(entry, "precision", f"{declared} ({required})", actual)
-
-
-@for_each(Evidence.started_rounds)
-def samples_trained(entry: RoundEvidence, started: Started) -> Findings:
-    """Check that each inspected step passed as many samples through the model as it reported."""
-    inspected = entry.inspected
-    if entry.result.state != "succeeded":
-        return
-    seen = inspected.samples_seen if inspected is not None else None
-    if inspected is not None and seen is not None and seen < (inspected.samples_credited or 0):
-        actual = f"{seen} samples passed through the model in an inspected step"
-        yield deviation(entry, "samples-trained", f"{inspected.samples_credited} per step and rank", actual)
-        return
-    replaced = sorted({"train_step", "backward"} & set(started.hooks))
-    reason = "the ranks did not report it"
-    if inspected is not None:
-        reason = inspected.samples_reason or inspected.compute_reason or ""
-    if replaced and reason:
-        actual = f"the vendor replaced {' and '.join(replaced)}, and their samples could not be counted: {reason}"
-        yield finding("open", "samples-trained", "", actual)
 
 
 def seeds(evidence: Evidence) -> Findings:

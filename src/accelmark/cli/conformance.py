@@ -30,8 +30,6 @@ _EXPECTED_IN_A_TRIAL: Final = frozenset(
      "enough-duration", "source-tree", "telemetry-present"}
 )  # fmt: skip
 """Audit rules that three open steps on synthetic data always break, or that the checks of the folder cover."""
-_REVIEWED_RULE: Final = "modules-replaced"
-"""A rule whose finding is allowed, but makes a result OPEN until a person has reviewed the change."""
 
 
 @final
@@ -296,10 +294,7 @@ def _findings(name: str, run: Path) -> Iterator[Check]:
     found = [entry for entry in found if entry.severity in ("error", "open") and entry.rule not in _EXPECTED_IN_A_TRIAL]
     for entry in dict.fromkeys(found):
         what = f"{name}: {entry.actual} [{entry.rule}]"
-        if entry.rule == _REVIEWED_RULE:
-            yield Check("advice", what, "results are OPEN until a person has reviewed this")
-        else:
-            yield Check("missing", what, f"results would be INVALID; expected: {entry.expected}")
+        yield Check("missing", what, f"results would be INVALID; expected: {entry.expected}")
     if not found:
         not_tried = "data, target, speed and replay were not tried"
         yield Check("good", f"{name}: no audit rule was broken in three steps on synthetic data; {not_tried}")

@@ -11,11 +11,13 @@ from typing import Any
 import typer
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.controller.evaluate import MOST_REPLAYED
+from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
 from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.job import TrainJob
 from accelmark.spec.secret import secrets_in, shown
 
 
@@ -67,6 +69,11 @@ def _print_settings(job: PlannedJob) -> None:
         typer.echo(f"  requires {need.requirement} ({need.needed_by})")
     for file in job.layer_files:
         typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
+    work = job.job.work
+    if isinstance(work, TrainJob) and work.is_checked:
+        mib = work.settings.checkpoint.replay_mib
+        typer.echo(f"  after the round: weights evaluated, at most {MOST_REPLAYED} steps replayed, in a fresh process")
+        typer.echo(f"  checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights")
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
         replaced = "".join(f", overrides {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))

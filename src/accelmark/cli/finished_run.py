@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -15,9 +16,11 @@ from accelmark.cli import options
 from accelmark.spec.errors import EXIT_FAILED, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
-    from accelmark.audit.verify import Verification
+    from accelmark.audit.verify import CheckedAgain, Verification
     from accelmark.results.schema import AdaptationCost
 
 
@@ -91,6 +94,10 @@ def verify(
         Path | None,
         Option("--allowed-signers", metavar="FILE", help="Require a signature of one of these signers (ssh-keygen)."),
     ] = None,
+    replay: Annotated[
+        str | None,
+        Option("--replay", metavar="NONCE", help="Also replay steps that this text chooses; the run must be here."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Recompute and audit the results of a run. Compares figures with its records, checks hashes and signature."""
@@ -104,6 +111,7 @@ def verify(
         if file is not None and not file.is_file():
             raise RequestError(f"{option} {file}: no such file")
     trust = Trust(key, allowed_signers)
+    checked = _replayed(target, replay) if replay is not None else []
     if target.is_dir():
         archive: list[str] = []
         found = verify_run(target, trust)
@@ -123,16 +131,32 @@ def verify(
             "num_figures": verification.num_figures,
             "signature": found.signature._asdict(),
             "cases": [case.model_dump(mode="json") for case in verification.summary.cases],
+            "replayed": [again.values() for again in checked],
         }
         typer.echo(json.dumps(content))
     else:
         _show(verification)
-    if (
-        not verification.is_intact
-        or not is_trusted
-        or any(case.verdict == "INVALID" for case in verification.summary.cases)
-    ):
+        _show_again(checked)
+    reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
+    invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
+    if not reproduced or not is_trusted or invalid:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:
+    """Replay the steps of each round that the nonce chooses, and remove what that wrote."""
+    from accelmark.audit.verify import checked_again
+    from accelmark.run.controller.data import DataFetcher
+    from accelmark.run.controller.evaluate import evaluate_run
+
+    if not target.is_dir():
+        raise RequestError(f"{target}: --replay needs the run's directory, since bundles have no checkpoints")
+    places = evaluate_run(target, DataFetcher(offline=True), nonce)
+    try:
+        return checked_again(places)
+    finally:
+        for place in places.values():
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _show(verification: Verification) -> None:
@@ -187,48 +211,37 @@ def _cost_table(cost: AdaptationCost) -> RenderableType:
 
 def evaluate(
     run: Annotated[Path, Argument(metavar="RUN", help="Directory of a finished run.")],
-    replay: Annotated[int, Option(min=0, metavar="NUM_STEPS", help="Also replay steps from a checkpoint.")] = 0,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Evaluate the final weights of a run again. Uses the case's own code, and compares with the reported metrics."""
-    from accelmark.audit.outcome import reevaluation_findings
-    from accelmark.results.read.round_dir import read_reevaluation
+    """Evaluate the final weights of a run again. A fresh process uses the case's own code, and replays steps."""
+    from accelmark.audit.verify import checked_again
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.controller.evaluate import evaluate_run
+    from accelmark.run.record.measure import measure_run
 
-    done = evaluate_run(run, DataFetcher(offline), replay, lambda text: None if as_json else typer.echo(text))
-    is_reproduced, values = True, []
-    for one in done:
-        found = read_reevaluation(one.round_dir)
-        number = int(one.round_dir.name.removeprefix("round"))
-        findings = list(reevaluation_findings(found, number)) if found is not None else []
-        is_reproduced = is_reproduced and one.state == "succeeded" and not findings
-        name = f"{one.round_dir.parent.name}/{one.round_dir.name}"
-        value = {
-            "round": name,
-            "state": one.state,
-            "reason": one.reason,
-            "metrics": found.metrics if found is not None else None,
-            "num_replayed_steps": one.num_steps,
-            "findings": [finding.model_dump(mode="json") for finding in findings],
-        }
-        values.append(value)
-        if as_json:
-            continue
-        steps = f", {one.num_steps} steps replayed" if one.num_steps else ""
-        if replay and not one.num_steps:
-            steps = f", nothing replayed: no checkpoint is at least {replay} steps older than the last"
-        typer.echo(f"{name}: {one.state}{f': {one.reason}' if one.reason else steps}")
-        for finding in findings:
-            typer.secho(f"  {finding}", fg="red" if finding.severity == "error" else "yellow")
-        if one.state == "succeeded" and found is not None and not findings:
-            metrics = ", ".join(f"{metric} {value:.6g}" for metric, value in (found.metrics or {}).items() if value)
-            typer.secho(f"  reproduced: {metrics}", fg="green")
+    places = evaluate_run(run, DataFetcher(offline))
+    checked = checked_again(places)
+    if any(again.counts for again in checked):
+        measure_run(run, recompute=True)
     if as_json:
-        typer.echo(json.dumps(values))
-    if not is_reproduced:
+        typer.echo(json.dumps([again.values() for again in checked]))
+    else:
+        _show_again(checked)
+    if not all(again.is_reproduced for again in checked):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _show_again(checked: Sequence[CheckedAgain]) -> None:
+    for again in checked:
+        took = f" in {again.found.duration_s:.1f} s" if again.found.duration_s is not None else ""
+        replayed = "".join(f", {replay.what} replayed" for replay in again.found.replays)
+        typer.echo(f"{again.round}: evaluated{took}{replayed}")
+        for finding in again.findings:
+            typer.secho(f"  {finding}", fg="red" if finding.severity == "error" else "yellow")
+        metrics = ", ".join(f"{name} {value:.6g}" for name, value in (again.found.metrics or {}).items() if value)
+        if again.is_reproduced:
+            typer.secho(f"  reproduced: {metrics or 'losses and updates'}", fg="green")
 
 
 def bundle(run: options.RunPath, output: options.Output = None) -> None:

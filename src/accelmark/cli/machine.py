@@ -79,6 +79,7 @@ def _show_vendors(rows: list[dict[str, Any]]) -> None:
 
 def doctor(as_json: options.AsJson = False) -> None:
     """Show devices, frameworks and engines, and what can run."""
+    from accelmark.run.environments.registry import registered
     from accelmark.telemetry.inventory import inventory
 
     seen = inventory()
@@ -86,10 +87,12 @@ def doctor(as_json: options.AsJson = False) -> None:
         from accelmark.telemetry.host.sysinfo import collect
 
         devices = [device for entry in seen.found for device in entry.devices]
-        typer.echo(json.dumps({"machine": collect(devices), **seen.to_json()}, indent=2))
+        found = {"machine": collect(devices), **seen.to_json()}
+        typer.echo(json.dumps(found | {"environments": [one.to_json() for one in registered().values()]}, indent=2))
         return
     width = shutil.get_terminal_size().columns
-    for line in inventory_lines(seen):
+    environments = [f"  {one.framework}: {one.title} in {one.path}" for one in registered().values()]
+    for line in [*inventory_lines(seen), *(["Environments", *environments] if environments else [])]:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
             typer.echo(part)

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
@@ -40,7 +41,7 @@ class _GroupedHelp(TyperGroup):
         groups = {
             title: [_NAMES.get(verb.__name__, verb.__name__) for verb in verbs] for title, verbs in _GROUPS.items()
         }
-        for title, names in {**groups, "Search networks": ["automl"]}.items():
+        for title, names in {**groups, "Search networks": ["automl"], "Install frameworks": ["env"]}.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
 
@@ -59,6 +60,7 @@ for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
 _ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")
+app.add_typer(environments, name="env")
 
 
 def _print_version(wanted: bool) -> None:

@@ -175,8 +175,10 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
+    from accelmark.run.environments.registry import with_environments
 
-    cluster = _cluster(request.cluster, base)
+    given = request.cluster
+    cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
     plan = build_plan(
         request,
         cluster=cluster,
@@ -186,6 +188,7 @@ def plan_request(
         where=where,
         command_line=_setting_values(settings, synthetic=synthetic),
     )
+    plan = with_environments(plan)
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
@@ -245,14 +248,12 @@ def read_run_file(path: Path) -> RunSpec:
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
 
 
-def _cluster(given: ClusterSpec | Path, base: Path) -> ClusterSpec:
+def read_cluster(file: Path) -> ClusterSpec:
+    """Read a cluster file. Raises SpecError with all problems."""
     from accelmark.spec.model import read_yaml
     from accelmark.spec.plugins.launcher import parse_cluster
 
-    if not isinstance(given, Path):
-        return given
-    path = base / given.expanduser()
-    return parse_cluster({"name": path.stem} | dict(read_yaml(path)), str(path))
+    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
 
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:

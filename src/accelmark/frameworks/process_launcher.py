@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nproc", type=int, required=True, help="ranks on this host")
     parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
     parser.add_argument("--node-rank", type=int, default=0, help="this host's number, from 0")
+    parser.add_argument("--free-port", metavar="VARIABLE", help="set it to 127.0.0.1:PORT with a port that is free")
     given = parser.parse_args(arguments)
+    if given.free_port is not None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ[given.free_port] = f"127.0.0.1:{probe.getsockname()[1]}"
     record = run_ranks(given.command, given.nproc, given.nnodes, given.node_rank)
     record.write()
     return record.exit_code()

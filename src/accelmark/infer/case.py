@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, final
 
-from torch import Tensor, nn
+import torch
+from torch import Generator, Tensor, nn
 
-from accelmark.infer.engine import Engine, as_list
-from accelmark.infer.onnx_export import export_onnx
+from accelmark.infer.engine import as_list
+from accelmark.infer.onnx.export import export_onnx
 from accelmark.spec.inference import InferSettings
 from accelmark.spec.settings import Scalar
 
 _IGNORED: Final = -100
+_NOISE: Final = 0.01
+"""Standard deviation of the noise in relation to that of the input."""
 
 
 @final
@@ -111,9 +114,27 @@ class InferCase(ABC):
         """Compute one batch in the framework; inputs are on the model's device and in its precision."""
         return as_list(model(*inputs))
 
-    def engine_forward(self, engine: Engine, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch of CPU tensors in the engine; return CPU tensors and seconds that are not inference."""
-        return engine(inputs)
+    def perturbed(self, batch: InferBatch, generator: Generator) -> tuple[Tensor, ...]:
+        """Return the inputs of a batch, slightly changed, so that no answer for them can be known beforehand.
+
+        By default noise of 1 % of their standard deviation is added to inputs of floating-point numbers. A case with
+        integer inputs only overrides this, for example with :func:`swap_neighbours`.
+        """
+        return tuple(_with_noise(each, generator) if each.is_floating_point() else each for each in batch.inputs)
+
+
+def _with_noise(values: Tensor, generator: Generator) -> Tensor:
+    noise = torch.empty(values.shape, dtype=torch.float32).normal_(generator=generator)
+    return values + (_NOISE * values.float().std() * noise).to(values.dtype)
+
+
+def swap_neighbours(tokens: Tensor, movable: Tensor, generator: Generator) -> Tensor:
+    """Return tokens of shape (items, length) with two neighbours exchanged in each row where two are ``movable``."""
+    pairs = (movable[:, :-1] & movable[:, 1:] & (tokens[:, :-1] != tokens[:, 1:])).float()
+    first = (pairs * torch.empty(pairs.shape).uniform_(0.5, 1, generator=generator)).argmax(1, keepdim=True)
+    places = torch.cat([first, first + 1], 1)
+    swapped = tokens.scatter(1, places, tokens.gather(1, places).flip(1))
+    return torch.where(pairs.any(1, keepdim=True), swapped, tokens)
 
 
 class Classification(InferCase):

@@ -86,13 +86,21 @@ class Engine(ABC):
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch of CPU tensors; return CPU tensors and the seconds that were not inference (mostly 0).
 
-        The caller reads the outputs some calls later, so do not return buffers that the next call overwrites.
+        It runs in a process of its own, which has neither labels nor the data set. The caller reads the outputs some
+        calls later, so do not return buffers that the next call overwrites.
         The seconds are between 0 and the duration of the call.
         """
 
     def describe(self) -> dict[str, str]:
         """Return versions, providers, devices and precision as the engine reports them."""
         return {}
+
+    def graph_types(self) -> dict[str, int] | None:
+        """Return {type of the weights: number of matrix products and convolutions} of the compiled graph.
+
+        Types are torch's names (``bfloat16``). None, as by default, where the graph cannot be read: the run is OPEN.
+        """
+        return None
 
     def fingerprint(self) -> dict[str, str]:
         """Return the properties that an engine file depends on: engine version, chip, precision."""

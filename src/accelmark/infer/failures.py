@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 
@@ -22,6 +23,32 @@ class InferenceError(RunError):
 
 
 @final
+class EngineExceptionError(Exception):
+    """An exception of the engine's process, as ``Type: message``."""
+
+
+_KINDS: Final = {kind.__name__: kind for kind in (DataError, RequestError, RunError)}
+
+
+def described(error: BaseException) -> dict[str, str | None]:
+    """Return an exception as JSON values, for the other process."""
+    if isinstance(error, InferenceError):
+        return {"end_reason": error.end_reason, "text": str(error)}
+    if isinstance(error, AccelmarkError):
+        kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), RunError.__name__)
+        return {"kind": kind, "text": str(error)}
+    return {"text": f"{type(error).__name__}: {error}"}
+
+
+def restored(values: Mapping[str, Any]) -> Exception:
+    """Return the exception that :func:`described` describes."""
+    text = str(values["text"])
+    if "end_reason" in values:
+        return InferenceError(text, values["end_reason"])
+    return _KINDS[values["kind"]](text) if "kind" in values else EngineExceptionError(text)
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Context:
     """What was running when an engine failed, for the message."""
@@ -33,8 +60,8 @@ class Context:
 
 
 _MEMORY: Final = re.compile(
-    r"out of memory|bad_alloc|can't allocate memory|failed to allocate memory|Cannot allocate memory|OutOfMemory"
-    r"|allocation of .* failed",
+    r"out of memory|bad_alloc|^MemoryError|can't allocate memory|failed to allocate memory|Cannot allocate memory"
+    r"|OutOfMemory|allocation of .* failed",
     re.IGNORECASE,
 )
 _OPERATORS: Final = (
@@ -64,7 +91,7 @@ def classify(error: BaseException, context: Context) -> AccelmarkError:
     """Return ``error`` with its end reason; an :class:`AccelmarkError` is returned unchanged."""
     if isinstance(error, AccelmarkError):
         return error
-    text = f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, EngineExceptionError) else f"{type(error).__name__}: {error}"
     place = f"{context.engine} on {context.device}, {context.activity}"
     first = shortened(text, 400)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _MEMORY.search(text):

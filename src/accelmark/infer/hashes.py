@@ -9,8 +9,7 @@ from typing import Final
 
 from torch import nn
 
-from accelmark.frameworks.pytorch.integrity.reference_model import module_hash
-from accelmark.frameworks.pytorch.model.identity import structure_hash, weights_hash
+from accelmark.frameworks.pytorch.model.identity import module_hash, structure_hash, weights_hash
 from accelmark.infer.engine import Engine
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import Scalar
@@ -49,7 +48,7 @@ def file_hash(path: Path) -> str:
 
 
 def engine_hashes(engine: Engine) -> dict[str, Scalar]:
-    """Return hashes of the engine's input, of its saved file and, if it is not AccelMark's own, of its code."""
+    """Return hashes of the engine's input and of its saved file."""
     request = engine.request
     hashes: dict[str, Scalar] = {"reads": engine.reads}
     if request.engine_path is not None:
@@ -58,12 +57,13 @@ def engine_hashes(engine: Engine) -> dict[str, Scalar]:
         hashes["onnx_sha256"] = file_hash(request.onnx_path)
     if engine.file is not None and engine.file.exists():
         hashes["engine_sha256"] = file_hash(engine.file)
-    if not type(engine).__module__.startswith(_OWN):
-        hashes |= _code_of(type(engine))
     return hashes
 
 
-def _code_of(engine: type[Engine]) -> dict[str, Scalar]:
+def code_of(engine: type[Engine]) -> dict[str, Scalar]:
+    """Return place, length and hash of an engine's code; nothing for AccelMark's own."""
+    if engine.__module__.startswith(_OWN):
+        return {}
     path = Path(inspect.getfile(engine))
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = sum(1 for line in map(str.strip, text.splitlines()) if line and not line.startswith("#"))

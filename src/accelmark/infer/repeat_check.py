@@ -6,44 +6,34 @@ Modelled on MLPerf's compliance test TEST04, including its limit of 10 %.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import permutations
 from typing import Final
 
-import torch
-
-from accelmark.infer.case import InferBatch
-from accelmark.infer.measure import Forward, check_excluded_time
 from accelmark.spec.events import RepeatCheck
 
 LIMIT: Final = 1.1
 """Ratio of first to repeated calls above which outputs seem to be cached."""
+CALLS: Final = 5
+"""Times that each batch is computed."""
 _MIN_BATCHES: Final = 4
-_CALLS: Final = 5
 _FIRST: Final = 1
 _EARLY: Final = 2
 _FALSE_ALARMS: Final = Fraction(2, 1000)
 """Maximum probability of a false alarm, independent of other load."""
 _LEVELS: Final = {_FIRST: Fraction(16, 10000), _EARLY: Fraction(4, 10000)}
 """Significance level of each test: the first call against the others, the first two against the others."""
-_CLOCK_MS: Final = 1e-6
-"""Lower bound on the duration of a call, to avoid division by zero."""
 
 
-def repeat_check(
-    forward: Forward, warmed: InferBatch, fresh: Sequence[InferBatch], engine: str = "unnamed"
-) -> RepeatCheck:
-    """Compare the time of each batch's first call with its repetitions, to detect a cache of outputs.
+def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
+    """Compare the time of each batch's first computation with its repetitions, to detect a cache.
 
-    Other effects also make repetitions faster and are excluded: a batch is compared with itself only, since items
-    differ in work; its memory is read before each call, since reading it from main memory costs small models a fifth;
-    shapes that did not occur before are not counted, since engines prepare for shapes. Of the time that an engine
-    reports as not inference, only what all calls of a batch report is subtracted: what only the first one reports may
-    be work that a cache saves later.
+    ``calls_ms`` has ``CALLS`` durations of each batch, in their order and by the rank's clock. Before each of them the
+    inputs are copied and another batch is computed, so that caches of the processor and waking threads favour none.
+    A batch is compared with itself only, since items differ in work.
 
     Disturbance by other processes is handled by a test. In each batch every early call is compared with every later
     one and counts as slower when it took over ``LIMIT`` times as long; the counts are added over all batches. Without
@@ -55,26 +45,12 @@ def repeat_check(
 
     An engine is suspicious when one of them is significant and the median over batches of the first call over the
     median of the last three is above ``LIMIT``: a false alarm in at most 2 of 1,000 runs, the sum of both levels.
-
-    ``forward`` was warmed up with ``warmed``; the full batches ``fresh`` are new to it.
-
-    Raises:
-        InferenceError: the engine reports an impossible time as not inference.
     """
-    calls_ms = list(_calls_ms(forward, warmed, fresh, engine))
     number = len(calls_ms)
     if number < _MIN_BATCHES:
-        reason = f"needs at least {_MIN_BATCHES} full batches besides the one for warm-up; the data has {len(fresh)}"
-        if len(fresh) >= _MIN_BATCHES:
-            reason = f"needs at least {_MIN_BATCHES} batches of shapes that occurred before; the data has {number}"
+        reason = f"needs at least {_MIN_BATCHES} batches, {number} were computed again"
         return RepeatCheck(
-            fresh_ms=None,
-            same_ms=None,
-            speedup=None,
-            limit=LIMIT,
-            suspicious=False,
-            num_batches=number,
-            reason=reason,
+            fresh_ms=None, same_ms=None, speedup=None, limit=LIMIT, suspicious=False, num_batches=number, reason=reason
         )
     late_ms = [statistics.median(calls[_EARLY:]) for calls in calls_ms]
     speedup = statistics.median(calls[0] / late for calls, late in zip(calls_ms, late_ms, strict=True))
@@ -88,32 +64,6 @@ def repeat_check(
         suspicious=speedup > LIMIT and chance <= _FALSE_ALARMS,
         num_batches=number,
     )
-
-
-def _calls_ms(forward: Forward, warmed: InferBatch, fresh: Sequence[InferBatch], engine: str) -> Iterator[list[float]]:
-    """Yield the durations of each batch's calls in ms, in their order."""
-    known = {_shapes(warmed)}
-    for batch in fresh:
-        calls = [_timed(forward, batch, engine) for _ in range(_CALLS)]
-        excluded_s = min(other_s for _, other_s in calls)
-        if _shapes(batch) in known:
-            yield [max((took_s - excluded_s) * 1000, _CLOCK_MS) for took_s, _ in calls]
-        known.add(_shapes(batch))
-
-
-def _timed(forward: Forward, batch: InferBatch, engine: str) -> tuple[float, float]:
-    """Return the duration of a call in s, and the part of it that the engine reports as not inference."""
-    for each in batch.inputs:
-        each.clone()
-    began = time.perf_counter()
-    _, other_s = forward(list(batch.inputs))
-    took_s = time.perf_counter() - began
-    check_excluded_time(other_s, took_s, engine)
-    return took_s, other_s
-
-
-def _shapes(batch: InferBatch) -> tuple[torch.Size, ...]:
-    return tuple(each.shape for each in batch.inputs)
 
 
 def _p_value(calls_ms: Sequence[Sequence[float]]) -> Fraction:
@@ -141,7 +91,7 @@ def _sums(early: int, number: int) -> Mapping[int, int]:
     """Return {sum of slower pairs: number of orders of the calls of ``number`` batches with this sum}."""
     if number == 0:
         return {0: 1}
-    ways = Counter(_slower(order, early, 1.0) for order in permutations(range(_CALLS)))
+    ways = Counter(_slower(order, early, 1.0) for order in permutations(range(CALLS)))
     sums: Counter[int] = Counter()
     for total, count in _sums(early, number - 1).items():
         for more, each in ways.items():

@@ -8,17 +8,19 @@ import platform
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
+from torch import Tensor
 
+from accelmark.frameworks.pytorch.training.platform import lock_pages
 from accelmark.infer.batches import first_batches, pinned_batches, synthetic_batches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.engine import Engine, device_name
-from accelmark.infer.engines import engine_class as find_engine_class
+from accelmark.infer.engine import device_name
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.events import InferStarted
@@ -34,18 +36,47 @@ _SYNTHETIC_BATCHES: Final = 32
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the class of an engine states about itself."""
+
+    reads: str
+    loads: bool
+    fixed_batch: bool
+    known_options: Sequence[str] | None
+
+
+@final
 class ComputeDevice:
     """The device of this process; creating it does not open the device."""
 
-    def __init__(self, job: JobSpec, settings: InferSettings) -> None:
+    def __init__(self, *, device_type: str, module: str | None, threads: int, required: bool) -> None:
+        """Describe the device; ``module`` registers it with PyTorch, which need not know it unless ``required``."""
         try:
-            self.device = torch.device(job.device_type)
+            self.device = torch.device(device_type)
         except RuntimeError:
             self.device = torch.device("cpu")
-        self.device_type = job.device_type
-        self.threads = settings.threads or len(os.sched_getaffinity(0))
-        self._module = job.framework_module
-        self._settings = settings
+        self.device_type = device_type
+        self.threads = threads
+        self.module = module
+        self.required = required
+        self._pinned: list[Tensor] = []
+
+    @classmethod
+    def of(cls, job: JobSpec, settings: InferSettings) -> ComputeDevice:
+        """Return the device of a job."""
+        return cls(
+            device_type=job.device_type,
+            module=job.framework_module,
+            threads=settings.threads or len(os.sched_getaffinity(0)),
+            required=not settings.no_validation,
+        )
+
+    def values(self) -> dict[str, Any]:
+        """Return the arguments of an equal device, as JSON values."""
+        return {
+            "device_type": self.device_type, "module": self.module, "threads": self.threads, "required": self.required,
+        }  # fmt: skip
 
     def prepare(self) -> None:
         """Register the vendor's device with PyTorch, set the number of threads, and open the device.
@@ -55,20 +86,25 @@ class ComputeDevice:
         """
         torch.set_num_threads(self.threads)
         try:
-            if self._module is not None:
-                importlib.import_module(self._module)
+            if self.module is not None:
+                importlib.import_module(self.module)
             if self.device.type != self.device_type:
                 raise RuntimeError(f"unknown device type {self.device_type!r}")
             torch.empty(1, device=self.device)
         except (ImportError, RuntimeError, AssertionError) as error:
-            if not self._settings.no_validation:
+            if self.required:
                 what = f"PyTorch cannot use device {self.device_type!r} ({shortened(error, 200)})"
                 remedy = "install its PyTorch support, or set no_validation with exist_onnx_path"
                 raise InferenceError(f"{what}; {remedy}", "engine_missing") from error
 
-    def describe(self) -> InferStarted:
+    def pin(self, memory: Tensor) -> None:
+        """Page-lock memory that is mapped, for asynchronous copies to an accelerator."""
+        if self.device.type != "cpu":
+            self._pinned.append(memory)  # unmapping it would leave pages locked
+            lock_pages(self.device, memory)
+
+    def describe(self, settings: InferSettings) -> InferStarted:
         """Return versions, device and effective settings."""
-        settings = self._settings
         return InferStarted(
             framework="pytorch",
             framework_version=torch.__version__,
@@ -78,6 +114,7 @@ class ComputeDevice:
             threads=self.threads,
             precision=settings.precision,
             compiler=settings.compiler,
+            isolated=True,
             library_versions={"python": platform.python_version(), **_versions()},
         )
 
@@ -127,7 +164,13 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
     return batches
 
 
-def check_paths(job: JobSpec, settings: InferSettings) -> None:
+def vendor_folder(job: JobSpec) -> Path | None:
+    """Return the folder of the job's vendor, whose engines take precedence; None where there is none."""
+    vendor = folders("vendors").get(job.vendor)
+    return vendor.path if vendor is not None else None
+
+
+def check_paths(engine: EngineFacts, settings: InferSettings) -> None:
     """Check the files that the settings name for the engine, before any work starts.
 
     Raises:
@@ -137,12 +180,6 @@ def check_paths(job: JobSpec, settings: InferSettings) -> None:
     """
     existing = settings.exist_compiler_path
     named = settings.exist_onnx_path
-    if settings.compiler is None or (existing is None and named is None):
-        return
-    try:
-        engine = engine_class(job, settings.compiler)
-    except ImportError:
-        return  # the compile step reports what is missing
     if existing is None:
         if engine.reads == "onnx" and named is not None and file_at(named) is None:
             what = "is not a file" if Path(named).expanduser().exists() else "does not exist"
@@ -155,19 +192,13 @@ def check_paths(job: JobSpec, settings: InferSettings) -> None:
         raise InferenceError(f"{existing}: exist_compiler_path does not exist", "incompatible_engine")
 
 
-def unknown_options(engine: type[Engine], settings: InferSettings) -> Iterator[Note]:
+def unknown_options(engine: EngineFacts, settings: InferSettings) -> Iterator[Note]:
     """Yield a warning for each of ``engine_options`` that the engine does not declare."""
     if engine.known_options is None:
         return
-    for name in sorted(set(settings.engine_options) - engine.known_options):
+    for name in sorted(set(settings.engine_options).difference(engine.known_options)):
         what = f"unknown option of the engine {settings.compiler} ({nearest(name, engine.known_options)})"
         yield Note(severity="warning", where="settings", key=f"engine_options.{name}", what=what)
-
-
-def engine_class(job: JobSpec, compiler: str) -> type[Engine]:
-    """Return the class of the job's engine; the vendor's own takes precedence."""
-    vendor = folders("vendors").get(job.vendor)
-    return find_engine_class(compiler, vendor.path if vendor is not None else None)
 
 
 def peak_host_memory_mib() -> float:

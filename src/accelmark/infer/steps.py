@@ -7,10 +7,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import nn
@@ -19,25 +17,31 @@ from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
 from accelmark.infer.case import InferBatches, InferCase
-from accelmark.infer.engine import Engine, EngineRequest
+from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
-from accelmark.infer.failures import Context, classify, end_reason_of
-from accelmark.infer.hashes import engine_hashes, file_hash, model_hashes
-from accelmark.infer.measure import Emit, Forward, Measured, measure, warm_up
-from accelmark.infer.repeat_check import repeat_check
+from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
+from accelmark.infer.hashes import file_hash, model_hashes
+from accelmark.infer.measure import Emit, Forward, Measured, measure
+from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
-from accelmark.spec.events import Event, InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
+from accelmark.spec.events import (
+    AnswerCheck,
+    Event,
+    InferEndReason,
+    InferFinished,
+    RepeatCheck,
+    StageBegin,
+    StageEnd,
+)
 from accelmark.spec.inference import InferPrecision, InferStep, file_at, why_skipped
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.settings import Scalar
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
-
-_FRESH_BATCHES: Final = 12
-"""Largest number of batches for the repeat check."""
 
 
 def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
@@ -72,10 +76,13 @@ class SevenSteps:
     batches: InferBatches
     model: nn.Module | None = None
     onnx_path: Path | None = None
-    engine: Engine | None = None
+    process: EngineProcess | None = None
+    """The process of the engine, from the first step on."""
+    facts: setup.EngineFacts | None = None
     validation: Measured | None = None
     inference: Measured | None = None
     check: RepeatCheck | None = None
+    answers: AnswerCheck | None = None
     compile_s: float | None = None
     partial: bool = False
     """Whether the data is a subset or a substitute, whose accuracy is not comparable with a published one."""
@@ -91,13 +98,13 @@ class SevenSteps:
         self.work_dir = node_dir / "engine"
         self.emit = emit
         self.started = started
-        self.cpu_wait = CpuWait()
-        self.device = setup.ComputeDevice(job, infer.settings)
+        self.cpu_waits = [CpuWait()]
+        self.device = setup.ComputeDevice.of(job, infer.settings)
         self.step = InferStep.INITIALISE
         self.details: dict[str, Scalar] = {}
         """Details of the current step."""
-        self.unhashed: Engine | None = None
-        """An engine whose hashes are not yet computed."""
+        self.unhashed = False
+        """Whether the engine's hashes are not yet computed."""
         self._actions: dict[InferStep, Callable[[], object]] = {
             InferStep.INITIALISE: self._initialise,
             InferStep.CREATE: self._create,
@@ -113,11 +120,15 @@ class SevenSteps:
 
         A step that fails ends the run: later steps are reported as skipped, except the summary.
         """
-        for step in InferStep:
-            skipped = why_skipped(step, self.settings)
-            if self.failure is not None and step is not InferStep.SUMMARISE:
-                skipped = f"step {self.failure[0]} failed"
-            self._run_step(step, skipped)
+        try:
+            for step in InferStep:
+                skipped = why_skipped(step, self.settings)
+                if self.failure is not None and step is not InferStep.SUMMARISE:
+                    skipped = f"step {self.failure[0]} failed"
+                self._run_step(step, skipped)
+        finally:
+            if self.process is not None:
+                self.process.close()
         return self.finished or self.summary("error", "the summary failed; see the log of rank 0")
 
     def _run_step(self, step: InferStep, skipped: str | None) -> None:
@@ -137,9 +148,9 @@ class SevenSteps:
             self.failure = step, classified
             return
         took = time.perf_counter() - began
-        if self.unhashed is not None:  # excluded from the duration
-            self.details |= engine_hashes(self.unhashed)
-            self.unhashed = None
+        if self.unhashed and self.process is not None:  # excluded from the duration
+            self.details |= self.process.ask("hashes")
+            self.unhashed = False
         if step is InferStep.COMPILE:
             self.compile_s = took
         self._end("done", took, None)
@@ -158,9 +169,38 @@ class SevenSteps:
     def _initialise(self) -> None:
         for note in self.infer.notes:
             self.emit(Event.WARNING, note)
-        setup.check_paths(self.job, self.settings)
         self.device.prepare()
-        self.emit(Event.INIT_END, self.device.describe())
+        if self.settings.compiler is not None:
+            self.process = EngineProcess(self.settings.compiler, self.node_dir, self.settings.engine_timeout_s)
+            self.cpu_waits.append(CpuWait(Path(f"/proc/{self.process.process.pid}/task")))
+            self._check_paths()
+        self.emit(Event.INIT_END, self.device.describe(self.settings))
+
+    def _check_paths(self) -> None:
+        """Check the files that the settings name, where the engine can be opened; else the compile step reports why."""
+        if self.settings.exist_onnx_path is None and self.settings.exist_compiler_path is None:
+            return
+        try:
+            facts = self._facts()
+        except (AccelmarkError, EngineExceptionError):
+            return
+        setup.check_paths(facts, self.settings)
+
+    def _facts(self) -> setup.EngineFacts:
+        """Import the engine's class in its process."""
+        process = self._engine_process()
+        process.wait_until_ready()
+        if self.facts is None:
+            vendor = setup.vendor_folder(self.job)
+            found = process.ask(
+                "open", engine=process.engine, vendor=str(vendor) if vendor else None, device=self.device.values()
+            )
+            self.facts = setup.EngineFacts(**found)
+        return self.facts
+
+    def _engine_process(self) -> EngineProcess:
+        assert self.process is not None  # noqa: S101 - without a compiler these steps are skipped
+        return self.process
 
     def _create(self) -> None:
         case = self.case = setup.build_case(self.job, self.infer)
@@ -176,10 +216,15 @@ class SevenSteps:
             self.details |= model_hashes(self.model)
 
     def _validate(self) -> None:
+        if self.process is not None:
+            self.process.wait_until_ready()
         precision: InferPrecision = "fp32" if self.settings.precision == "int8" else self.settings.precision
         engine = eager.Engine(self._request(precision), self.case.model_forward)
         try:
-            self.validation = self._measure("validation", engine, engine)
+            with torch.inference_mode():  # entered once, not in each call
+                self.validation = measure(engine.call, self.batches, self.case, self.emit)
+            self.details["peak_device_memory_mib"] = engine.device_memory_mib()
+            self.details["peak_host_memory_mib"] = setup.peak_host_memory_mib()
         finally:
             engine.close()
 
@@ -191,34 +236,46 @@ class SevenSteps:
         self.onnx_path = path
         self.details |= {"onnx_mib": round(path.stat().st_size / 2**20, 3), "onnx_sha256": file_hash(path)}
 
-    def _compile(self) -> Engine:
-        compiler = self.settings.compiler
-        assert compiler is not None  # noqa: S101 - without a compiler this step is skipped
-        engine_class = setup.engine_class(self.job, compiler)
-        for note in setup.unknown_options(engine_class, self.settings):
+    def _compile(self) -> None:
+        process, settings = self._engine_process(), self.settings
+        facts = self._facts()
+        for note in setup.unknown_options(facts, settings):
             self.emit(Event.WARNING, note)
-        engine = self.engine = self.unhashed = engine_class(self._request(self.settings.precision))
-        self.details |= engine.describe()
-        if engine.file is not None:
-            self.details["engine_file"] = str(engine.file)
-        return engine
+        request = self._request(settings.precision)
+        self.details |= process.compile(
+            request.model if facts.reads == "model" else None,
+            request.example,
+            [(self.job.case, f"infer_{self.job.key.framework}")],
+            onnx_path=str(request.onnx_path) if request.onnx_path else None,
+            engine_path=str(request.engine_path) if request.engine_path else None,
+            work_dir=str(request.work_dir),
+            precision=request.precision,
+            options=dict(request.options),
+        )
+        self.unhashed = True
 
     def _infer(self) -> None:
-        began = time.perf_counter()
-        engine = self.engine
-        if engine is None:
-            engine = self._compile()
+        process, settings = self._engine_process(), self.settings
+        if settings.exist_compiler_path is not None:
+            began = time.perf_counter()
+            self._compile()
             self.details["load_s"] = time.perf_counter() - began
-        forward = partial(self.case.engine_forward, engine)
+        engine = None
+        if self.model is not None:
+            engine = eager.Engine(self._request("fp32"), self.case.model_forward)
+        reference: Forward | None = engine.call if engine is not None else None
         try:
-            self.inference = self._measure("inference", forward, engine)
-            if self.settings.scenarios:
-                context = self._context("scenarios")
-                scenarios = Scenarios(forward, self.batches, self.settings, engine.fixed_batch, self.node_dir, context)
-                for result in scenarios.run():
-                    self.emit(Event.SCENARIO, result)
+            with torch.inference_mode():
+                checked = CheckedPass(self.case, self.batches, process, reference, self.emit)
+                self.inference, self.check, self.answers = checked.run()
+                self.details |= process.usage()
+                if settings.scenarios:
+                    scenarios = Scenarios(checked, self._facts().fixed_batch, self.node_dir, self._context("scenarios"))
+                    for result in scenarios.run():
+                        self.emit(Event.SCENARIO, result)
         finally:
-            engine.close()
+            if engine is not None:
+                engine.close()
 
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device
@@ -235,24 +292,6 @@ class SevenSteps:
             options=settings.engine_options,
             work_dir=self.work_dir,
         )
-
-    @torch.inference_mode()  # entered once, not in each call
-    def _measure(self, phase: Phase, forward: Forward, engine: Engine) -> Measured:
-        case, batches, settings = self.case, self.batches, self.settings
-        name = self._context(phase).engine
-        iterator = iter(batches)
-        first = next(iterator)
-        last_items = batches.num_items % settings.batch_size if batches.num_items > first.num_items else 0
-        warm_up(forward, first, settings.warmup_batches, phase, name, self.emit, last_items=last_items)
-        if phase == "inference" and settings.repeat_check:
-            full = (batch for batch in iterator if batch.num_items == settings.batch_size)
-            self.check = repeat_check(forward, first, list(islice(full, _FRESH_BATCHES)), name)
-            self.emit(Event.REPEAT_CHECK, self.check)
-        evaluated = case.trained and not settings.synthetic
-        measured = measure(forward, batches, case, phase=phase, engine=name, evaluated=evaluated, emit=self.emit)
-        self.details["peak_device_memory_mib"] = engine.device_memory_mib()
-        self.details["peak_host_memory_mib"] = setup.peak_host_memory_mib()
-        return measured
 
     def _summarise(self) -> None:
         if self.failure is None:
@@ -282,6 +321,9 @@ class SevenSteps:
             reference=None if self.partial else self.infer.reference,
             nonfinite_batches=sum(phase.nonfinite_batches for phase in measured),
             repeat_check=self.check,
+            expected=self.answers.framework_metrics.get(metric) if self.answers is not None else None,
+            answers=self.answers,
+            precision=settings.precision,
         )
         if end_reason != "completed":
             reasons = (message or end_reason, *reasons)
@@ -305,5 +347,5 @@ class SevenSteps:
             compile_time=self.compile_s,
             valid=not reasons,
             invalid_reasons=reasons,
-            core_wait_s=self.cpu_wait.longest_s(),
+            core_wait_s=max((wait for each in self.cpu_waits if (wait := each.longest_s()) is not None), default=None),
         )

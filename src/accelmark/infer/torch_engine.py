@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,8 @@ class TorchEngine(Engine):
         super().__init__(request)
         self.device = request.device
         self.dtype = DTYPES[request.precision]
+        self.matrix_types: dict[str, int] | None = None
+        """Null for an engine that was loaded."""
         # Disable tf32 in matrix products and convolutions unless it was requested.
         tf32 = request.precision == "tf32"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -63,12 +66,18 @@ class TorchEngine(Engine):
         is_image = self.channels_last and tensor.ndim == 4
         return tensor.to(self.dtype, memory_format=torch.channels_last if is_image else torch.preserve_format)
 
+    def graph_types(self) -> dict[str, int] | None:
+        """Return the types of the model's matrices, in which their products are computed."""
+        return self.matrix_types
+
     def model_on_device(self) -> nn.Module:
         """Return a copy of the model in eval mode, on the device and in the precision.
 
         On accelerators, models with two-dimensional convolutions use the channels-last format, which is faster.
         """
         model: nn.Module = copy.deepcopy(self.torch_model()).eval().to(self.device).to(self.dtype)
+        matrices = (each for each in model.parameters() if each.ndim > 1)
+        self.matrix_types = dict(Counter(str(each.dtype).removeprefix("torch.") for each in matrices))
         has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
         if self.device.type != "cpu" and has_images:
             self.channels_last = True

@@ -203,7 +203,7 @@ class _Planner:
 
 def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
     """Yield the packages that case, framework and work need."""
-    declared = {f"case {asked.key.model}": asked.case.requires}
+    declared = {f"case {asked.key.model}": asked.case.requires_for(framework)}
     declared[f"framework {framework}"] = load_framework(framework).requires
     if engine := engine_specs(asked.run.vendor_folder).get(planned.engine or ""):
         declared[f"engine {planned.engine}"] = engine.requires

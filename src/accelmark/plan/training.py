@@ -41,7 +41,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
     common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
     return PlannedWork(
-        work=TrainJob(**common) if trainer is None else ExternalJob(**common, trainer=trainer),
+        work=TrainJob(**common, is_checked=not settings.loader.synthetic or (request.adaptation / "extern").is_dir())
+        if trainer is None
+        else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
         data_dirs={} if settings.loader.synthetic else dict(request.run.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,

@@ -20,6 +20,7 @@ class FigureName(StrEnum):
     RAW_TRAIN_TIME = "raw_train_time_s"
     TRAIN_NO_EVAL_TIME = "train_no_eval_time_s"
     PURE_COMPUTE_TIME = "pure_compute_time_s"
+    REEVALUATION_TIME = "reevaluation_time_s"
     TIME_TO_TARGET = "time_to_target_s"
     THROUGHPUT_WHOLE = "throughput_whole"
     THROUGHPUT_TRAIN = "throughput_train"

@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
-from accelmark.spec.events import RepeatCheck, ScenarioResult, StageEnd
+from accelmark.spec.events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
@@ -69,7 +69,7 @@ class Environment(Spec):
     compiled: dict[str, int] = Field(default_factory=dict)
     """``COMPILED`` of rank 0: graphs and graph breaks; empty where nothing was to be compiled."""
     inspected: dict[str, Any] = Field(default_factory=dict)
-    """``INSPECTED`` merged over all ranks; empty where there was no vendor code to inspect."""
+    """Of earlier versions."""
 
     @field_validator("started")
     @classmethod
@@ -169,6 +169,12 @@ class InferenceRound(Spec):
     stages: tuple[StageEnd, ...] = ()
     """The ends of the seven steps."""
     repeat_check: RepeatCheck | None = None
+    answers: AnswerCheck | None = None
+    """Null where the engine's answers were not compared."""
+    isolated: bool = False
+    """Whether the engine had a process of its own; False in runs of earlier versions."""
+    crossing_share: float | None = None
+    """Part of the measured windows outside of the calls, by the clock of the engine's process."""
     scenarios: tuple[ScenarioResult, ...] = ()
     latency_curve: tuple[tuple[float, float], ...] = ()
     """(share of the full batches, latency in ms that they do not exceed), for charts."""

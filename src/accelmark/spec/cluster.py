@@ -73,6 +73,11 @@ class ContainerSpec(Spec):
         return self
 
 
+def environment_python(path: Path) -> str:
+    """Return the Python of a virtual environment."""
+    return str(path / "bin" / "python")
+
+
 class ClusterSpec(Spec):
     """Hosts, the launcher that starts jobs on them, and the container that ranks run in.
 
@@ -93,6 +98,8 @@ class ClusterSpec(Spec):
     master_port: int = Field(default=29501, ge=1024, le=65535)
     """Port on host 0 where the ranks meet."""
     container: ContainerSpec | None = None
+    environments: dict[str, Path] = Field(default_factory=dict)
+    """Framework -> virtual environment on the hosts (``/opt/venv-jax``), in which its ranks run without a container."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every rank."""
     visible_devices_env: str | None = None
@@ -103,6 +110,13 @@ class ClusterSpec(Spec):
     """Least free disk space in the work directory that preflight accepts."""
     min_memory_mib: NonNegativeInt = 512
     """Least free memory that preflight accepts."""
+
+    @field_validator("environments")
+    @classmethod
+    def _are_absolute(cls, value: dict[str, Path]) -> dict[str, Path]:
+        if relative := [name for name, path in value.items() if not path.is_absolute()]:
+            raise ValueError(f"not absolute: {', '.join(f'{name}: {value[name]}' for name in relative)}")
+        return value
 
     @field_validator("environment")
     @classmethod
@@ -120,6 +134,11 @@ class ClusterSpec(Spec):
         if twice:
             raise ValueError(f"duplicate hosts: {', '.join(sorted(twice))}")
         return self
+
+    def environment_python(self, framework: str) -> str | None:
+        """Return the Python of a framework's environment on the hosts; None where its ranks have none of their own."""
+        path = self.environments.get(framework) if self.container is None else None
+        return None if path is None else environment_python(path)
 
     @property
     def options(self) -> dict[str, Any]:

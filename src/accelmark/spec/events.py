@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from accelmark.spec.inference import InferStep, ScenarioName
 from accelmark.spec.model import Spec
@@ -38,12 +38,13 @@ class Event(StrEnum):
     FINISHED = "FINISHED"
     SUBMIT_INFO = "SUBMIT_INFO"
     CHECKPOINT = "CHECKPOINT"
+    CHECKPOINTS_HASHED = "CHECKPOINTS_HASHED"
     STAGE_BEGIN = "STAGE_BEGIN"
     STAGE_END = "STAGE_END"
     WARMUP = "WARMUP"
     FORWARD = "FORWARD"
     REPEAT_CHECK = "REPEAT_CHECK"
-    INSPECTED = "INSPECTED"
+    ANSWER_CHECK = "ANSWER_CHECK"
     COMPILED = "COMPILED"
     EVALUATED = "EVALUATED"
     REPLAYED = "REPLAYED"
@@ -147,6 +148,12 @@ class StartedBase(Spec):
     library_versions: dict[str, str]
 
 
+_EARLIER_FIELDS: Final = frozenset({
+    "standard_num_parameters", "module_hash", "replaced_modules", "num_replaced_modules", "replaced_functions",
+    "module_functions", "num_module_functions", "output_difference", "trained_checkpoint_hash", "optimizer_changes",
+})  # fmt: skip
+
+
 class Started(StartedBase):
     """The value of ``INIT_END`` of training, with the model as the framework reports it."""
 
@@ -159,34 +166,15 @@ class Started(StartedBase):
     """SHA-256 over names, shapes and dtypes of all parameters as the hooks left them: the structure of the model."""
     standard_parameter_hash: str | None = None
     """The same of the model as its case built it."""
-    standard_num_parameters: int | None = None
-    module_hash: str | None = None
-    """SHA-256 over names, classes and settings of all modules (with and without parameters) as the hooks left them."""
     standard_module_hash: str | None = None
-    """The same of the model as its case built it."""
-    replaced_modules: tuple[str, ...] = ()
-    """The first few modules whose class or settings differ from the case's (``act: ReLU -> Identity``)."""
-    num_replaced_modules: int = 0
-    replaced_functions: tuple[str, ...] = ()
-    """Functions of the framework and of AccelMark's training loop that the vendor's code monkey-patched, each with the
-    location of the replacement."""
+    """SHA-256 over names, classes and settings of all modules of the model as its case built it."""
     reduced_modes: tuple[str, ...] = ()
-    """Switches of the framework that a vendor's code set to a lower precision than declared."""
-    module_functions: tuple[str, ...] = ()
-    """The first few functions of the framework that the import of ``framework_module`` replaced."""
-    num_module_functions: int = 0
-    output_difference: float | None = None
-    """Largest relative difference between the outputs of the vendor's model and the case's for the same synthetic
-    samples; null if no vendor code ran, the model is sharded, or it could not be computed."""
+    """Switches of the framework that are set to a lower precision than declared when training starts."""
     checkpoint_hash: str | None
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
-    trained_checkpoint_hash: str | None = None
-    """The same as the hooks left them, if vendor code ran (rank 0); a sharded model is gathered for it."""
     optimizer_class: str
     standard_optimizer_class: str | None = None
     """The optimizer that the case would build."""
-    optimizer_changes: tuple[str, ...] = ()
-    """Differences of the optimizer's numbers from the case's (``weight_decay: 0.01 -> 0.0``)."""
     compute_type: str | None = None
     """Data type of matrix products in the forward pass: autocast's if enabled, else the parameters'."""
     attention_kernels: tuple[str, ...] = ()
@@ -201,26 +189,13 @@ class Started(StartedBase):
     hook_lines: dict[str, int] = Field(default_factory=dict)
     """Overridden vendor hooks -> lines of code."""
 
-
-class Inspected(Spec):
-    """The value of ``INSPECTED``: a rank's observations of a vendor's code during training."""
-
-    replaced_functions: tuple[str, ...] = ()
-    """As in :class:`Started`, detected again after training."""
-    reduced_modes: tuple[str, ...] = ()
-    """As in :class:`Started`, read again after training."""
-    probed_steps: tuple[int, ...] = ()
-    """Steps of this process that were inspected, drawn at random in each process."""
-    samples_credited: int | None = None
-    """Samples counted per optimizer step on a rank."""
-    samples_seen: int | None = None
-    """Smallest number of samples in the model's forward pass in any inspected training step."""
-    samples_reason: str | None = None
-    """Why they could not be counted."""
-    compute_types: tuple[str, ...] | None = None
-    """Data types of the outputs of matrix product layers in those steps."""
-    compute_reason: str | None = None
-    """Why none was recorded."""
+    @model_validator(mode="before")
+    @classmethod
+    def _current(cls, values: Any) -> Any:
+        """Leave out what earlier versions observed of a vendor's code in its own process."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in _EARLIER_FIELDS}
 
 
 class Evaluated(Spec):
@@ -232,16 +207,59 @@ class Evaluated(Spec):
     duration_s: float
 
 
-class Replayed(Spec):
-    """The value of ``REPLAYED``: optimizer steps repeated from a checkpoint without vendor hooks."""
+class UpdateSquares(Spec):
+    """Squared Euclidean norms over all trainable parameters (of this rank's shards if sharded)."""
 
-    checkpoint: str
+    replayed: float
+    """Of the change of the parameters by the replayed steps."""
+    saved: float
+    """Of their change by the same steps in training."""
+    difference: float
+    """Of the difference between the two."""
+
+
+class Replayed(Spec):
+    """The value of ``REPLAYED``: optimizer steps repeated without vendor hooks."""
+
+    checkpoint: str | None
+    """Name of the checkpoint from which they were repeated; null: from the case's initial weights."""
+    end: str | None = None
+    """Name of the checkpoint with which the weights were compared; null: only losses are compared."""
     first_step: int
     """Number of the first step that was replayed, from 1."""
     losses: tuple[float | None, ...]
     """Loss of each step on this rank."""
-    update_norms: tuple[float | None, ...]
-    """Euclidean norm of each step's change of all trainable parameters (of this rank's shards if sharded)."""
+    update: UpdateSquares | None = None
+    """null without ``end``."""
+    update_norms: tuple[float | None, ...] = ()
+    """Of earlier versions."""
+
+
+class SavedCheckpoint(Spec):
+    """The value of ``CHECKPOINT``."""
+
+    name: str
+    """Directory in the job's ``checkpoint_dir``."""
+    global_steps: int
+    duration_s: float
+
+
+class CheckpointHashes(Spec):
+    """The value of ``CHECKPOINTS_HASHED``: the checkpoints that are left when training has ended."""
+
+    sha256: dict[str, str]
+    """Name of each checkpoint -> SHA-256 over its files."""
+    pairs: tuple[tuple[str | None, str], ...]
+    """Checkpoints between which steps can be replayed, in order; null: the initial weights."""
+    claimed: str | None = None
+    """The checkpoint of the first evaluation that reached the target."""
+    final: str | None = None
+    """The checkpoint of the last step."""
+    num_bytes: int
+    duration_s: float
+    """Time of hashing, after the end of training."""
+    reason: str | None = None
+    """Why there are no pairs."""
 
 
 class Compiled(Spec):
@@ -265,6 +283,8 @@ class InferStarted(StartedBase):
     """The value of ``INIT_END`` of inference."""
 
     compiler: str | None
+    isolated: bool = False
+    """Whether the engine runs in a process of its own and its answers are compared; False in earlier versions."""
 
 
 class StageBegin(Spec):
@@ -309,6 +329,9 @@ class ForwardWindow(Spec):
     """Duration of the window: loading, computation and evaluation."""
     nonfinite_batches: int
     """Batches whose outputs contain NaN or infinity."""
+    crossing_ms: float | None = None
+    """The window by the rank's clock without its calls by that of the engine's process. The durations of the calls are
+    scaled, so that they add up to the window. Null for the framework, which computes in the rank."""
 
 
 class InferEvaluation(Spec):
@@ -339,6 +362,30 @@ class RepeatCheck(Spec):
     """Why it was not done."""
 
 
+class AnswerCheck(Spec):
+    """The value of ``ANSWER_CHECK``: an engine's answers against the framework's in fp32 on the same inputs.
+
+    An item's error is the Euclidean norm of the difference of its outputs over the norm of the framework's.
+    """
+
+    num_items: int
+    """Answers that were compared."""
+    median_error: float | None
+    """Null where it is not finite."""
+    worst_error: float | None
+    top1_agreement: float | None
+    """Share of answers with the framework's largest value; null for outputs without a ranking."""
+    sensitivity: float | None = None
+    """How much of the framework's reaction to a small change of the input the engine shows: 1, and 0 for answers that
+    were computed for the unchanged input. Null where no input was changed."""
+    num_not_compared: int = 0
+    """Answers of later passes and of scenarios that were not in the sample."""
+    framework_metrics: dict[str, float | None] = Field(default_factory=dict)
+    """The case's metrics of the framework's answers to the inputs of the first pass."""
+    seed: int | None = None
+    """Seed of the perturbations and the order, drawn after the compilation."""
+
+
 class ScenarioResult(Spec):
     """The value of ``SCENARIO``: one LoadGen scenario."""
 
@@ -358,6 +405,14 @@ class ScenarioResult(Spec):
     log_dir: str
     """LoadGen's own logs, relative to the node's directory."""
     reason: str | None = None
+    crossing_us: float | None = None
+    """Median duration of a message to the engine's process and its reply, which every call includes."""
+    accuracy_answers: AnswerCheck | None = None
+    """LoadGen's accuracy mode: every item of the library."""
+    performance_answers: AnswerCheck | None = None
+    """A sample of the calls in performance mode, among them the first of each size."""
+    repeat_check: RepeatCheck | None = None
+    """Whether the items of the library are faster than new ones, after all queries."""
 
 
 class InferFinished(Spec):

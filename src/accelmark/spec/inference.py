@@ -6,10 +6,11 @@ import ast
 import math
 import operator
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -19,6 +20,27 @@ from accelmark.spec.settings import Scalar
 InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
 ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]
 EngineOption = Scalar | tuple[Scalar, ...]
+
+
+class AnswerLimits(NamedTuple):
+    """Limits of an engine's answers against the framework's in fp32 (``AnswerCheck``)."""
+
+    median_error: float
+    """Distinguishes precisions: the next narrower one has a larger error."""
+    worst_error: float
+    """Of any item; an answer of zeros has an error of 1."""
+    top1_agreement: float
+    sensitivity: float
+
+
+ANSWER_LIMITS: Final[Mapping[InferPrecision, AnswerLimits]] = {
+    "fp32": AnswerLimits(1e-4, 0.01, 0.999, 0.9),
+    "tf32": AnswerLimits(2e-3, 0.1, 0.99, 0.8),
+    "fp16": AnswerLimits(2e-3, 0.1, 0.99, 0.8),
+    "bf16": AnswerLimits(0.03, 0.3, 0.97, 0.5),
+    "int8": AnswerLimits(0.3, 0.9, 0.85, 0.2),
+}
+"""Measured over honest engines with a margin; benchmarks/inference.md has the figures."""
 
 RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
 """Names that AccelMark sets itself."""
@@ -108,6 +130,9 @@ class InferSettings(Spec):
     """Warm-up calls after the first call, which is timed separately."""
     threads: PositiveInt | None = None
     """CPU threads; null: the number of cores that this process may use."""
+    engine_timeout_s: PositiveFloat = 1500.0
+    """Longest wait for the engine: for its compilation, and for a window of calls. A rank that logs nothing for 1,800 s
+    is ended without naming the step."""
     max_batches: PositiveInt | None = None
     """Use the first batches of the data only (marks the run)."""
     synthetic: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.clocks import HostClocks
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, Reference
@@ -70,6 +70,11 @@ class TrainJob(TrainingWork):
 
     rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
+    is_checked: bool = False
+    """Whether its weights are evaluated and steps replayed after the round; false in jobs of earlier versions.
+
+    With synthetic data, which is not evaluated, steps are replayed where a vendor's hooks take part.
+    """
 
 
 class ExternalJob(TrainingWork):
@@ -80,6 +85,17 @@ class ExternalJob(TrainingWork):
     trainer: TrainerSpec
 
 
+class ReplayedPair(Spec):
+    """Optimizer steps to replay, with the names of checkpoints."""
+
+    start: str | None
+    """null: from the case's initial weights."""
+    end: str | None
+    """Checkpoint that training wrote after these steps; null: only losses are compared."""
+    first_step: PositiveInt
+    num_steps: PositiveInt
+
+
 class EvaluateJob(BaseWork):
     """Evaluate trained weights, replay steps from a checkpoint, or both, with the standard case and no vendor code."""
 
@@ -87,12 +103,15 @@ class EvaluateJob(BaseWork):
     kind: Literal["evaluate"] = "evaluate"
     train: TrainJob
     """The training job whose result is checked."""
-    weights: Path | None = None
-    """Checkpoint to evaluate, relative to the job's ``checkpoint_dir``; null: no evaluation."""
-    checkpoint: Path | None = None
-    """Checkpoint to replay from, relative to the job's ``checkpoint_dir``; null: no replay."""
-    num_steps: NonNegativeInt = 0
-    """Optimizer steps to replay from ``checkpoint``."""
+    weights: tuple[str, ...] = ()
+    """Checkpoints to evaluate, by their names in the job's ``checkpoint_dir``."""
+    replays: tuple[ReplayedPair, ...] = ()
+    """Steps to replay, those from the initial weights first."""
+    others: tuple[ReplayedPair, ...] = ()
+    """Steps of which one pair is replayed in addition if the parameters moved much farther in it than in those around
+    it."""
+    sha256: dict[str, str] = Field(default_factory=dict)
+    """Hash of each of these checkpoints as training logged it (``train/loop/checkpoint_writer.py``)."""
 
     @property
     def _settings(self) -> TrainSettings:

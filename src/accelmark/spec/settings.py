@@ -110,6 +110,9 @@ class CheckpointSettings(Spec):
     """Optimizer steps between checkpoints; null: none are written."""
     keep: PositiveInt = 1
     """Number of checkpoints kept; older ones are deleted."""
+    replay_mib: int = Field(default=512, ge=0)
+    """Disk space of a round for pairs of checkpoints, between which steps are replayed after it; 0: none, which makes a
+    result OPEN."""
 
 
 class LoaderSettings(Spec):

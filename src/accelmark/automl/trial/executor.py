@@ -149,7 +149,7 @@ class _Trial:
 
     def run(self) -> TrialEnded:
         account = Account(process_start=self.began, job=self.work)
-        training = run_training(self.work, self._open, self, account, self, self)
+        training = run_training(self.work, self._open, self, account, self, Path("checkpoints"), self)
         end, backend = training.end, training.backend
         record_peak_memory(account, backend)
         finished = account.finished(end)

@@ -8,9 +8,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens, MaskedWindows
-from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
+from accelmark.frameworks.pytorch.data.batches import FromArrays
+from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
 from accelmark.spec.errors import DataError
+from accelmark.train.tasks.masked_windows import MaskedWindows
+from accelmark.train.tasks.token_shards import TokenShards
 
 CHECKPOINT: Final = "initial/model.safetensors"
 
@@ -60,9 +62,9 @@ class Case(MaskedTokens):
         if lacking:
             raise DataError(f"{path}: lacks {', '.join(lacking[:3])}: is it a BertForMaskedLM?")
 
-    def dataset(self, *, train: bool) -> MaskedWindows:
+    def dataset(self, *, train: bool) -> FromArrays:
         """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
         length, vocabulary = self.number("seq_length"), self.number("vocab_size")
         split = "train" if train else "val"
         shards = TokenShards(self.data_dirs["bert_tokens"], split, length - 2, length - 2, vocabulary)
-        return MaskedWindows(shards, self.number("max_predictions"), vocabulary)
+        return FromArrays(MaskedWindows(shards, self.number("max_predictions"), vocabulary))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import Classification, InferBatch
+from accelmark.infer.case import Classification, InferBatch, swap_neighbours
 from accelmark.infer.weights import pretrained
 from accelmark.spec.errors import DataError
 
@@ -48,6 +48,12 @@ class Case(Classification):
             intermediate_size=self.number("intermediate_size"),
         )
         return pretrained(self, BertForMaskedLM(config))
+
+    def perturbed(self, batch: InferBatch, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Exchange two neighbouring tokens that are neither masked nor padding."""
+        tokens, mask = batch.inputs
+        movable = mask.bool() & (batch.labels == -100) if batch.labels is not None else mask.bool()
+        return swap_neighbours(tokens, movable, generator), mask
 
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random tokens."""

@@ -13,8 +13,9 @@ from flax import nnx
 from jax.nn.initializers import normal
 
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.frameworks.jax.attention import causal_attention
 from accelmark.frameworks.jax.tasks.language_modelling import NextToken
-from accelmark.train.tasks.arrays import ArrayBatches
+from accelmark.train.tasks.arrays import Arrays
 
 _STD = 0.02
 
@@ -40,7 +41,7 @@ class Layer(nnx.Module):
         query, key, value = (qkv[:, :, part] for part in range(3))
         query = query * cos + jnp.roll(query, width // 2, -1) * sin
         key = key * cos + jnp.roll(key, width // 2, -1) * sin
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        mixed = causal_attention(query, key, value)
         x = x + self.out(mixed.reshape(batch, length, hidden))
         gate, up = jnp.split(self.gate_up(self.feed_norm(x)), 2, -1)
         fed: jax.Array = self.down(nnx.silu(gate) * up)
@@ -90,13 +91,9 @@ class Case(NextToken):
             rngs=rngs,
         )
 
-    def train_batches(self) -> ArrayBatches:
-        """Return the training plays' windows in a new order each epoch."""
-        plays = training_windows(self.data_dirs["shakespeare"], self.number("seq_length"))
-        return self.batches({"bytes": plays}, train=True)
-
-    def eval_batches(self) -> ArrayBatches:
-        """Return ``eval_windows`` windows, spread evenly over the held-out plays."""
-        plays = self.data_dirs["shakespeare"]
-        windows = held_out_windows(plays, self.number("seq_length"), self.number("eval_windows"))
-        return self.batches({"bytes": windows}, train=False)
+    def dataset(self, *, train: bool) -> Arrays:
+        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
+        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
+        if train:
+            return {"bytes": training_windows(plays, length)}
+        return {"bytes": held_out_windows(plays, length, self.number("eval_windows"))}

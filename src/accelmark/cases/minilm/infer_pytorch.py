@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from accelmark.cases.minilm_finetune._passages import read_text
 from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, mean_state
 from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import Classification, InferBatch
+from accelmark.infer.case import Classification, InferBatch, swap_neighbours
 
 CONFIG: Final = EncoderConfig(
     hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12, vocab_size=30522, max_positions=512
@@ -60,6 +60,13 @@ class Case(Classification):
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Count passages that the probe classifies correctly."""
         return super().evaluator([outputs[0] @ self.probe["weight"].T + self.probe["bias"]], labels)
+
+    def perturbed(self, batch: InferBatch, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Exchange two neighbouring tokens between the first, which marks the sequence, and padding."""
+        tokens, mask = batch.inputs
+        movable = mask.bool()
+        movable[:, 0] = False
+        return swap_neighbours(tokens, movable, generator), mask
 
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random tokens without padding."""

@@ -36,6 +36,12 @@ def read_split(directory: Path, split: Literal["train", "test"]) -> tuple[_Bytes
     return images[:, None], labels.astype(np.int64)
 
 
+def flip(images: _Bytes, random: np.random.Generator) -> _Bytes:
+    """Flip half of a batch's images horizontally."""
+    chosen = random.random(len(images)) < 0.5
+    return np.where(chosen[:, None, None, None], images[..., ::-1], images)
+
+
 def _read_idx(directory: Path, name: str, *, dimensions: int) -> _Bytes:
     packed, plain = directory / f"{name}.gz", directory / name
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ import numpy as np
 from flax import nnx
 from jax.nn.initializers import variance_scaling
 
-from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, read_split
-from accelmark.frameworks.jax.tasks.classification import Classification
-from accelmark.train.tasks.arrays import ArrayBatches, Arrays, Augment
+from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, flip, read_split
+from accelmark.frameworks.jax.tasks.classification import ImageClassification
+from accelmark.train.tasks.arrays import Arrays
 
 _UNIFORM = variance_scaling(1 / 3, "fan_in", "uniform")
 """PyTorch's initial weights of convolutions and linear layers."""
@@ -63,36 +63,22 @@ class ResNetMini(nnx.Module):
         return logits
 
 
-def flip(batch: Arrays, random: np.random.Generator) -> Arrays:
-    """Flip half of the images horizontally."""
-    image = batch["image"]
-    chosen = random.random(len(image)) < 0.5
-    return {**batch, "image": np.where(chosen[:, None, None, None], image[:, :, ::-1], image)}
-
-
-class Case(Classification):
+class Case(ImageClassification):
     """Image classification; the data set is kept in memory as bytes and normalised in the model."""
+
+    image_shape = (1, SIDE, SIDE)
+    num_classes = NUM_CLASSES
 
     def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """Build the network with PyTorch's distribution of initial weights."""
         widths = [self.number("width") * 2**stage for stage in range(self.number("num_stages"))]
         return ResNetMini(widths, self.number("blocks_per_stage"), self.dtype, rngs)
 
-    def _split(self, split: Literal["train", "test"], augment: Augment | None = None) -> ArrayBatches:
-        image, label = read_split(self.data_dirs["fashion_mnist"], split)
-        arrays: Arrays = {"image": image.transpose(0, 2, 3, 1), "label": label.astype(np.int32)}
-        return self.batches(arrays, train=split == "train", augment=augment)
+    def dataset(self, *, train: bool) -> Arrays:
+        """Return the 60,000 training or the 10,000 test images."""
+        image, label = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
+        return {"image": image, "label": label}
 
-    def train_batches(self) -> ArrayBatches:
-        """Return the 60,000 training images, half of them flipped."""
-        return self._split("train", flip)
-
-    def eval_batches(self) -> ArrayBatches:
-        """Return the 10,000 test images."""
-        return self._split("test")
-
-    def synthetic_batch(self, size: int) -> Arrays:
-        """Return random images and labels."""
-        random = np.random.default_rng((self.settings.seed, self.place.rank))
-        image = random.integers(0, 256, (size, SIDE, SIDE, 1), np.uint8)
-        return {"image": image, "label": random.integers(0, NUM_CLASSES, size).astype(np.int32)}
+    def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
+        """Flip half of the images."""
+        return {**batch, "image": flip(batch["image"], random)}

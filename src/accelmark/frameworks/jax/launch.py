@@ -20,6 +20,8 @@ def launch(place: HostPlace) -> Launch:
         return Launch(place.rank_command, {**environment, **RankPlace().variables()})
     command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
     command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
+    if place.nnodes == 1:
+        return Launch([*command, "--free-port", COORDINATOR, "--", *place.rank_command])
     return Launch([*command, "--", *place.rank_command], environment)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform as machine
 import socket
 import time
@@ -21,22 +20,20 @@ from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase, 
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.extern import hook_records, load_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks, Training
-from accelmark.frameworks.pytorch.integrity.inspection import Inspection, runs_vendor_code
-from accelmark.frameworks.pytorch.integrity.monkeypatch import foreign_functions
-from accelmark.frameworks.pytorch.integrity.probes import Probes
-from accelmark.frameworks.pytorch.integrity.reference_model import (
-    ReferenceModel,
-    compute_type,
-    optimizer_facts,
-    unwrapped,
-)
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
-from accelmark.frameworks.pytorch.model.identity import count_flops, num_parameters
+from accelmark.frameworks.pytorch.model.identity import (
+    compute_type,
+    count_flops,
+    module_hash,
+    num_parameters,
+    structure_hash,
+    weights_hash,
+)
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
-from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local
-from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
+from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local, plain
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
+from accelmark.frameworks.pytorch.training.losses import DeviceLosses
 from accelmark.frameworks.pytorch.training.platform import (
     device_name,
     forget_peak_memory,
@@ -45,16 +42,18 @@ from accelmark.frameworks.pytorch.training.platform import (
     library_versions,
     open_device,
     peak_memory_mib,
+    reduced_modes,
     set_precision,
     set_threads,
 )
 from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
+from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
 from accelmark.train.schedules import needs_length
@@ -90,8 +89,6 @@ class PyTorchBackend:
         self._in_process = in_process
         self._device = torch.device("cpu")
         self._phase = "initialisation"
-        self._inspection: Inspection | None = None
-        self._probes = Probes(reason="no code of a vendor's runs")
         self._feed: Ahead[tuple[Batch, torch.Event]] | None = None
         self._copies: CopyStream | None = None
         self._eval_batches: Batches | None = None
@@ -107,24 +104,16 @@ class PyTorchBackend:
     def prepare(self) -> Started:
         """Build device, data, model, optimizer and schedule, and log an event for each."""
         settings, ranks, log = self._settings, self._ranks, self._log
-        # Before vendor code is loaded, which could replace what is compared later.
         make_case = self._in_process.make_case if self._in_process is not None else case_class(self._job.case)
-        if runs_vendor_code(self._job):
-            self._inspection = Inspection(make_case if isinstance(make_case, type) else None)
-        seen = self._inspection
         self._device = device = open_device(self._job, ranks)
-        if seen is not None:
-            seen.module_imported()
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)
-        if seen is not None:
-            seen.precision = precision
         if precision != settings.precision:
             message = f"{settings.precision} is not available on {device.type}; computing in {precision}"
             log.event(Event.WARNING, {"message": message})
         if device.type != "cpu":
             self.immediate = False
-            clock = DeviceClock(device)
+            clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
             self.clock, self.losses = clock, DeviceLosses(clock)
         self._control = self._join()
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(settings.seed, ranks.rank), settings.seed)
@@ -133,29 +122,23 @@ class PyTorchBackend:
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self._case = make_case(settings, self._job.data_dirs, place)
         hooks = hooks_class(case)
-        if seen is not None:
-            seen.hooks, seen.case, seen.hooks_class = hooks, case, hooks_class
         self._batches = self._open_data(case)
         seed_everything(settings.seed)
         model = self._build_model(case, hooks)
-        reference = ReferenceModel.of(case, model, is_changed=seen is not None)
+        structure, modules = structure_hash(model), module_hash(model)
+        initial = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
         attention = AttentionCalls()
-        if ranks.rank == 0:
+        if ranks.rank == 0 and isinstance(self._job.work, TrainJob):
             with attention:
                 self.flops_per_sample, uncounted = count_flops(case, model)
             if uncounted is not None:
                 log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {uncounted}"})
-        if seen is not None:
-            self._probes = seen.probes = Probes.of(case, model)
         class_name = type(model).__name__
-        standard_optimizer, optimizer_changes = self._build(hooks, model, is_changed=seen is not None)
+        self._build(hooks, model)
         training = self._training
-        left = unwrapped(training.model)
-        self._probes.open(left)
         if not settings.loader.synthetic:
             self._eval_batches = self._timed(Event.INIT_EVALUATION, case.eval_batches)
-        compared = reference.compared(left)
         seed_everything(place.seed)
         return Started(
             framework="pytorch",
@@ -168,20 +151,21 @@ class PyTorchBackend:
             threads=threads,
             seed=place.seed,
             precision=precision,
+            reduced_modes=reduced_modes(precision),
             model_class=class_name,
             num_parameters=self.num_parameters,
             optimizer_class=type(training.optimizer).__name__,
-            standard_optimizer_class=standard_optimizer,
-            optimizer_changes=optimizer_changes,
+            parameter_hash=structure,
+            standard_parameter_hash=structure,
+            standard_module_hash=modules,
+            checkpoint_hash=initial,
             train_samples=self._batches.num_samples,
             eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
-            compute_type=compute_type(left, training.autocast, device),
+            compute_type=compute_type(plain(training.model), training.autocast, device),
             attention_kernels=chosen_kernels(attention.found, device, training.autocast),
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions=library_versions(),
-            **compared,
-            **({"replaced_functions": foreign_functions()} if seen is None else seen.started()),
         )
 
     def _join(self) -> dist.ProcessGroup | None:
@@ -213,8 +197,8 @@ class PyTorchBackend:
             return build_without_weights(case, self._log)
         return case.build_model()
 
-    def _build(self, hooks: Hooks, model: nn.Module, *, is_changed: bool) -> tuple[str, tuple[str, ...]]:
-        """Call the model hooks in order, and log the duration of each; returns :func:`optimizer_facts`."""
+    def _build(self, hooks: Hooks, model: nn.Module) -> None:
+        """Call the model hooks in order, and log the duration of each."""
         case = self._case
         model = self._timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
         model.train()
@@ -224,14 +208,12 @@ class PyTorchBackend:
         self._compilation = wrap_model(case, inner, self._job.case.name, self._log)
         wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
         optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))
-        facts = optimizer_facts(optimizer, case.build_optimizer(wrapped) if is_changed else optimizer)
         schedule = case.build_schedule(optimizer, self._schedule_length(), self.steps_per_epoch)
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
         self._checkpoints = Checkpoints(
             self._job.checkpoint_dir, self._settings, training, self._device, self._ranks.rank, self.world_size
         )
-        return facts
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()
@@ -263,7 +245,6 @@ class PyTorchBackend:
         for _ in islice(batches, skip_steps * accumulation):
             pass  # an earlier process trained them
         self._close_feed()
-        self._probes.close_step()
         move = mover(self._device, channels_last=settings.channels_last)
         if self._device.type == "cpu" or settings.loader.synthetic:
             batches = map(move, batches)
@@ -275,7 +256,7 @@ class PyTorchBackend:
             self._feed = Ahead(self._copies.send(batches, move), settings.loader.prefetch)
             batches = self._copies.receive(self._feed)
         self._checkpoints.restore_random()
-        return self._probes.over(steps_of(batches, accumulation))
+        return steps_of(batches, accumulation)
 
     def _close_feed(self) -> None:
         if self._feed is not None:
@@ -295,31 +276,31 @@ class PyTorchBackend:
             self._checkpoints.load(weights)
         return self.evaluate_on(self._eval_batches)
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
-        progress = self._checkpoints.load(checkpoint)
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        progress = Progress() if start is None else self._checkpoints.load_for_replay(start)
         parameters = [parameter for parameter in self._training.model.parameters() if parameter.requires_grad]
-        replay = Replay(progress.global_steps + 1, [], [])
-        epoch, skipped_steps = progress.epoch, progress.step_in_epoch
+        before = [local(parameter).clone() for parameter in parameters]
+        replay = Replay(progress.global_steps + 1)
+        epoch, skipped_steps = divmod(progress.global_steps, self.steps_per_epoch)
         while len(replay.losses) < num_steps:
             if skipped_steps == self.steps_per_epoch:
                 epoch, skipped_steps = epoch + 1, 0
             left = min(num_steps - len(replay.losses), self.steps_per_epoch - skipped_steps)
             for batches in islice(self.open_epoch(epoch, skipped_steps), left):
-                before = [parameter.detach().clone() for parameter in parameters]
                 replay.losses.append(float(self.step(batches)))
-                replay.update_norms.append(_distance(parameters, before))
             skipped_steps += left
+        if end is not None:
+            replay.update = self._checkpoints.compare(end, before)
         return replay
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
         """Return the case's metrics over given data; all ranks take part."""
-        self._probes.close_step()
         return evaluate(self._case, self._training, batches, self._control)
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
-        """Write a checkpoint and return its name; the ``final`` one is kept in addition to those of ``keep``."""
-        return self._checkpoints.save(progress, final=final)
+    def save(self, progress: Progress) -> str:
+        """Write a checkpoint and return its name."""
+        return self._checkpoints.save(progress)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -349,11 +330,10 @@ class PyTorchBackend:
         """Return the largest allocation on the device so far; None on the CPU."""
         return peak_memory_mib(self._device)
 
-    def inspected(self) -> Inspected | None:
-        """Inspect vendor code again at the end of training."""
+    def trained(self) -> None:
+        """Log the number of compiled graphs."""
         if self._compilation is not None:
             self._compilation.report(self._settings.compile, self._log)
-        return self._inspection.ended() if self._inspection is not None else None
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         """Distinguish out-of-memory from other errors, and say what to do."""
@@ -378,10 +358,3 @@ class PyTorchBackend:
         if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()
-
-
-@torch.no_grad()
-def _distance(parameters: list[nn.Parameter], before: list[torch.Tensor]) -> float:
-    """Return the Euclidean distance of parameters from earlier values; only of this rank's shards where sharded."""
-    pairs = ((local(now), local(old)) for now, old in zip(parameters, before, strict=True))
-    return math.sqrt(sum(float((now - old).double().square().sum()) for now, old in pairs))

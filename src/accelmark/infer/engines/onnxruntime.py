@@ -59,6 +59,7 @@ class Engine(Base):
         self.session = self._session(source, options, existing is not None)
         if existing is None and on_cpu and kept.is_file():
             self.keep(kept)
+        self.graph = kept if self.file is not None else source
         active = self.session.get_providers()
         if self.providers[0] not in active:
             what = f"{self.name}: {self.providers[0]} could not start and the session fell back to {', '.join(active)}"
@@ -113,12 +114,12 @@ class Engine(Base):
             return path
         target = self.request.work_dir / f"{self.name}-{self.request.precision}.onnx"
         self.package("onnx")
-        from accelmark.infer import onnx_precision
+        from accelmark.infer.onnx import precision
 
         if self.request.precision == "fp16":
-            onnx_precision.write_fp16(path, target)
+            precision.write_fp16(path, target)
         else:
-            onnx_precision.write_int8(path, target, self.request.example)
+            precision.write_int8(path, target, self.request.example)
         return target
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
@@ -134,6 +135,13 @@ class Engine(Base):
         """Return the version, the active providers, and the number of nodes on the CPU."""
         active = ",".join(self.session.get_providers())
         return {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
+
+    def graph_types(self) -> dict[str, int] | None:
+        """Return the types in the session's optimised graph; in its source, where the provider saves no graph."""
+        self.package("onnx")
+        from accelmark.infer.onnx.graph import matrix_types
+
+        return matrix_types(self.graph)
 
     def close(self) -> None:
         """Close the session."""

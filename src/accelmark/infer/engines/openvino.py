@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ from accelmark.spec.inference import InferPrecision
 
 _HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}
+_MATRIX_LAYERS: Final = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Gemm"})
+_TYPES: Final = {"FP32": "float32", "f32": "float32", "BF16": "bfloat16", "bf16": "bfloat16", "FP16": "float16",
+                 "f16": "float16", "I8": "int8", "i8": "int8", "U8": "int8", "u8": "int8"}  # fmt: skip
 _PARSE_WORDS: Final = ("parse", "protobuf", "unable to read", "invalid")
 
 
@@ -86,6 +90,16 @@ class Engine(Base):
         computed = str(self.compiled.get_property("INFERENCE_PRECISION_HINT"))
         name = str(self.core.get_property(self.target, "FULL_DEVICE_NAME"))
         return {"openvino": self.ov.__version__, "ov_device": f"{self.target} {name}", "precision": computed}
+
+    def graph_types(self) -> dict[str, int] | None:
+        """Return the run-time precisions of the compiled model's convolutions and matrix products."""
+        found: Counter[str] = Counter()
+        for node in self.compiled.get_runtime_model().get_ops():
+            facts = node.get_rt_info()
+            if str(facts["layerType"].astype(str)) in _MATRIX_LAYERS:
+                precision = str(facts["runtimePrecision"].astype(str))
+                found[_TYPES.get(precision, precision)] += 1
+        return dict(found) or None
 
     def close(self) -> None:
         """Release the compiled model."""

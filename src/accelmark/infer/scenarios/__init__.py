@@ -1,4 +1,4 @@
-"""Run the four MLPerf inference scenarios with a compiled engine."""
+"""Run the four MLPerf inference scenarios with an engine in its process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
-import torch
-
-from accelmark.infer.case import InferBatches
+from accelmark.infer.checked_pass import CheckedPass
 from accelmark.infer.failures import Context
-from accelmark.infer.measure import Forward
+from accelmark.infer.scenarios.library import Library, Samples
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
-from accelmark.infer.scenarios.request_queue import RequestQueue, SampleLibrary
-from accelmark.spec.events import ScenarioResult
-from accelmark.spec.inference import InferSettings, ScenarioName
+from accelmark.infer.scenarios.request_queue import Look, RequestQueue
+from accelmark.spec.events import AnswerCheck, ScenarioResult
+from accelmark.spec.inference import ScenarioName
 
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""
@@ -31,19 +29,20 @@ _HEADROOM: Final = 1.2
 @final
 @dataclass
 class Scenarios:
-    """Runs the scenarios of the settings."""
+    """Runs the scenarios of the settings with the engine of ``checked``."""
 
-    forward: Forward
-    batches: InferBatches
-    settings: InferSettings
+    checked: CheckedPass
     fixed_batch: bool
     node_dir: Path
     context: Context
 
     def __post_init__(self) -> None:
         """Load the items."""
-        self.items = SampleLibrary(self.batches)
+        self.settings = self.checked.settings
+        self.library = Library(self.checked, max(self.settings.batch_size, self.settings.multi_stream_samples))
         self.minimum = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries)
+        self.samples = Samples(self.library)
+        self.crossing_us = self.checked.process.crossing_s() * 1e6
 
     def run(self) -> Iterator[ScenarioResult]:
         """Run them in the order of the settings; yield each result immediately."""
@@ -54,17 +53,20 @@ class Scenarios:
             "server": self._server,
         }
         for name in self.settings.scenarios:
+            self.samples = Samples(self.library)
             yield kinds[name]()
 
     def _offline(self) -> ScenarioResult:
         rate = self.settings.batch_size / self._call_s(self.settings.batch_size)
         for _ in range(2):  # again where the estimate was too low for the minimum duration
             # LoadGen advises to expect more than the measured rate.
-            log = self._run("offline", replace(self.minimum, queries_per_s=rate * _HEADROOM), self.log_dir("offline"))
+            expected = replace(self.minimum, queries_per_s=rate * _HEADROOM)
+            log = self._run("offline", expected, self.log_dir("offline"))
             if log.long_enough:
                 break
             rate = log.number("result_samples_per_second") or rate * _HEADROOM
-        return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))
+        figure = log.number("result_samples_per_second")
+        return self._result("offline", log, "samples_per_second", figure, expected)
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
         expected = replace(self.minimum, latency_s=self._call_s(samples) / 2, samples_per_query=samples)
@@ -74,7 +76,7 @@ class Scenarios:
             expected, percentile = replace(expected, min_queries=least), "p99"
         log = self._run(name, expected, self.log_dir(name))
         figure = log.latencies_ms(per_query=samples > 1).get(percentile)
-        return self._result(name, log, f"latency_{percentile}_ms", figure)
+        return self._result(name, log, f"latency_{percentile}_ms", figure, expected)
 
     def _server(self) -> ScenarioResult:
         bound_ms, size = self.settings.server_latency_bound_ms, self.settings.batch_size
@@ -87,7 +89,9 @@ class Scenarios:
             return logs[rate].bound_met
 
         best = highest(meets_bound, size / self._call_s(size))
-        result = self._result("server", logs[min(logs) if best is None else best], "queries_per_second", best)
+        shown = min(logs) if best is None else best
+        expected = replace(self.minimum, queries_per_s=shown, latency_bound_ms=bound_ms)
+        result = self._result("server", logs[shown], "queries_per_second", best, expected)
         reason = "no tried rate met the latency bound" if best is None else result.reason
         tried = tuple((rate, log.bound_met) for rate, log in logs.items())
         return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tried, "reason": reason})
@@ -97,29 +101,45 @@ class Scenarios:
         return self.node_dir / "loadgen" / name
 
     def _run(self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path) -> LoadGenLog:
+        return run_loadgen(name, expected, self._queue(name, expected, self.samples.take), len(self.library), log_dir)
+
+    def _accuracy(self, name: ScenarioName, expected: LoadGenSettings) -> AnswerCheck | None:
+        """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
+        if self.library.expected is None:
+            return None
+        every = Samples(self.library, share=1.0)
+        log_dir = self.log_dir(name) / "accuracy"
+        run_loadgen(name, expected, self._queue(name, expected, every.take), len(self.library), log_dir, accuracy=True)
+        return every.compared()
+
+    def _queue(self, name: ScenarioName, expected: LoadGenSettings, look: Look) -> RequestQueue:
         batched = name in ("offline", "server")
-        queue = RequestQueue(
-            self.forward,
-            self.items,
+        return RequestQueue(
+            self.checked.process.pick,
+            look,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
             context=replace(self.context, activity=f"scenario {name}"),
         )
-        return run_loadgen(name, expected, queue, len(self.items), log_dir)
 
     def _call_s(self, size: int) -> float:
         """Return the median duration of a call of ``size`` items in s, after a warm-up call."""
+        indices = [index % len(self.library) for index in range(size)]
+        self.checked.process.pick(indices)
         times: list[float] = []
-        with torch.inference_mode():  # as in the queue's thread
-            batch = self.items.batch([index % len(self.items) for index in range(size)])
-            self.forward(batch)
-            for _ in range(_PROBES):
-                began = time.perf_counter()
-                self.forward(batch)
-                times.append(time.perf_counter() - began)
+        for _ in range(_PROBES):
+            began = time.perf_counter()
+            self.checked.process.pick(indices)
+            times.append(time.perf_counter() - began)
         return statistics.median(times)
 
-    def _result(self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None) -> ScenarioResult:
+    def _result(
+        self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None, expected: LoadGenSettings
+    ) -> ScenarioResult:
+        samples = self.samples.compared()
+        accuracy = self._accuracy(name, expected)
+        size = self.settings.batch_size if name in ("offline", "server") else expected.samples_per_query
+        check = self.library.repeat_check(size) if self.settings.repeat_check else None
         return ScenarioResult.model_validate(
             {
                 "scenario": name,
@@ -130,6 +150,10 @@ class Scenarios:
                 "latencies_ms": log.latencies_ms(per_query=name == "multi_stream"),
                 "log_dir": str(self.log_dir(name).relative_to(self.node_dir)),
                 "reason": log.reason,
+                "crossing_us": self.crossing_us,
+                "accuracy_answers": accuracy,
+                "performance_answers": samples,
+                "repeat_check": check,
             }
         )
 

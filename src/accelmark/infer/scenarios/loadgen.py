@@ -78,9 +78,15 @@ class LoadGenLog:
 
 
 def run_loadgen(
-    scenario: ScenarioName, expected: LoadGenSettings, queue: RequestQueue, num_items: int, log_dir: Path
+    scenario: ScenarioName,
+    expected: LoadGenSettings,
+    queue: RequestQueue,
+    num_items: int,
+    log_dir: Path,
+    *,
+    accuracy: bool = False,
 ) -> LoadGenLog:
-    """Run one scenario in performance mode; LoadGen writes its logs to ``log_dir``.
+    """Run one scenario in performance mode, or ask for each item once (``accuracy``); LoadGen logs to ``log_dir``.
 
     Raises:
         InferenceError: LoadGen is not installed.
@@ -95,7 +101,7 @@ def run_loadgen(
     log_dir.mkdir(parents=True, exist_ok=True)
     settings = lg.TestSettings()
     settings.scenario = getattr(lg.TestScenario, scenario.title().replace("_", ""))
-    settings.mode = lg.TestMode.PerformanceOnly
+    settings.mode = lg.TestMode.AccuracyOnly if accuracy else lg.TestMode.PerformanceOnly
     settings.min_duration_ms = math.ceil(expected.min_duration_s * 1000)
     settings.min_query_count = expected.min_queries
     settings.offline_expected_qps = expected.queries_per_s
@@ -125,7 +131,8 @@ def run_loadgen(
             lg.DestroyQSL(library)
             lg.DestroySUT(system)
     queue.raise_failure()
-    return read_log(log_dir / "mlperf_log_detail.txt")
+    # In accuracy mode LoadGen logs no result.
+    return LoadGenLog({}) if accuracy else read_log(log_dir / "mlperf_log_detail.txt")
 
 
 def _nothing(*_: object) -> None:

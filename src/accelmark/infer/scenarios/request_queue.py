@@ -6,16 +6,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Protocol, final
+from typing import Protocol, final
 
-import torch
 from torch import Tensor
 
-from accelmark.infer.case import InferBatches
 from accelmark.infer.failures import Context, classify
-from accelmark.infer.measure import Forward
 
-_MAX_ITEMS: Final = 1024
+Compute = Callable[[Sequence[int]], Sequence[Tensor]]
+"""Indices of items to outputs, which are valid until the next call."""
+Look = Callable[[Sequence[int], Sequence[Tensor]], None]
+"""Gets the indices and outputs of a call."""
 
 
 class Query(Protocol):
@@ -33,44 +33,19 @@ class Query(Protocol):
 
 
 @final
-class SampleLibrary:
-    """Up to 1,024 items of the data in memory, from which LoadGen requests samples."""
-
-    def __init__(self, batches: InferBatches) -> None:
-        held: list[tuple[Tensor, ...]] = []
-        count = 0
-        for batch in batches:
-            held.append(batch.inputs)
-            count += batch.num_items
-            if count >= _MAX_ITEMS:
-                break
-        self.inputs = tuple(torch.cat(parts)[:_MAX_ITEMS] for parts in zip(*held, strict=True))
-
-    def __len__(self) -> int:
-        return int(self.inputs[0].shape[0])
-
-    def batch(self, indices: Sequence[int]) -> list[Tensor]:
-        """Return the items of ``indices`` as one batch."""
-        chosen = torch.tensor(indices)
-        return [each[chosen] for each in self.inputs]
-
-
-@final
 class RequestQueue:
     """A thread that runs the waiting queries through the engine, up to a batch at a time.
 
     As a context manager: entering it starts the thread, which warms the engine up; leaving it drains the queue.
     """
 
-    def __init__(
-        self, forward: Forward, items: SampleLibrary, *, batch_size: int, padded: bool, context: Context
-    ) -> None:
+    def __init__(self, compute: Compute, look: Look, *, batch_size: int, padded: bool, context: Context) -> None:
         """Create the queue; ``complete`` has to be set before queries are issued.
 
         A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
         """
-        self.forward = forward
-        self.items = items
+        self.compute = compute
+        self.look = look
         self.batch_size = batch_size
         self.padded = padded
         self.complete: Callable[[Sequence[Query]], None] | None = None
@@ -103,11 +78,9 @@ class RequestQueue:
             self._waiting.extend(queries)
             self._change.notify()
 
-    def compute(self, indices: list[int]) -> None:
+    def call(self, indices: list[int]) -> Sequence[Tensor]:
         """Run one batch through the engine."""
-        if self.padded:
-            indices = indices + indices[-1:] * (self.batch_size - len(indices))
-        self.forward(self.items.batch(indices))
+        return self.compute(indices + indices[-1:] * (self.batch_size - len(indices)) if self.padded else indices)
 
     def raise_failure(self) -> None:
         """Raise the engine's error, if it failed."""
@@ -115,16 +88,15 @@ class RequestQueue:
             raise classify(self.failure, self.context) from self.failure
 
     def _run(self) -> None:
-        with torch.inference_mode():  # applies to this thread only
-            self._warm_up()
-            self._process()
+        self._warm_up()
+        self._process()
 
     def _warm_up(self) -> None:
-        """Call the engine in this thread and mode before LoadGen measures."""
+        """Call the engine before LoadGen measures."""
         try:
-            self.compute([0] * self.batch_size)
+            self.call([0] * self.batch_size)
             if not self.padded:
-                self.compute([0])
+                self.call([0])
         except Exception as error:  # noqa: BLE001 - raised in __enter__
             self.failure = error
         finally:
@@ -140,10 +112,14 @@ class RequestQueue:
                 taken = list(islice(self._waiting, self.batch_size))
                 for _ in taken:
                     self._waiting.popleft()
+            indices = [query.index for query in taken]
+            outputs: Sequence[Tensor] = ()
             if self.failure is None:
                 try:
-                    self.compute([query.index for query in taken])
+                    outputs = self.call(indices)
                 except Exception as error:  # noqa: BLE001 - raised after the test; LoadGen waits for every response
                     self.failure = error
             if self.complete is not None:
                 self.complete(taken)
+            if outputs:
+                self.look(indices, outputs)

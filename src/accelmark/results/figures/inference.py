@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from accelmark.results.schema import Figure
-from accelmark.spec.events import ForwardWindow, RepeatCheck
-from accelmark.spec.inference import Reference
+from accelmark.spec.events import AnswerCheck, ForwardWindow, RepeatCheck
+from accelmark.spec.inference import ANSWER_LIMITS, InferPrecision, Reference
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
@@ -42,6 +42,13 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
         latency_ms={name: percentile(latencies, share) for name, share in PERCENTILES.items()},
         declared=Figure(value=other_ms / (other_ms + core_ms) if other_ms + core_ms > 0 else 0.0),
     )
+
+
+def crossing_share(windows: Sequence[ForwardWindow]) -> float | None:
+    """Return the part of the windows that is outside of the engine's calls; None where it was not measured."""
+    crossings = [window.crossing_ms for window in windows if window.crossing_ms is not None]
+    total_ms = sum(sum(window.latency_ms) + sum(window.not_inference_ms) for window in windows)
+    return sum(crossings) / total_ms if crossings and total_ms > 0 else None
 
 
 def full_batch_latencies(windows: Iterable[ForwardWindow], batch_size: int) -> list[float]:
@@ -97,10 +104,14 @@ def invalid_reasons(
     reference: Reference | None,
     nonfinite_batches: int,
     repeat_check: RepeatCheck | None,
+    expected: float | None = None,
+    answers: AnswerCheck | None = None,
+    precision: InferPrecision = "fp32",
 ) -> tuple[str, ...]:
     """Return the reasons that make an inference run invalid.
 
-    NaN is invalid; a metric that was not measured (None) is not, the rule ``accuracy-gate`` covers it.
+    ``expected`` is the framework's metric on the inputs of the engine, which differ slightly from those of
+    ``validation``. NaN is invalid; a metric that was not measured (None) is not, the rule ``accuracy-gate`` covers it.
     """
     reasons: list[str] = []
     if nonfinite_batches:
@@ -108,9 +119,10 @@ def invalid_reasons(
     for phase, value in (("validation", validation), ("inference", inference)):
         if value is not None and not math.isfinite(value):
             reasons.append(f"{metric} of {phase} is not finite")
-    if validation is not None and inference is not None and not abs(validation - inference) <= tolerance:
+    framework = validation if expected is None else expected
+    if framework is not None and inference is not None and not abs(framework - inference) <= tolerance:
         reasons.append(
-            f"{metric} is {inference:.4f} in the engine and {validation:.4f} in the framework, "
+            f"{metric} is {inference:.4f} in the engine and {framework:.4f} in the framework, "
             f"a difference of more than {tolerance:g}"
         )
     measured = validation if validation is not None else inference
@@ -124,4 +136,30 @@ def invalid_reasons(
             f"repeated items run {repeat_check.speedup:.2f} times as fast as new ones "
             f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g}): outputs may be cached"
         )
+    if answers is not None and not nonfinite_batches:
+        reasons += answer_reasons(answers, precision)
     return tuple(reasons)
+
+
+def answer_reasons(answers: AnswerCheck, precision: InferPrecision, where: str = "") -> list[str]:
+    """Return the reasons for which an engine's answers are not those of the model in ``precision``."""
+    limits = ANSWER_LIMITS[precision]
+    if not answers.num_items:
+        return []
+    reasons: list[str] = []
+    for name, error, limit in (
+        ("median", answers.median_error, limits.median_error), ("largest", answers.worst_error, limits.worst_error),
+    ):  # fmt: skip
+        if error is None or error > limit:
+            value = "not finite" if error is None else f"{error:.2g}"
+            reasons.append(
+                f"the {name} error of the engine's answers{where} is {value} (limit for {precision}: {limit:g}), "
+                f"against the framework's on {answers.num_items} inputs"
+            )
+    if answers.top1_agreement is not None and answers.top1_agreement < limits.top1_agreement:
+        actual = f"the engine's answers{where} have the framework's largest value in {answers.top1_agreement:.2%} of"
+        reasons.append(f"{actual} the cases, at least {limits.top1_agreement:.1%} expected for {precision}")
+    if answers.sensitivity is not None and not limits.sensitivity <= answers.sensitivity:
+        actual = f"the engine's answers follow small changes of the input by {answers.sensitivity:.0%}"
+        reasons.append(f"{actual} (at least {limits.sensitivity:.0%} expected): they may be looked up")
+    return reasons

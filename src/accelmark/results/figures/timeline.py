@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, RankEnd, TrainLog, read_train_log
-from accelmark.spec.events import Evaluation, Inspected
+from accelmark.spec.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
@@ -192,25 +192,3 @@ def _windows(begun: _Begun) -> dict[str, Floats]:
         columns["wall_s"].append(np.asarray(attempt.window_wall_ms) / 1e3)
         columns["lengths"].append(np.asarray(attempt.window_lengths))
     return {name: np.concatenate(parts) for name, parts in columns.items()}
-
-
-def merged_inspection(ends: Sequence[RankEnd]) -> Inspected | None:
-    """Merge the INSPECTED events of all ranks, with the lowest sample count; None where no rank wrote one.
-
-    A rank without the event, where others have it, is reported as a reason.
-    """
-    seen = [end.inspected for end in ends if end.inspected is not None]
-    if not seen:
-        return None
-    reasons = [one.samples_reason for one in seen if one.samples_reason is not None]
-    reasons += [f"rank {end.rank} did not report its steps" for end in ends if end.inspected is None]
-    return Inspected(
-        replaced_functions=tuple(dict.fromkeys(name for one in seen for name in one.replaced_functions)),
-        reduced_modes=tuple(dict.fromkeys(name for one in seen for name in one.reduced_modes)),
-        probed_steps=seen[0].probed_steps,
-        samples_credited=seen[0].samples_credited,
-        samples_seen=min((one.samples_seen for one in seen if one.samples_seen is not None), default=None),
-        samples_reason=next(iter(reasons), None),
-        compute_types=tuple(sorted({name for one in seen for name in one.compute_types or ()})) or None,
-        compute_reason=next((one.compute_reason for one in seen if one.compute_reason is not None), None),
-    )

@@ -12,8 +12,9 @@ import numpy as np
 
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.timeline import Timeline
+from accelmark.results.read.reevaluation import Reevaluation
 from accelmark.results.schema import Figure
-from accelmark.spec.job import JobSpec, TrainingWork
+from accelmark.spec.job import JobSpec, TrainingWork, TrainJob
 from accelmark.spec.plugins.trainer import TrainerSpec
 
 Figures = dict[F, Figure]
@@ -74,8 +75,8 @@ def _step_figures(timeline: Timeline, why: str) -> Figures:
     return {name: value(float(p), "a step's time is not finite") for name, p in zip(names, percentiles, strict=True)}
 
 
-def outcome_figures(timeline: Timeline, train: TrainingWork) -> Figures:
-    """Return loss, metric and time to target."""
+def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> Figures:
+    """Return loss, metric and time to target; metrics are those that a fresh process found, where there was one."""
     steps = timeline.num_steps
     loss = value(timeline.final_loss, f"the loss of step {steps} is not finite" if steps else no_work(timeline))
     target = train.target
@@ -88,25 +89,39 @@ def outcome_figures(timeline: Timeline, train: TrainingWork) -> Figures:
     else:
         last = timeline.evaluations[-1].evaluation
         goal = f"{target.metric} {_COMPARATORS[target.direction]} {target.value:g}"
-        metric = value(last.metrics.get(target.metric), f"the last evaluation has no finite {target.metric}")
-        to_target = value(first_hit(timeline, train), f"no evaluation reached {goal}")
+        metrics = last.metrics if checked is None or not is_checked(train) else checked.metrics or {}
+        metric = value(metrics.get(target.metric), f"the last evaluation has no finite {target.metric}")
+        to_target = value(first_hit(timeline, train, checked), f"no evaluation reached {goal}")
     return {F.FINAL_LOSS: loss, F.FINAL_METRIC: metric, F.TIME_TO_TARGET: to_target}
 
 
-def first_hit(timeline: Timeline, train: TrainingWork) -> float | None:
-    """Return the raw training time at the end of the first evaluation that reached the target, or None."""
+def is_checked(train: TrainingWork) -> bool:
+    """Return whether only metrics of the evaluation job count; not so in runs of earlier versions."""
+    return isinstance(train, TrainJob) and train.is_checked
+
+
+def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> float | None:
+    """Return the raw training time at the end of the first evaluation that reached the target, or None.
+
+    None too where the weights of that evaluation did not reach it in a fresh process.
+    """
     target = train.target
     if target is None:
         return None
+    if is_checked(train):
+        found = None if checked is None else checked.claimed or checked.metrics
+        metric = None if found is None else found.get(target.metric)
+        if metric is None or not target.reached(metric):
+            return None
     metrics = ((timed.time_s, timed.evaluation.metrics.get(target.metric)) for timed in timeline.evaluations)
     return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
 
 
-def converged(timeline: Timeline | None, train: TrainingWork) -> bool | None:
+def converged(timeline: Timeline | None, train: TrainingWork, checked: Reevaluation | None) -> bool | None:
     """Return whether target and reference loss were reached; None without either, or for synthetic data."""
     if train.settings.loader.synthetic or (train.target is None and train.reference_loss is None):
         return None
-    if timeline is None or (train.target is not None and first_hit(timeline, train) is None):
+    if timeline is None or (train.target is not None and first_hit(timeline, train, checked) is None):
         return False
     error = reference_error(timeline, train)
     return train.reference_loss is None or (error is not None and error <= train.reference_loss.max_mean_relative_error)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 from pydantic import ValidationError
 
 from accelmark.spec.events import (
+    AnswerCheck,
     Compiled,
     Evaluation,
     Event,
@@ -20,7 +21,6 @@ from accelmark.spec.events import (
     InferEvaluation,
     InferFinished,
     InferStarted,
-    Inspected,
     Phase,
     RepeatCheck,
     ScenarioResult,
@@ -105,7 +105,6 @@ class RankEnd:
     rank: int
     started: Started | None = None
     finished: Finished | None = None
-    inspected: Inspected | None = None
     compiled: Compiled | None = None
     warnings: list[str] = field(default_factory=list)
     malformed: int = 0
@@ -189,8 +188,6 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
             log.end.started = record.value_as(Started)
         case Event.FINISHED:
             log.end.finished = record.value_as(Finished)
-        case Event.INSPECTED:
-            log.end.inspected = record.value_as(Inspected)
         case Event.COMPILED:
             log.end.compiled = record.value_as(Compiled)
         case Event.WARNING:
@@ -230,6 +227,7 @@ class InferLog:
     """From the start of a phase's first window to the end of its last."""
     evaluations: dict[Phase, InferEvaluation] = field(default_factory=dict)
     repeat_check: RepeatCheck | None = None
+    answers: AnswerCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
     times: EventTimes = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -284,6 +282,8 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
             log.evaluations[evaluation.phase] = evaluation
         case Event.REPEAT_CHECK:
             log.repeat_check = record.value_as(RepeatCheck)
+        case Event.ANSWER_CHECK:
+            log.answers = record.value_as(AnswerCheck)
         case Event.SCENARIO:
             log.scenarios.append(record.value_as(ScenarioResult))
         case Event.FINISHED:

@@ -12,6 +12,7 @@ from accelmark.results.figures.consumption import HostSamples, consumption_figur
 from accelmark.results.figures.curves import telemetry_series
 from accelmark.results.figures.inference import (
     PhaseFigures,
+    crossing_share,
     full_batch_latencies,
     invalid_reasons,
     latency_curve,
@@ -98,6 +99,9 @@ def infer_round(
             tolerance=infer.tolerance,
             stages=tuple(log.stages),
             repeat_check=log.repeat_check,
+            answers=log.answers,
+            crossing_share=crossing_share(log.windows.get("inference", ())),
+            isolated=log.started is not None and log.started.isolated,
             scenarios=tuple(log.scenarios),
             latency_curve=latency_curve(full_batch_latencies(log.windows.get("inference", ()), settings.batch_size)),
         ),
@@ -130,7 +134,7 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
         F.VALIDATION_WHOLE: validation.whole,
         F.INFERENCE_METRIC: metric,
         F.VALIDATION_METRIC: reference,
-        F.METRIC_DIFFERENCE: _difference(metric, reference),
+        F.METRIC_DIFFERENCE: _difference(metric, _on_same_inputs(log, infer) or reference),
         F.FIRST_CALL: value(warm_up.first_call_ms if warm_up else None, absent),
         F.FLOPS_PER_ITEM: value(settings.flops, "the case states no flops"),
         F.REPEAT_SPEEDUP: value(check.speedup if check else None, (check.reason if check else None) or not_checked),
@@ -159,6 +163,12 @@ def _metric(log: InferLog, infer: InferJob, phase: Phase) -> Figure:
     if not evaluation.metrics:
         return value(None, f"{'synthetic data' if infer.settings.synthetic else 'untrained weights'} have no accuracy")
     return value(evaluation.metrics.get(infer.metric), f"the evaluation has no finite {infer.metric}")
+
+
+def _on_same_inputs(log: InferLog, infer: InferJob) -> Figure | None:
+    """Return the framework's metric on the engine's inputs; None where its answers were not compared."""
+    found = log.answers.framework_metrics.get(infer.metric) if log.answers is not None else None
+    return None if found is None else Figure(value=found)
 
 
 def _difference(inference: Figure, validation: Figure) -> Figure:
@@ -216,6 +226,9 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures, *, is_partial: b
         reference=None if is_partial else infer.reference,
         nonfinite_batches=nonfinite,
         repeat_check=log.repeat_check,
+        expected=log.answers.framework_metrics.get(infer.metric) if log.answers is not None else None,
+        answers=log.answers,
+        precision=infer.settings.precision,
     ):
         yield finding("error", "inference-accuracy", "", reason)
     notes = {str(note): note for note in infer.notes}

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
+from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.bundle import write_manifest
@@ -53,7 +54,7 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
         case TrainingWork():
             from accelmark.results.rounds.training import train_round
 
-            return train_round(round_dir, job, job.work, nodes, ledger)
+            return train_round(round_dir, job, job.work, nodes, ledger, read_reevaluation(round_dir))
     raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
 
 

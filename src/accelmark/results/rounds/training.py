@@ -9,7 +9,7 @@ from typing import Final
 from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
-from accelmark.results.figures.timeline import Timeline, merged_inspection, read_timeline
+from accelmark.results.figures.timeline import Timeline, read_timeline
 from accelmark.results.figures.training import (
     Figures,
     compute_figures,
@@ -21,6 +21,7 @@ from accelmark.results.figures.training import (
     time_figures,
     value,
 )
+from accelmark.results.read.reevaluation import Reevaluation
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
@@ -33,17 +34,23 @@ FLOPS_TOLERANCE: Final = 0.05
 
 
 def train_round(
-    round_dir: Path, job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None
+    round_dir: Path,
+    job: JobSpec,
+    work: TrainingWork,
+    nodes: list[NodeDir],
+    ledger: LedgerState | None,
+    checked: Reevaluation | None,
 ) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
-    ``ledger`` is the last state that the coordinator recorded. Raises RunError if a rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded, ``checked`` the result of the evaluation job. Raises
+    RunError if a rank's log cannot be read.
     """
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
-    figures = _figures(job, work, timeline, hosts, no_telemetry, findings)
+    figures = _figures(job, work, timeline, checked, hosts, no_telemetry, findings)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
@@ -60,7 +67,7 @@ def train_round(
         unit=work.unit,
         state=state,
         reason=reason,
-        converged=converged(timeline, work),
+        converged=converged(timeline, work, checked),
         target=work.target,
         marks=round_marks(
             job,
@@ -107,6 +114,7 @@ def _figures(
     job: JobSpec,
     train: TrainingWork,
     timeline: Timeline | None,
+    checked: Reevaluation | None,
     hosts: HostSamples,
     no_telemetry: str,
     findings: list[Finding],
@@ -114,8 +122,10 @@ def _figures(
     if timeline is None:
         return {name: value(None, "no rank wrote an event") for name in TRAIN_FIGURES}
     units = timeline.num_samples * train.units_per_sample
-    figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train)
+    figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train, checked)
     figures |= compute_figures(job, timeline, figures[FigureName.THROUGHPUT_PER_DEVICE], _precision(job, timeline))
+    took_s = checked.duration_s if checked is not None else None
+    figures[FigureName.REEVALUATION_TIME] = value(took_s, "its weights were not evaluated after the round")
     figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
     consumed, warnings = consumption_figures(hosts, units, job.device_type, no_telemetry)
     findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]
@@ -130,7 +140,6 @@ def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment
     parts = {
         "started": lead.started if lead else None,
         "compiled": lead.compiled if lead else None,
-        "inspected": merged_inspection(timeline.ranks) if timeline else None,
     }
     return Environment(
         hosts=host_infos(nodes), **{name: part.model_dump() for name, part in parts.items() if part is not None}

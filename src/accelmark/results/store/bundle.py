@@ -15,7 +15,7 @@ from typing import Final, final
 
 from pydantic_core import from_json
 
-from accelmark.results.read.round_dir import REEVALUATION_PREFIX
+from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
@@ -34,9 +34,7 @@ from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 _EXCLUDED_DIRECTORIES: Final = {"checkpoints", "__pycache__"}
-"""Directories that the manifest does not cover: checkpoints are large and no figure depends on them; evaluation jobs
-run later.
-"""
+"""Directories that the manifest does not cover: checkpoints are large, and figures come from their evaluation."""
 SUFFIX: Final = ".accelmark.tar"
 _MAX_LISTED: Final = 5
 _MAX_FILES: Final = 100_000
@@ -101,8 +99,17 @@ def check_manifest(run_dir: Path) -> list[str]:
             problems.append(f"{name}: is missing")
         elif _sha256(run_dir / name) != expected:
             problems.append(f"{name}: was changed (expected SHA-256 {expected[:12]}…)")
-    found = (file.relative_to(run_dir).as_posix() for file in covered_files(run_dir))
-    return problems + [f"{name}: was added (not in the manifest)" for name in sorted(found) if name not in named]
+    found = {file.relative_to(run_dir).as_posix() for file in covered_files(run_dir)} - named
+    # A run of an earlier version may be evaluated later.
+    known = {_evaluation_of(name) for name in named}
+    later = {name for name in found if _evaluation_of(name) is not None and _evaluation_of(name) not in known}
+    return problems + [f"{name}: was added (not in the manifest)" for name in sorted(found - later)]
+
+
+def _evaluation_of(name: str) -> Path | None:
+    """Return the directory of the evaluation job that a file belongs to, if any."""
+    parents = (parent for parent in Path(name).parents if parent.name.startswith(REEVALUATION_PREFIX))
+    return next(parents, None)
 
 
 def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
@@ -132,9 +139,7 @@ def covered_files(run_dir: Path) -> list[Path]:
     excluded = _excluded()
     found: list[Path] = []
     for directory, names, files in os.walk(run_dir):
-        names[:] = [
-            name for name in names if name not in _EXCLUDED_DIRECTORIES and not name.startswith(REEVALUATION_PREFIX)
-        ]
+        names[:] = [name for name in names if name not in _EXCLUDED_DIRECTORIES]
         paths = [Path(directory, file) for file in files if not file.endswith((".pid", ".tmp", ".lock"))]
         found += (
             path

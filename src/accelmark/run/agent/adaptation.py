@@ -34,7 +34,7 @@ _ENVIRONMENT_FILE: Final = "environment_variables.sh"
 BUILD_FILES: Final = ("setup.py", "pyproject.toml")
 _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
 """The shell's program; the file's path is its argument."""
-_PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
+_PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
 _SHELL_TIMEOUT_S: Final = 120.0
 _BUILD_TIMEOUT_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
@@ -52,6 +52,7 @@ def apply_adaptation(
     node_dir: Path,
     environment: Mapping[str, str],
     framework: FrameworkSpec,
+    python: str,
 ) -> tuple[dict[str, str], AdaptationRecord]:
     """Apply a vendor's folder; return the environment of the ranks, and what is written to ``adaptation.json``.
 
@@ -61,6 +62,7 @@ def apply_adaptation(
         node_dir: directory for packages, builds and the log.
         environment: the ranks' environment before.
         framework: the framework of the job; requirements may install another build of it, kernels may not.
+        python: the ranks' Python, for which packages and kernels are installed.
 
     Raises:
         RunError: the script fails or hangs, or a package or kernel cannot be installed; the message has the file and
@@ -73,11 +75,11 @@ def apply_adaptation(
     if requirements is not None and not requirements.is_file():
         raise RunError(f"{requirements}: not found on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
-        _install(requirements, site, node_dir, ready)
+        _install(requirements, site, node_dir, ready, python)
         _refuse_shadows(requirements, site, _RESERVED, _modules(site))
     if folder is not None and (folder / "csrc").is_dir():
         before = set(_entries(site))
-        _build(folder / "csrc", site, node_dir, ready)
+        _build(folder / "csrc", site, node_dir, ready, python)
         added = set(_entries(site)) - before
         reserved = _RESERVED | {framework.module, *framework.companion_modules}
         _refuse_shadows(folder / "csrc", site, reserved, added & set(_modules(site)), added)
@@ -156,12 +158,12 @@ def _source(
     return kept | changed, record
 
 
-def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
+def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str], python: str) -> None:
     """Install missing requirements; those that are already met (for example by a chip vendor's build) are kept."""
     report, exact = node_dir / "requirements.report", node_dir / "requirements.exact"
     what, cwd = f"{requirements}: cannot be installed", requirements.parent
     dry_run = ["--dry-run", "--report", str(report), "--requirement", str(requirements)]
-    _run([*_PIP, *dry_run], what, node_dir, environment, cwd=cwd)
+    _run([python, *_PIP, *dry_run], what, node_dir, environment, cwd=cwd)
     missing = [_exact(entry) for entry in json.loads(report.read_bytes())["install"]]
     report.unlink()
     if not missing:
@@ -169,7 +171,7 @@ def _install(requirements: Path, site: Path, node_dir: Path, environment: Mappin
     lines = [line for line in requirements.read_text(encoding="utf-8").splitlines() if _INDEX_OPTION.match(line)]
     write_atomic(exact, "".join(f"{line}\n" for line in (*lines, *missing)))
     into = ["--no-deps", "--upgrade", "--target", str(site), "--requirement", str(exact)]
-    _run([*_PIP, *into], what, node_dir, environment, cwd=cwd)
+    _run([python, *_PIP, *into], what, node_dir, environment, cwd=cwd)
     exact.unlink()
 
 
@@ -179,13 +181,13 @@ def _exact(entry: Mapping[str, Any]) -> str:
     return f"{name} @ {entry['download_info']['url']}" if entry["is_direct"] else f"{name}=={version}"
 
 
-def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
+def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str], python: str) -> None:
     if not any((csrc / name).is_file() for name in BUILD_FILES):
         raise RunError(f"{csrc}: cannot be built: it has neither {' nor '.join(BUILD_FILES)}")
     build = node_dir / "csrc"
     shutil.copytree(csrc, build, dirs_exist_ok=True)
     how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
-    _run([*_PIP, *how], f"{csrc}: cannot be installed", node_dir, environment, cwd=node_dir)
+    _run([python, *_PIP, *how], f"{csrc}: cannot be installed", node_dir, environment, cwd=node_dir)
     shutil.rmtree(build, ignore_errors=True)
 
 

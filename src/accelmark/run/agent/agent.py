@@ -30,9 +30,10 @@ from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
-from accelmark.run.agent.environment import environment_record, without_loaders
+from accelmark.run.agent.environment import CODE_DIRECTORY, environment_variables
 from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_caches, host_lock, route, system_information
 from accelmark.run.agent.limits import LimitChecker
+from accelmark.run.agent.rank_environment import environment_record, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
 from accelmark.run.agent.task import (
@@ -91,7 +92,7 @@ class Agent:
         self._environment: dict[str, str] = {}
         self._background_load = BackgroundLoad()
         self._warnings: list[str] = []
-        self._temporary = [node_dir / SITE_DIRECTORY]
+        self._temporary = [node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
         self._recorder = Recorder(node_dir, self._warnings.append)
         self._ending: Termination | None = None
@@ -148,12 +149,14 @@ class Agent:
         self._environment = rank_environment(task, self._dir, os.environ)
         visible = (task.visible_devices.variable,) if task.visible_devices is not None else ()
         found = system_information(self._dir, self._environment, task.host, (*framework.reported_variables, *visible))
+        found["rank_python"] = task.python or sys.executable
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
         self._list_secrets()
         script = AdaptationRecord()
         if task.adaptation is not None or task.requirements is not None:
+            python = task.python or sys.executable
             self._environment, script = apply_adaptation(
-                task.adaptation, task.requirements, self._dir, self._environment, framework
+                task.adaptation, task.requirements, self._dir, self._environment, framework, python
             )
             self._list_secrets()
         record = environment_record(task, self._dir, self._environment, os.environ, script, framework)
@@ -289,7 +292,11 @@ class Agent:
 
 
 def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
-    """Return how the task's framework starts its ranks on this host; ``python`` and ``job.json`` are filled in."""
+    """Return how the task's framework starts its ranks on this host; ``python`` and ``job.json`` are filled in.
+
+    ``python`` is the agent's, which ranks use unless the task names another.
+    """
+    python = task.python or python
     filled = {"python": python, "job.json": str(task.job_file)}
     place = HostPlace(
         nnodes=task.nnodes,
@@ -328,6 +335,8 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
         **task.environment,
     }
     keep_ours_first(environment, ambient)
+    if task.python is not None:
+        environment |= environment_variables(Path(task.python), environment, node_dir)
     return environment | {RUN_MARKER: task.run, NODE_MARKER: str(node_dir), **launch.environment}
 
 

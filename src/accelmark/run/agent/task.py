@@ -75,6 +75,8 @@ class AgentTask(Spec):
     """The command of one rank; ``python`` and ``job.json`` as whole arguments are replaced by those of this host."""
     job_file: Path
     framework: str
+    python: str | None = None
+    """Python of the ranks, of an environment of the framework's own; null: the agent's."""
     master_address: str = "127.0.0.1"
     master_port: int = 29501
     local_address: str | None = None

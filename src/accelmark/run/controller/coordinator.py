@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.results.store.signature import require_key
-from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
+from accelmark.run.controller.evaluate import FetchData, WeightsCheck
+from accelmark.run.controller.node_jobs import node_jobs, write_job
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
 from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
@@ -33,19 +33,11 @@ from accelmark.run.record.start import record_start
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
-from accelmark.spec.job import JobSpec
-from accelmark.spec.plugins.catalog import find, load_vendor
-from accelmark.spec.plugins.framework import Server
-from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, DataRecord
+from accelmark.spec.job import TrainJob
+from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE
 
-JOB_FILE: Final = "job.json"
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
-
-FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
-"""Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
-
-Returns a record of each data set, or None where it did not check."""
 
 PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
@@ -276,6 +268,8 @@ class Coordinator:
     async def _follow(self, job: PlannedJob, agents: Sequence[AgentHandle]) -> None:
         reader = ProgressReader(agents[0].node.node_dir, job.job.work)
         state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
+        if state == "succeeded":
+            await self._check_weights(job)
         self._move(job, state, reason)
         try:
             from accelmark.results.rounds.summary import write_round
@@ -287,6 +281,19 @@ class Coordinator:
             self.observer.note(f"{job.directory}: {why}")
             return
         self.observer.result(job, result)
+
+    async def _check_weights(self, job: PlannedJob) -> None:
+        """Evaluate the weights of a round outside; a failure is a finding on the round, not a failure of it."""
+        is_checked = isinstance(job.job.work, TrainJob) and job.job.work.is_checked
+        check = WeightsCheck.of(self.directory, job) if is_checked else None
+        if check is None:
+            return
+        self.observer.preparing(job, "evaluating the weights and replaying steps in a fresh process")
+        try:
+            await check.run(self.directory, self._launcher, self.fetch, self.stop)
+        except AccelmarkError as error:
+            self._event_log.note("note", f"its weights were not evaluated: {error}", job.directory)
+            self.observer.note(f"{job.directory}: its weights were not evaluated: {error}")
 
     def _queue_again(self, job: PlannedJob) -> None:
         """Move an attempt's files to ``attempt<N>/``, and queue the job again."""
@@ -308,80 +315,3 @@ class Coordinator:
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
         self._event_log.move(job.directory, state, reason)
         self.observer.state(job, self._event_log.jobs[job.directory])
-
-
-def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
-    """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
-    nodes = node_jobs(directory, job, launcher, go_on=go_on)
-    make_directory(directory.round_dir(job))
-    write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
-    return nodes
-
-
-def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
-    """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
-
-    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
-    """
-    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
-    hosts = {host.name: host for host in plan.cluster.hosts}
-    mine = [hosts[node.host] for node in job.nodes]
-    servers = tuple(
-        Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
-    )
-    flagperf = {
-        "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
-        "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
-    }
-    vendor, vendor_folder = load_vendor(plan.vendor), find("vendors", plan.vendor).path
-    variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
-    adaptation = f"{spec.key.model}-{spec.key.framework}" if spec.adaptation is not None else None
-    adapted = vendor_folder / "cases" / adaptation if adaptation is not None else None
-    return [
-        NodeJob(
-            host=host,
-            node_dir=directory.node_dir(job, node),
-            job=spec,
-            task=AgentTask(
-                run=str(directory.path),
-                host=host.name,
-                noderank=node.noderank,
-                nnodes=len(job.nodes),
-                nproc=node.nproc,
-                ranks_per_host=spec.ranks_per_host,
-                command=node.command,
-                job_file=directory.round_dir(job) / JOB_FILE,
-                framework=spec.framework,
-                master_address=launcher.master_address(mine[0]),
-                master_port=plan.cluster.master_port,
-                environment={**vendor.environment, **(flagperf if servers else {}), **plan.cluster.environment},
-                threads=spec.work.threads,
-                visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
-                servers=servers,
-                interface=host.interface,
-                clear_caches=plan.cluster.clear_caches,
-                adaptation=adapted,
-                requirements=requirements_file(adapted, spec.case.path),
-                case=spec.case.path,
-                data_dirs=tuple(spec.data_dirs.values()),
-                telemetry=TelemetryTask(
-                    vendor=plan.vendor, vendor_folder=vendor_folder, interval_s=plan.telemetry_interval_s
-                ),
-                limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
-            ),
-        )
-        for host, node in zip(mine, job.nodes, strict=True)
-    ]
-
-
-def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool) -> JobSpec:
-    """Return the job with its paths, as its ranks read it."""
-    checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
-    on_hosts = not launcher.spec.shares_filesystem  # cannot be checked from here
-    has_any = on_hosts or (checkpoints.is_dir() and any(checkpoints.iterdir()))
-    changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
-    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
-        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
-            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
-                changed[name] = ref.model_copy(update={"package": None})
-    return job.job.model_copy(update=changed)

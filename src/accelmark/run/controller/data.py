@@ -31,16 +31,20 @@ def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
     return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
 
+_FileState = tuple[str, int, int, int]
+"""Name, size, inode and time of the last change of a file's contents or metadata."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class DataFetcher:
-    """Fetches missing data into the cache, and verifies every file once per run.
+    """Fetches missing data into the cache, and verifies every file once per run, and again where one was changed.
 
     A directory given by the user is verified and never written to.
     """
 
     offline: bool = False
-    _checked: dict[Path, DataRecord] = field(default_factory=dict)
+    _checked: dict[Path, tuple[DataRecord, frozenset[_FileState]]] = field(default_factory=dict)
 
     def __call__(self, job: JobSpec, report: Callable[[str], None]) -> dict[str, DataRecord]:
         """Fetch and verify the data of ``job``, reporting progress; returns a record of each data set.
@@ -53,8 +57,9 @@ class DataFetcher:
             place = job.data_dirs.get(spec.name)
             if place is None:
                 continue
-            if place in self._checked:
-                found[spec.name] = self._checked[place]
+            record, state = self._checked.get(place, (None, frozenset()))
+            if record is not None and state == _state_of(place):
+                found[spec.name] = record
                 continue
             in_cache = bool(spec.sources) and locate(spec) == place
             ensure(
@@ -64,8 +69,15 @@ class DataFetcher:
                 allow_subset=job.open or case.size == "mini",
                 progress=lambda what, done, total: report(f"{what} {_share(done, total)}"),
             )
-            self._checked[place] = found[spec.name] = _record(spec, place)
+            found[spec.name] = _record(spec, place)
+            self._checked[place] = found[spec.name], _state_of(place)
         return found
+
+
+def _state_of(place: Path) -> frozenset[_FileState]:
+    """Return the state of each file: a program that restores contents and modification times still changes it."""
+    states = ((str(file), file.stat()) for file in place.rglob("*") if file.is_file())
+    return frozenset((name, state.st_size, state.st_ino, state.st_ctime_ns) for name, state in states)
 
 
 def _record(spec: DatasetSpec, place: Path) -> DataRecord:

@@ -1,110 +1,178 @@
-"""Evaluate the final weights of a finished run again, and replay steps, in jobs without vendor code."""
+"""Evaluate a round's weights and replay some of its steps, in a fresh process without vendor code."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Final, Self, final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.round_dir import REEVALUATION_PREFIX, reevaluation_dir, saved_checkpoints
-from accelmark.run.agent.rank_exit import classify_job
-from accelmark.run.controller.coordinator import FetchData, write_job
-from accelmark.run.controller.waiting import run_agents
+from accelmark.results.read.reevaluation import SavedCheckpoints, reevaluation_dir, saved_checkpoints
+from accelmark.run.controller.node_jobs import write_job
+from accelmark.run.controller.waiting import Cancellation, wait_for_agents
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.records import DataRecord
+
+FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
+"""Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
+
+Returns a record of each data set, or None where it did not check."""
+
+MOST_REPLAYED: Final = 136
+"""Most steps that are replayed after a round: 8 from the initial weights, and 128 between a pair of checkpoints."""
+_UNCHECKED_STEPS: Final = 8
+"""Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class RoundEvaluation:
+class WeightsCheck:
     """The evaluation job of one round."""
 
     round_dir: Path
-    state: str
-    reason: str | None
-    num_steps: int
-    """Replayed optimizer steps; 0 where no checkpoint is old enough."""
+    job: PlannedJob
+
+    @classmethod
+    def of(cls, directory: RunDirectory, job: PlannedJob, nonce: str | None = None) -> Self | None:
+        """Return the evaluation job of a round that succeeded; None where it saved no weights to evaluate.
+
+        Args:
+            directory: the run.
+            job: the round.
+            nonce: chooses the replayed pair together with the round's log; the job then gets a directory of its own
+                and evaluates nothing.
+        """
+        train, round_dir = job.job.work, directory.round_dir(job)
+        saved = saved_checkpoints(round_dir)
+        if not isinstance(train, TrainJob) or not saved.steps:
+            return None
+        place = reevaluation_dir(round_dir)
+        if nonce is not None:
+            place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
+        hashes = saved.hashes
+        replays = tuple(_replays(saved, nonce or ""))
+        weights: tuple[str | None, ...] = ()
+        if nonce is None and not train.settings.loader.synthetic:
+            weights = (max(saved.steps, key=lambda name: saved.steps[name]),) if hashes is None else (hashes.final,)
+            weights += (hashes.claimed,) if hashes is not None else ()
+        names = tuple(name for name in dict.fromkeys(weights) if name is not None)
+        used = {*names, *(name for pair in (*replays, *_pairs(saved)) for name in (pair.start, pair.end))}
+        settings = train.settings.model_copy(update={"compile": "off"})
+        work = EvaluateJob(
+            unit=train.unit,
+            units_per_sample=train.units_per_sample,
+            train=train.model_copy(update={"settings": settings}),
+            weights=names,
+            replays=replays,
+            others=() if nonce is not None else tuple(_pairs(saved)),
+            sha256={name: value for name, value in (hashes.sha256 if hashes else {}).items() if name in used},
+        )
+        changed: dict[str, object] = {
+            "work": work,
+            "extern": None,
+            "adaptation": None,
+            "vendor_environment": {},
+            "framework_module": None if job.job.device_type == "cpu" else job.job.framework_module,
+            "checkpoint_dir": Path(os.path.relpath(round_dir / job.job.checkpoint_dir, place)),
+        }
+        command = ("python", "-m", work.rank_module, "job.json")
+        nodes = tuple(node.model_copy(update={"command": command}) for node in job.nodes)
+        name = place.relative_to(directory.path).as_posix()
+        return cls(round_dir, PlannedJob(directory=name, job=job.job.model_copy(update=changed), nodes=nodes))
+
+    async def run(self, directory: RunDirectory, launcher: Launcher, fetch: FetchData, stop: Cancellation) -> None:
+        """Run the job to its end; its records are in :func:`reevaluation_dir`.
+
+        Raises:
+            AccelmarkError: a host cannot run it, or its data is not what it was.
+        """
+        place = directory.round_dir(self.job)
+        shutil.rmtree(place, ignore_errors=True)
+        nodes = write_job(directory, self.job, launcher)
+        if launcher.spec.shares_filesystem:
+            await asyncio.to_thread(fetch, nodes[0].job, lambda _: None)
+        agents = [launcher.agent(node) for node in nodes]
+        await asyncio.gather(*(agent.prepare() for agent in agents))
+        await asyncio.gather(*(agent.start() for agent in agents))
+        await wait_for_agents(agents, stop, lambda: None, interval_s=0.2)
 
 
-def evaluate_run(path: Path, fetch: FetchData, num_steps: int, report: Callable[[str], None]) -> list[RoundEvaluation]:
-    """Evaluate the final weights of each round of the run at ``path``, and replay ``num_steps`` optimizer steps.
+def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
+    """Yield the steps from the initial weights, then those of the pair that the round's log and ``nonce`` choose."""
+    hashes, steps = saved.hashes, saved.steps
+    if hashes is None:
+        return
+    first = next((end for start, end in hashes.pairs if start is None and end in steps), None)
+    if first is not None:
+        yield ReplayedPair(start=None, end=first, first_step=1, num_steps=steps[first])
+    elif hashes.final is not None and steps.get(hashes.final):
+        yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
+    if pairs := list(_pairs(saved)):
+        yield pairs[int(hashlib.sha256(f"{saved.log_sha256} {nonce}".encode()).hexdigest(), 16) % len(pairs)]
+
+
+def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
+    """Yield the pairs of checkpoints, without that from the initial weights."""
+    for start, end in saved.hashes.pairs if saved.hashes is not None else ():
+        if start is not None and start in saved.steps and end in saved.steps:
+            begin = saved.steps[start]
+            yield ReplayedPair(start=start, end=end, first_step=begin + 1, num_steps=saved.steps[end] - begin)
+
+
+def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict[Path, Path]:
+    """Evaluate the weights of each round of a finished run, or with a nonce replay the steps that it chooses.
+
+    Returns the directory of each round with that of its evaluation job.
 
     Raises:
-        RequestError: no round trained to its end and saved its final weights.
+        RequestError: no round trained to its end and kept checkpoints.
         AccelmarkError: a host cannot run a job.
     """
     directory = RunDirectory.open(path)
     with directory.locked():
         statuses = directory.statuses()
         succeeded = [job for job in directory.plan.jobs if statuses[job.directory].state == "succeeded"]
-        planned = list(filter(None, (_evaluation(directory, job, num_steps) for job in succeeded)))
-        if not planned:
+        checks = list(filter(None, (WeightsCheck.of(directory, job, nonce) for job in succeeded)))
+        checks = [check for check in checks if nonce is None or _work(check).replays]
+        if not checks:
             raise RequestError(
-                f"{path}: no round that succeeded saved its final weights; "
-                "train with checkpoint.every_steps set, and keep the run's checkpoints"
+                f"{path}: no round that succeeded has saved weights{' and pairs' if nonce is not None else ''}; "
+                "rounds of synthetic data and of earlier versions have none"
             )
-        return asyncio.run(_run_all(directory, planned, fetch, report))
+        missing = [name for check in checks for name in _missing(directory, check)]
+        if missing:
+            raise RequestError(f"{missing[0]}: the checkpoint was removed, so that nothing can be replayed")
+        asyncio.run(_run_all(directory, checks, fetch))
+        return {check.round_dir: directory.round_dir(check.job) for check in checks}
 
 
-def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> PlannedJob | None:
-    """Return the evaluation job of a round; None where it did not train, or its final weights were not saved."""
-    train, round_dir = job.job.work, directory.round_dir(job)
-    here = round_dir / "checkpoints"  # absent where checkpoints are on other hosts, and assumed to exist there
-    saved = saved_checkpoints(round_dir).items()
-    checkpoints = {step: name for step, name in saved if not here.is_dir() or (here / name).is_dir()}
-    if not isinstance(train, TrainJob) or not checkpoints:
-        return None
-    final = max(checkpoints)
-    starts = [step for step in checkpoints if step + max(num_steps, 1) <= final]
-    replays = num_steps > 0 and bool(starts)
-    work = EvaluateJob(
-        unit=train.unit,
-        units_per_sample=train.units_per_sample,
-        train=train,
-        weights=Path(checkpoints[final]),
-        checkpoint=Path(checkpoints[max(starts)]) if replays else None,
-        num_steps=num_steps if replays else 0,
-    )
-    place = reevaluation_dir(round_dir)
-    changed = {
-        "work": work,
-        "extern": None,
-        "adaptation": None,
-        "checkpoint_dir": Path(os.path.relpath(round_dir / job.job.checkpoint_dir, place)),
-    }
-    command = ("python", "-m", work.rank_module, "job.json")
-    nodes = tuple(node.model_copy(update={"command": command}) for node in job.nodes)
-    name = place.relative_to(directory.path).as_posix()
-    return PlannedJob(directory=name, job=job.job.model_copy(update=changed), nodes=nodes)
+def _work(check: WeightsCheck) -> EvaluateJob:
+    work = check.job.job.work
+    if not isinstance(work, EvaluateJob):
+        raise RunError(f"{check.round_dir}: is no evaluation")
+    return work
 
 
-async def _run_all(
-    directory: RunDirectory, planned: list[PlannedJob], fetch: FetchData, report: Callable[[str], None]
-) -> list[RoundEvaluation]:
+def _missing(directory: RunDirectory, check: WeightsCheck) -> Iterator[Path]:
+    """Yield checkpoints that are absent, where they are on this machine."""
+    here = (directory.round_dir(check.job) / check.job.job.checkpoint_dir).resolve()
+    if here.is_dir():
+        yield from (here / name for name in _work(check).sha256 if not (here / name).is_dir())
+
+
+async def _run_all(directory: RunDirectory, checks: list[WeightsCheck], fetch: FetchData) -> None:
     launcher = create_launcher(directory.plan, directory.path)
     try:
-        return [await _run(directory, job, launcher, fetch, report) for job in planned]
+        for check in checks:
+            await check.run(directory, launcher, fetch, Cancellation())
     finally:
         await launcher.close()
-
-
-async def _run(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, fetch: FetchData, report: Callable[[str], None]
-) -> RoundEvaluation:
-    place = directory.round_dir(job)
-    if any(place.glob("*_noderank*")):
-        raise RunError(f"{place}: exists; remove it to evaluate the round again")
-    nodes = write_job(directory, job, launcher)
-    if launcher.spec.shares_filesystem:
-        await asyncio.to_thread(fetch, nodes[0].job, report)
-    report(f"{job.directory}: running")
-    state, reason = classify_job(await run_agents([launcher.agent(node) for node in nodes]))
-    num_steps = job.job.work.num_steps if isinstance(job.job.work, EvaluateJob) else 0
-    return RoundEvaluation(place.with_name(place.name.removeprefix(REEVALUATION_PREFIX)), state, reason, num_steps)

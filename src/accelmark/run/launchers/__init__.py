@@ -10,6 +10,7 @@ from accelmark.spec.plugins.catalog import find, folder_module
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
     from accelmark.run.launchers.launcher import Launcher
+    from accelmark.spec.cluster import ClusterSpec
 
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:
@@ -18,3 +19,21 @@ def create_launcher(plan: Plan, run: Path) -> Launcher:
         plan, run
     )
     return launcher
+
+
+def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:
+    """Return the launcher of a cluster for commands on its hosts, without a run; ``directory`` is for its files."""
+    import accelmark
+    from accelmark.plan.plan import Plan
+
+    plan = Plan(
+        name="hosts",
+        created_at="",
+        accelmark_version=accelmark.__version__,
+        source_sha256="",
+        vendor=cluster.vendor or "cpu",
+        vendor_sha256="",
+        cluster=cluster,
+        jobs=(),
+    )
+    return create_launcher(plan, directory)

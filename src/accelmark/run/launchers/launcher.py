@@ -41,6 +41,10 @@ class Launcher(ABC):
         container = self.plan.cluster.container
         return container.python if container is not None else self.python
 
+    def python_of(self, framework: str) -> str:
+        """Return the Python that a framework's ranks run with: that of its environment, if it has one."""
+        return self.plan.cluster.environment_python(framework) or self.rank_python
+
     @property
     @abstractmethod
     def code(self) -> PurePosixPath:

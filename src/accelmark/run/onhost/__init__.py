@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-Program = Literal["probe", "receive", "follow", "port", "clear"]
+Program = Literal["probe", "receive", "follow", "port", "clear", "packages"]
 
 START: Final = """\
 cd "$1" || exit 3

@@ -96,19 +96,6 @@ def lacking(modules: list[str]) -> list[str]:
     return [name for name in modules if importlib.machinery.PathFinder.find_spec(name) is None]
 
 
-def versions(distributions: list[str]) -> dict[str, str | None]:
-    """Return the installed versions of packages; None where one is not installed."""
-    import importlib.metadata
-
-    found: dict[str, str | None] = {}
-    for name in distributions:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.readline())
@@ -129,7 +116,6 @@ def main() -> None:
         "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
         "missing_files": [path for path in request["files"] if not os.path.isfile(path)],
         "lacking_modules": lacking(request["modules"]),
-        "versions": versions(request["distributions"]),
         "engine_problem": engine(request["engine"]) if request["engine"] else None,
         "held_by": holder(request["lock"]) if request["lock"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),

@@ -15,7 +15,7 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
@@ -28,12 +28,12 @@ from accelmark.run.preflight.facts import (
     cluster_problems,
     device_problems,
     host_problems,
-    requirement_problems,
 )
+from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
@@ -97,8 +97,7 @@ class Preflight:
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
             problems = host_problems(name, facts, self._cluster, offset, launcher.work_directory, launcher.visible_file)
-            installed = [package for job in self._jobs_on(host) for package in job.installs]
-            problems += requirement_problems(name, facts, self._needs(host), installed)
+            problems += await self._check_packages(host)
             if self._cluster.container is not None and facts.engine_problem is None:
                 problems += await self._check_images(host)
             if all(problem.severity == "warning" for problem in problems):
@@ -121,15 +120,33 @@ class Preflight:
             "modules": list(NEEDED_MODULES),
             # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
             "python_path": _python_path() if launcher.spec.is_localhost else [],
-            "distributions": distributions(self._needs(host)),
             "engine": container.engine if container is not None else None,
         }
 
-    def _needs(self, host: Host) -> list[Need]:
-        """Return the requirements of the host's jobs on its own Python; a container's is not checked."""
+    async def _check_packages(self, host: Host) -> list[HostProblem]:
+        """Return what the Pythons that run the host's ranks lack; a container's is not checked."""
         if self._cluster.container is not None:
             return []
-        return [need for job in self._jobs_on(host) for need in job.requires]
+        found: list[HostProblem] = []
+        for framework, (asked, installs) in _packages(self._jobs_on(host)).items():
+            spec, environment = load_framework(framework), self._cluster.environments.get(framework)
+            needs = [*(RANK_NEEDS if environment is not None else ()), *asked]
+            try:
+                facts = await package_facts(
+                    host,
+                    self.launcher.python_of(framework),
+                    distributions(needs),
+                    spec.checked_imports,
+                    _python_path() if self.launcher.spec.is_localhost else (),
+                )
+            except UnreachableError:
+                raise
+            except HostError as error:
+                repair = create_command(framework, environment) if environment is not None else ""
+                found.append(HostProblem(host.name, error.what, repair))
+                continue
+            found += package_problems(host.name, facts, needs, installs, spec, environment)
+        return found
 
     def _ports(self, host: HostSpec) -> list[int]:
         ports = [self._cluster.master_port] if host.name in _masters(self.jobs) else []
@@ -235,6 +252,16 @@ class Preflight:
         return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
 
 
+def _packages(jobs: Sequence[PlannedJob]) -> dict[str, tuple[list[Need], list[str]]]:
+    """Return, for each framework of ``jobs``, what they need and what is installed for their ranks."""
+    found: dict[str, tuple[list[Need], list[str]]] = {}
+    for job in jobs:
+        needs, installs = found.setdefault(job.job.framework, ([], []))
+        needs += job.requires
+        installs += job.installs
+    return found
+
+
 def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
     """Return, for the first host of each job on several hosts, the others, which have to reach it."""
     found: dict[str, list[str]] = {}
@@ -261,8 +288,11 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
     python, port = launcher.python, str(plan.cluster.master_port)
     found: dict[str, list[list[str]]] = {}
     for name in dict.fromkeys(node.host for job in jobs for node in job.nodes):
+        here = [job for job in jobs if any(node.host == name for node in job.nodes)]
         found[name] = [command(python, "probe")]
-        for recipe in _pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
+        if plan.cluster.container is None:
+            found[name] += [command(launcher.python_of(framework), "packages") for framework in _packages(here)]
+        for recipe in _pulled_images(plan, here):
             found[name] += [recipe.present, recipe.look_up]
         if _has_devices(plan.vendor):
             found[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))

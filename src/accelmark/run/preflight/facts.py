@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, final
 
-from pydantic import Field
-
 from accelmark.plan.plan import PlannedJob
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
-from accelmark.spec.plugins.requirements import Need, install_command, missing
 
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0
@@ -78,24 +75,9 @@ class HostFacts(Spec):
     missing_directories: tuple[str, ...]
     missing_files: tuple[str, ...]
     lacking_modules: tuple[str, ...]
-    versions: dict[str, str | None] = Field(default_factory=dict)
-    """Package -> its installed version."""
     engine_problem: str | None
     held_by: str | None
     may_clear_caches: bool
-
-
-def requirement_problems(
-    name: str, facts: HostFacts, needs: Sequence[Need], installed: Sequence[str]
-) -> list[HostProblem]:
-    """Return one problem that names everything that the jobs of a host need and its Python does not have.
-
-    ``installed`` are packages that are installed for the ranks before they start.
-    """
-    found = missing(needs, facts.versions.get, installed)
-    if not found:
-        return []
-    return [HostProblem(name, "; ".join(map(str, found)), install_command(found, facts.executable))]
 
 
 def host_problems(

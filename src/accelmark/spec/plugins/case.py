@@ -56,6 +56,8 @@ class TrainCaseSpec(Spec):
     """Key under ``model`` that gives the units in a sample instead, for example ``seq_length``."""
     target: Target | None = None
     reference_loss: ReferenceLoss | None = None
+    calibration: tuple[float, ...] = ()
+    """The target's metric at the end of the reference training, one value per seed; empty where it was not measured."""
     min_repeats: int = Field(default=1, ge=1)
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
@@ -92,10 +94,14 @@ class CaseSpec(Spec):
     """``mini`` runs on two CPU cores in minutes; ``standard`` is sized for an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()
     """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
-    requires: tuple[str, ...] = ()
-    """Requirements in addition to those of its framework."""
+    requires: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Requirements in addition to those of its framework: a list for every framework, or one for each by name."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
+
+    def requires_for(self, framework: str) -> tuple[str, ...]:
+        """Return the case's own requirements with a framework."""
+        return self.requires.get(framework, ()) if isinstance(self.requires, dict) else self.requires
 
     @property
     def data_names(self) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ class FrameworkSpec(Spec):
     """The module that a program imports (``torch``)."""
     companion_modules: tuple[str, ...] = ()
     """Further top-level modules that the framework's distribution installs."""
+    checked_imports: tuple[str, ...] = ()
+    """Modules that preflight imports where they are installed, because a broken one stops ranks (``torchvision``)."""
     distributions: tuple[str, ...] = Field(min_length=1)
     """Names of the packages that may provide ``module``, most likely first."""
     versions: str = ""

@@ -88,6 +88,16 @@ def install_command(found: Iterable[Missing], python: str | None = None) -> str:
     return shlex.join([*([python, "-m"] if python else []), "pip", "install", *wanted])
 
 
+def base_requirements() -> list[str]:
+    """Return the packages that AccelMark itself needs, as requirements for pip."""
+    return [str(one) for one in _own_extra("")]
+
+
+def requirement_texts(requirements: Iterable[str]) -> list[str]:
+    """Return requirements for pip: extras of AccelMark expanded, of alternatives the first."""
+    return [str(group[0]) for requirement in requirements for group in _groups(requirement)]
+
+
 def require(needed_by: str, *requirements: str) -> None:
     """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
     found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
@@ -119,7 +129,10 @@ def _groups(requirement: str) -> Iterator[list[Requirement]]:
 
 
 def _own_extra(extra: str) -> Iterator[Requirement]:
-    """Yield the packages of an extra of AccelMark, from the checkout's ``pyproject.toml`` or the installed metadata."""
+    """Yield the packages of an extra of AccelMark (empty: those that it always needs).
+
+    They are read from the checkout's ``pyproject.toml``, or from the installed metadata.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -127,10 +140,11 @@ def _own_extra(extra: str) -> Iterator[Requirement]:
     except (OSError, KeyError, ValueError):
         for one in map(Requirement, importlib.metadata.requires(_OWN) or ()):
             marker = one.marker
-            if marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra}):
+            is_base = marker is None or marker.evaluate({"extra": ""})
+            if is_base == (not extra) and (marker is None or marker.evaluate({"extra": extra})):
                 one.marker = None
                 yield one
         return
-    for text in project["optional-dependencies"].get(extra, ()):
+    for text in project["optional-dependencies"].get(extra, ()) if extra else project["dependencies"]:
         for group in _groups(text):
             yield from group

@@ -108,6 +108,8 @@ class FrameworkDevice(Spec):
     """Module that registers the device with the framework when imported (``torch_npu``); null: none is needed."""
     collective_backend: str
     """The framework's name of the collective backend (``nccl``, ``hccl``, ``gloo``)."""
+    requires: tuple[str, ...] = ()
+    """Packages that the framework needs for this device, in addition to its own (``jax[cuda13]``)."""
 
 
 _FLAT_KEYS: Final = {

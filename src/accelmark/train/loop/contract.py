@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from accelmark.spec.events import EndReason, Inspected, Started
+from accelmark.spec.errors import RunError
+from accelmark.spec.events import EndReason, Started, UpdateSquares
 
 
 @final
@@ -28,15 +29,19 @@ class Progress:
     """Losses at the steps of the case's reference curve."""
 
 
+class ForeignStateError(RunError):
+    """A checkpoint's optimizer state is that of another implementation, so that no steps can be replayed from it."""
+
+
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replay:
-    """Optimizer steps that were repeated from a checkpoint."""
+    """Optimizer steps that were repeated from a checkpoint or from the initial weights."""
 
     first_step: int
-    losses: list[float]
-    update_norms: list[float]
-    """Euclidean norm of each step's change of the parameters."""
+    losses: list[float] = field(default_factory=list)
+    update: UpdateSquares | None = None
+    """None without a checkpoint to compare with."""
 
 
 class StepClock(Protocol):
@@ -112,12 +117,24 @@ class Backend(Protocol):
         """
         ...
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        """Restore the checkpoint ``start``, and take ``num_steps`` optimizer steps from it.
+
+        Args:
+            start: None for the state that :meth:`prepare` left, on which no step was taken yet.
+            num_steps: the number of steps.
+            end: the checkpoint that training wrote after them, whose weights are compared with those of the replay.
+
+        Raises:
+            ForeignStateError: the checkpoint has the optimizer state of another implementation.
+        """
         ...
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
-        """Write a checkpoint and return its name; the ``final`` one is kept in addition to those of ``keep``."""
+    def save(self, progress: Progress) -> str:
+        """Write a checkpoint into the job's ``checkpoint_dir`` and return its name; remove none.
+
+        Names sort by optimizer steps; the loop removes the directories that are no longer needed.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -136,8 +153,8 @@ class Backend(Protocol):
         """Return the largest allocation on this rank's device so far; None where the framework does not count."""
         ...
 
-    def inspected(self) -> Inspected | None:
-        """Return what was observed of a vendor's code up to the end of training; None where there was none."""
+    def trained(self) -> None:
+        """Log what is known only at the end of training, for example the number of compiled graphs."""
         ...
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError, nearest
@@ -12,6 +13,7 @@ from accelmark.spec.events import Evaluation, Event
 from accelmark.spec.job import TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.train.loop.account import Account
+from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop
@@ -31,7 +33,7 @@ class EvaluationObserver(Protocol):
 
 @final
 class Driver:
-    """Trains to an end; totals go to ``account``, and each window of steps to ``log``."""
+    """Trains to an end; totals go to ``account``, each window of steps to ``log``, checkpoints to ``directory``."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Driver:
         log: EventLog,
         account: Account,
         stop: Stop,
+        directory: Path,
         observer: EvaluationObserver | None = None,
     ) -> None:
         self._job = job
@@ -60,7 +63,7 @@ class Driver:
         self._learning_rate = 0.0
         self._nonfinite_step: int | None = None
         self._evaluated_step = -1
-        self._saved_step = -1
+        self._checkpoints = CheckpointWriter(job, backend, directory, log, account)
         self._first_step = 0
         self._deadline_ns = math.inf
         self._check_at = 0
@@ -76,7 +79,7 @@ class Driver:
 
     def run(self) -> End:
         """Train until an end is reached, evaluate the final model, and return the end."""
-        restored = self._backend.restore()
+        restored = self._backend.restore() if self._settings.checkpoint.every_steps is not None else None
         if restored is not None:
             self._account.progress = restored
             self._account.num_samples_before = restored.num_trained_samples
@@ -92,8 +95,8 @@ class Driver:
         self._account.train_end = time.monotonic()
         self._account.peak_device_memory_mib = self._backend.peak_memory_mib()
         self._log.event(Event.TRAIN_END, {"global_steps": self.progress.global_steps, "end_reason": end.reason})
-        if end.completed and self._settings.checkpoint.every_steps is not None and self._saved_step != self._step:
-            self._save(final=True)
+        if end.completed:
+            self._checkpoints.finish()
         return end
 
     def _start(self) -> None:
@@ -104,6 +107,7 @@ class Driver:
         if limit_s is not None:
             self._deadline_ns = self._opened_ns + int(limit_s * 1e9)
         self._first_step = progress.global_steps
+        self._checkpoints.start(progress.global_steps)
         if self._agreement is not None:
             self._agreement.start(progress.global_steps)
         backend = self._backend
@@ -176,8 +180,8 @@ class Driver:
             step + settings.log_every_steps - len(self._window),
             step + self._backend.steps_per_epoch - progress.step_in_epoch,
         ]
-        intervals = (settings.evaluate.every_steps, settings.checkpoint.every_steps)
-        steps += [(step // every + 1) * every for every in intervals if every is not None]
+        if settings.evaluate.every_steps is not None:
+            steps.append((step // settings.evaluate.every_steps + 1) * settings.evaluate.every_steps)
         if settings.end.max_steps is not None:
             steps.append(settings.end.max_steps)
         if settings.end.max_samples is not None:
@@ -185,7 +189,7 @@ class Driver:
             steps.append(step + max(1, -(-left // self._backend.samples_per_step)))
         if self._agreement is not None:
             steps.append(self._agreement.next_step)
-        return min(steps)
+        return int(min(*steps, self._checkpoints.next_due(step)))
 
     def _check(self) -> End | None:
         """Write a window, evaluate, save or end, as due after this step."""
@@ -193,15 +197,14 @@ class Driver:
         step = progress.global_steps
         bound = bound_reached(settings.end, progress, self._epochs_done())
         evaluates = bound is None and self._evaluation_due()
-        every = settings.checkpoint.every_steps
-        saves = every is not None and step % every == 0
+        saves = self._checkpoints.is_due(step)
         if len(self._window) >= settings.log_every_steps or evaluates or saves:
             self._close_window(flush=evaluates or saves)
         end = self._stops(settled=False)
         if end is None and evaluates:
             end = self._evaluate()
         if end is None and saves:
-            self._save(final=bound is not None)
+            self._checkpoints.save_due()
         if end is None and bound is not None:
             end = End(bound)
         return end
@@ -298,12 +301,15 @@ class Driver:
         self._stop.interruptible = backend.world_size == 1
         metrics = backend.evaluate()
         self._stop.interruptible = False
-        duration_s = time.monotonic() - start
-        self._account.evaluation_s += duration_s
         if target is not None and target.metric not in metrics:
             hint = nearest(target.metric, metrics)
             raise RunError(f"the case's evaluation returns no metric {target.metric!r}, its target's name ({hint})")
         reached = target is not None and target.reached(metrics[target.metric])
+        ends = reached and self._settings.end.at_target
+        if reached and not ends:
+            self._checkpoints.save_claimed()
+        duration_s = time.monotonic() - start
+        self._account.evaluation_s += duration_s
         progress.metrics = metrics
         progress.reached = progress.reached or reached
         self._evaluated_step = progress.global_steps
@@ -319,14 +325,7 @@ class Driver:
         self._log.event(Event.EVALUATE, evaluation)
         end = self._observer.evaluated(evaluation) if self._observer is not None else None
         self._opened_ns = time.monotonic_ns()
-        return End("target") if reached and self._settings.end.at_target else end
-
-    def _save(self, *, final: bool = False) -> None:
-        start = time.monotonic()
-        name = self._backend.save(self.progress, final=final)
-        self._saved_step = self._step
-        value = {"name": name, "global_steps": self.progress.global_steps, "duration_s": time.monotonic() - start}
-        self._log.event(Event.CHECKPOINT, value)
+        return End("target") if ends else end
 
     def _conclude(self, end: End) -> End:
         """Write the remaining windows, agree on the end with all ranks, and evaluate the final model."""
@@ -335,7 +334,7 @@ class Driver:
         if end.completed:
             end = self._agreed_end(end)
         if end.reason == "cancelled" and self._settings.checkpoint.every_steps is not None:
-            self._save()
+            self._checkpoints.save_resumable()
         evaluated = self._evaluated_step == self.progress.global_steps
         if end.completed and not evaluated and not self._settings.loader.synthetic:
             end = self._evaluate() or end

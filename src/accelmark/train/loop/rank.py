@@ -6,28 +6,33 @@ It runs from the event INIT_START to FINISHED, which every rank writes once, las
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, final
+from typing import Final, NoReturn, final
 
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
-from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.model import parse
 from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
 from accelmark.train.loop.account import Account
-from accelmark.train.loop.contract import Backend
+from accelmark.train.loop.checkpoint_writer import hash_of
+from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
+
+_MUCH_FARTHER: Final = 1.3
+"""Distance that the parameters moved a step in a pair, over that in the pairs next to it, from which it is replayed."""
 
 RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
@@ -84,9 +89,9 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         return open_backend(job, train, log)
 
     if isinstance(work, EvaluateJob):
-        outcome = run_work(backend, lambda opened: _evaluate(work, job.checkpoint_dir, opened, log), log, account)
+        outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log), log, account)
     else:
-        outcome = run_training(train, backend, log, account, stop)
+        outcome = run_training(train, backend, log, account, stop, job.checkpoint_dir)
     stop.finish()
     record_peak_memory(account, outcome.backend)
     finished.write(outcome.end)
@@ -140,15 +145,14 @@ def run_training(
     log: EventLog,
     account: Account,
     stop: Stop,
+    directory: Path,
     observer: EvaluationObserver | None = None,
 ) -> RankOutcome:
-    """Train, and turn every error into an end; the caller writes FINISHED."""
+    """Train with checkpoints in ``directory``, and turn every error into an end; the caller writes FINISHED."""
 
     def body(backend: Backend) -> End:
-        end = Driver(train, backend, log, account, stop, observer).run()
-        found = backend.inspected()
-        if found is not None:
-            log.event(Event.INSPECTED, found)
+        end = Driver(train, backend, log, account, stop, directory, observer).run()
+        backend.trained()
         return end
 
     return run_work(open_backend, body, log, account)
@@ -180,23 +184,71 @@ def run_work(
     return RankOutcome(end, backend, in_step, code)
 
 
-def _evaluate(work: EvaluateJob, checkpoints: Path, backend: Backend, log: EventLog) -> End:
-    if work.weights is not None:
-        start = time.monotonic()
-        metrics = backend.evaluate(checkpoints / work.weights)
-        duration_s = time.monotonic() - start
-        value = Evaluated(weights=work.weights.name, metrics=dict(metrics), duration_s=duration_s)
+def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) -> End:
+    """Replay steps first, since the initial weights are those that were just built, then evaluate."""
+    for name, sha256 in work.sha256.items():
+        if RankPlace.from_environment().rank == 0 and hash_of(directory / name) != sha256:
+            raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
+    first = [_replay(replay, directory, backend, log) for replay in work.replays][:1]
+    outlier = _outlier(first, work.others, directory, backend)
+    if outlier is not None and outlier not in work.replays:
+        _replay(outlier, directory, backend, log)
+    for name in work.weights:
+        began = time.monotonic()
+        metrics = backend.evaluate(directory / name)
+        value = Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began)
         log.event(Event.EVALUATED, value)
-    if work.checkpoint is not None:
-        replay = backend.replay(checkpoints / work.checkpoint, work.num_steps)
-        replayed = Replayed(
-            checkpoint=work.checkpoint.name,
-            first_step=replay.first_step,
-            losses=tuple(replay.losses),
-            update_norms=tuple(replay.update_norms),
-        )
-        log.event(Event.REPLAYED, replayed)
     return End("evaluated")
+
+
+def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog) -> float:
+    """Replay the steps of a pair, and log their losses and effect; returns how far training moved a step."""
+    start, end = (None if name is None else directory / name for name in (pair.start, pair.end))
+    try:
+        done = backend.replay(start, pair.num_steps, end)
+    except ForeignStateError as error:
+        log.event(Event.WARNING, {"message": f"no steps were replayed from {pair.start}: {error}"})
+        return 0.0
+    if done.first_step != pair.first_step:
+        step = done.first_step - 1
+        raise RunError(f"the checkpoint {start} says step {step}, the log of training {pair.first_step - 1}")
+    replayed = Replayed(
+        checkpoint=pair.start,
+        end=pair.end,
+        first_step=done.first_step,
+        losses=tuple(done.losses),
+        update=done.update,
+    )
+    log.event(Event.REPLAYED, replayed)
+    return _distance(done, pair)
+
+
+def _distance(replay: Replay, pair: ReplayedPair) -> float:
+    return math.sqrt(replay.update.saved) / pair.num_steps if replay.update is not None else 0.0
+
+
+def _outlier(
+    before: list[float], pairs: Sequence[ReplayedPair], directory: Path, backend: Backend
+) -> ReplayedPair | None:
+    """Return the pair in which the parameters moved farthest a step compared with the pairs next to it.
+
+    Weights from elsewhere, loaded once between two checkpoints, show in this way. ``before`` is the distance in the
+    first steps. None where the distances change smoothly.
+    """
+    moved = [*before]
+    for pair in pairs:
+        start, end = (None if name is None else directory / name for name in (pair.start, pair.end))
+        try:
+            moved.append(_distance(backend.replay(start, 0, end), pair))
+        except ForeignStateError:
+            return None
+    if len(moved) < 3 or not all(moved):
+        return None
+    around = [math.sqrt(one * other) for one, other in zip(moved, moved[2:], strict=False)]
+    around = [moved[1], *around, moved[-2]]
+    farther = [each / other for each, other in zip(moved, around, strict=True)][len(before) :]
+    number = max(range(len(farther)), key=farther.__getitem__)
+    return pairs[number] if farther[number] > _MUCH_FARTHER else None
 
 
 def _end_of(error: Exception, backend: Backend | None) -> End:

@@ -59,19 +59,11 @@ class ArrayBatches:
     def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
         random = np.random.default_rng(seed_of(self._place.shared_seed, number, self._place.rank))
-        for position, chosen in enumerate(self._indices(number)):
+        for position, chosen in enumerate(self._share.indices(seed_of(self._place.shared_seed, number))):
             batch = {name: array[chosen] for name, array in self._arrays.items()}
             batch = batch if self._augment is None else self._augment(batch, random)
             if position >= skip:
                 yield batch
-
-    def _indices(self, number: int) -> Iterator[npt.NDArray[np.int64]]:
-        share = self._share
-        if share.train:
-            order = np.random.default_rng(seed_of(self._place.shared_seed, number)).permutation(share.total)
-            yield from (order[chosen] for chosen in share.train_slices())
-        else:
-            yield from np.array_split(np.arange(share.rank, share.total, share.world_size), share.num_batches)
 
 
 _STEPS_IN_EPOCH: Final = 100

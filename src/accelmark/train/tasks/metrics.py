@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Final
 
+IGNORED: Final = -100
+"""Label of a position that is not predicted."""
 _LARGEST_EXPONENT = 700.0
 """Above it, ``exp`` overflows a double."""
 

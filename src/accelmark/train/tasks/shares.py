@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
+
+import numpy as np
+import numpy.typing as npt
 
 from accelmark.spec.errors import DataError
 
@@ -59,3 +63,11 @@ class Share:
         """Return this rank's batches as slices of the epoch's permutation."""
         starts = ((batch * self.world_size + self.rank) * self.batch_size for batch in range(self.num_batches))
         return [slice(start, start + self.batch_size) for start in starts]
+
+    def indices(self, epoch_seed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the sample indices of this rank's batches, for training in an order that ``epoch_seed`` determines."""
+        if self.train:
+            order = np.random.default_rng(epoch_seed).permutation(self.total)
+            yield from (order[chosen] for chosen in self.train_slices())
+        else:
+            yield from np.array_split(np.arange(self.rank, self.total, self.world_size), self.num_batches)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol, final
+from typing import Any, Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from accelmark.frameworks.pytorch.case import Batch, Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import LoaderSettings
+from accelmark.train.tasks.samples import EVALUATION_EPOCH, ArraySource
 from accelmark.train.tasks.shares import Share, seed_of
 
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
@@ -90,8 +92,20 @@ class SampleSource(Protocol):
         ...
 
 
-EVALUATION_EPOCH: Final = -1
-"""Epoch number for evaluation samples, so that they are the same at every evaluation."""
+@final
+class FromArrays:
+    """A source of NumPy arrays as a source of tensors."""
+
+    def __init__(self, source: ArraySource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return sample ``index``, with NumPy's random numbers for the generator's seed."""
+        arrays = self._source.read(index, np.random.default_rng(random.initial_seed()))
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 @final

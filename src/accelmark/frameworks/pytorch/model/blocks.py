@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, Self, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -35,8 +34,6 @@ _SAVED: Final = frozenset(
     }
 )
 """Operators whose outputs selective checkpointing keeps: they take most of the time of a block."""
-_wrapped: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
-"""Block -> the forward set here, and whether the block had its own forward before."""
 
 
 def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compile_mode: str | None) -> None:
@@ -48,18 +45,7 @@ def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compi
     code off.
     """
     for block in blocks:
-        had_own = "forward" in vars(block)
         block.forward = _wrapped_forward(block.forward, checkpointing, compile_mode)
-        _wrapped[block] = (block.forward, had_own)
-
-
-def has_foreign_forward(module: nn.Module) -> bool:
-    """Whether the module has a forward that is neither its class's nor set by :func:`wrap_blocks`."""
-    own = vars(module).get("forward")
-    if own is None:
-        return False
-    forward, had_own = _wrapped.get(module, (None, True))
-    return had_own or own is not forward
 
 
 def _wrapped_forward(forward: Callable[..., Any], checkpointing: Checkpointing, mode: str | None) -> Callable[..., Any]:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-IGNORED: Final = -100
-"""Label of a position that is not predicted."""
+from accelmark.train.tasks.metrics import IGNORED
+
 CHUNK_TOKENS: Final = 2048
 """Tokens whose logits are in memory at once: 0.3 GB of fp32 for 32,000 tokens of vocabulary."""
 

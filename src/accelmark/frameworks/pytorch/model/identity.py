@@ -1,9 +1,10 @@
-"""Hashes of a model's structure and initial weights, and its counted FLOPs."""
+"""Hashes of a model's structure and initial weights, its counted FLOPs, and the type that it computes in."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.frameworks.pytorch.data.feed import on_meta
+from accelmark.frameworks.pytorch.model.attention import Autocast
+from accelmark.frameworks.pytorch.model.fp8 import FP8, Fp8Linear
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
@@ -23,6 +26,7 @@ _COUNTED_SAMPLES = 2
 """Batch size for counting operations; batch normalisation cannot train on a single sample."""
 _MOST_REAL_PARAMETERS: Final = 100_000_000
 """Limit for counting on real tensors, which takes minutes and hundreds of GB of host memory for larger models."""
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _COUNTING: Final = threading.Lock()
 """The choice of attention kernels is a setting of the process: two threads would restore each other's."""
 _NOT_COUNTED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
@@ -36,6 +40,25 @@ def num_parameters(model: nn.Module) -> int:
 def structure_hash(model: nn.Module) -> str:
     """SHA-256 over names, shapes and types of all parameters, in order of their names."""
     return text_hash(f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in sorted(model.named_parameters()))
+
+
+def module_hash(model: nn.Module) -> str:
+    """SHA-256 over names, classes and settings (dropout rate, stride) of all modules, in order of their names."""
+    modules = sorted(model.named_modules())
+    return text_hash(f"{name} {type(module).__name__}({_shown(module)})\n" for name, module in modules)
+
+
+def _shown(module: nn.Module) -> str:
+    return _ADDRESS.sub("", " ".join(module.extra_repr().split()))
+
+
+def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
+    """Return the types of the matrix work in a forward pass by their PyTorch names (``bfloat16``), joined by ``+``."""
+    types = {FP8} if any(isinstance(module, Fp8Linear) for module in model.modules()) else set()
+    with autocast():
+        is_autocast = torch.is_autocast_enabled(device.type)
+        types |= {torch.get_autocast_dtype(device.type)} if is_autocast else {each.dtype for each in model.parameters()}
+    return "+".join(sorted(str(each).removeprefix("torch.") for each in types))
 
 
 def text_hash(lines: Iterable[str]) -> str:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.data.batches import SampleSource
+from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
 from accelmark.frameworks.pytorch.model.initialize import initialize_normal
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
-from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
+from accelmark.train.tasks.token_shards import TokenShards
 
 _INIT_STD: Final = 0.02
 _NAMES: Final = {
@@ -153,15 +153,10 @@ class Pretraining(ChunkedNextToken):
         """Return the layers of the decoder."""
         return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
 
-    def dataset(self, *, train: bool) -> SampleSource:
+    def dataset(self, *, train: bool) -> FromArrays:
         """Return windows of ``train`` or of ``val``."""
         length, split = self.number("seq_length"), "train" if train else "val"
         limit = None if train else self.settings.model.get("eval_samples")
-        return TokenShards(
-            self.data_dirs[self.shards],
-            split,
-            length + 1,
-            length,
-            self.vocab_size,
-            limit=self.number("eval_samples") if limit is not None else None,
-        )
+        limit = self.number("eval_samples") if limit is not None else None
+        shards = self.data_dirs[self.shards]
+        return FromArrays(TokenShards(shards, split, length + 1, length, self.vocab_size, limit))

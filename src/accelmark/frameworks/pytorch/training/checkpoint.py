@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +15,15 @@ from typing import Any, Final, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map_only
 
 from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state
 from accelmark.spec.errors import RunError
+from accelmark.spec.events import UpdateSquares
 from accelmark.spec.settings import TrainSettings
-from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.contract import ForeignStateError, Progress
 
 _NAME: Final = re.compile(r"^step(\d{9})$")
 
@@ -42,15 +46,14 @@ class Checkpoints:
         self._rank = rank
         self._world = world
 
+        self._planned = copy.deepcopy((training.optimizer.state_dict()["param_groups"], training.schedule.state_dict()))
+        """Hyperparameters and schedule as they were built, before the first step."""
+        self._own_state: list[str] | None = None
+        """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
         self._file = f"weights{rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
-        """Write a checkpoint, remove the oldest beyond ``checkpoint.keep``, and return the name of the new one.
-
-        Args:
-            progress: the progress of training.
-            final: whether it is written after the last step; it is then kept in addition to the others, from which
-                steps can be replayed.
+    def save(self, progress: Progress) -> str:
+        """Write a checkpoint and return its name.
 
         Raises:
             RunError: it could not be written, for example because the disk is full.
@@ -67,8 +70,6 @@ class Checkpoints:
             if self._rank == 0:
                 shutil.rmtree(self._directory / name, ignore_errors=True)
                 beside.rename(self._directory / name)
-                for old in self._names()[: -(self._settings.checkpoint.keep + final)]:
-                    shutil.rmtree(self._directory / old)
         except (OSError, RuntimeError) as error:
             shutil.rmtree(beside, ignore_errors=True)
             raise RunError(f"the checkpoint {beside} could not be written: {error}") from error
@@ -77,7 +78,7 @@ class Checkpoints:
     def _write(self, beside: Path, progress: Progress) -> None:
         if self._rank == 0 or self._settings.parallelism == "fsdp2":
             training = self._training
-            state = {"model": plain(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
+            state = {"model": unwrapped(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
             # On the host: not every device's storages can be serialised.
             torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
@@ -96,6 +97,33 @@ class Checkpoints:
         """Return the newest checkpoint, or None."""
         names = self._names()
         return self._directory / names[-1] if names else None
+
+    def load_for_replay(self, checkpoint: Path) -> Progress:
+        """Load weights and optimizer state, but hyperparameters and learning rate as the case has them at that step."""
+        optimizer = self._training.optimizer
+        if self._own_state is None:
+            self._own_state = _state_names(optimizer.state_dict()["state"])
+        names = self._own_state
+        progress = self.load(checkpoint)
+        groups, planned = copy.deepcopy(self._planned)
+        state = optimizer.state_dict()["state"]
+        if names and (found := _state_names(state)) != names:
+            if len(names) != 1 or len(found) != 1:
+                raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
+            # The momentum of another implementation of SGD.
+            state = {number: {names[0]: values[found[0]]} for number, values in state.items()}
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        schedule = self._training.schedule
+        schedule.load_state_dict(planned)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of", UserWarning)  # this optimizer took no step yet
+            if isinstance(schedule, LambdaLR):
+                schedule.last_epoch = max(progress.global_steps - 1, 0)
+                schedule.step()
+            else:
+                for _ in range(progress.global_steps):
+                    schedule.step()
+        return progress
 
     def load(self, checkpoint: Path) -> Progress:
         """Load a checkpoint, and return the progress of training.
@@ -116,13 +144,30 @@ class Checkpoints:
         except RunError:
             raise
         except Exception as error:
-            raise RunError(
-                f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
-                "remove it to continue from the one before it, or from the beginning"
-            ) from error
+            raise _unreadable(checkpoint, error) from error
         progress = record["progress"]
         losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
         return Progress(**progress, reference_losses=losses)
+
+    @torch.no_grad()
+    def compare(self, end: Path, before: list[Tensor]) -> UpdateSquares:
+        """Compare the change of the trainable parameters since ``before`` with that of the checkpoint ``end``.
+
+        Raises:
+            RunError: the checkpoint is damaged, or is of another model.
+        """
+        found = [0.0, 0.0, 0.0]
+        try:
+            saved = torch.load(end / self._file, weights_only=True, map_location="cpu", mmap=True)["model"]
+            named = [each for each in unwrapped(self._training.model).named_parameters() if each[1].requires_grad]
+            for (name, parameter), old in zip(named, before, strict=True):
+                start = old.cpu().double()
+                replayed, trained = local(parameter).cpu().double() - start, saved[name].double() - start
+                for index, change in enumerate((replayed, trained, replayed - trained)):
+                    found[index] += float(change.square().sum())
+        except Exception as error:
+            raise _unreadable(end, error) from error
+        return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
 
     def restore_random(self) -> None:
         """Restore the random generators from the loaded checkpoint."""
@@ -143,7 +188,7 @@ class Checkpoints:
         training = self._training
         state = torch.load(newest / self._file, weights_only=True, map_location="cpu", mmap=True)
         with torch.no_grad():
-            for name, tensor in plain(training.model).state_dict().items():
+            for name, tensor in unwrapped(training.model).state_dict().items():
                 part, saved = local(tensor), state["model"].pop(name)
                 if part.shape != saved.shape:
                     raise ValueError(f"{name} has shape {tuple(part.shape)}, in the checkpoint {tuple(saved.shape)}")
@@ -157,6 +202,11 @@ class Checkpoints:
                 shards = {name: value for name, value in values.items() if name != "step"}
                 values.update({name: _sharded_as(parameters[number], value) for name, value in shards.items()})
         training.optimizer.load_state_dict(state["optimizer"])
+        for parameter, values in training.optimizer.state.items():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape and type(value) is Tensor:
+                    # In the parameter's memory format, which fused optimizers assume: the saved one may differ.
+                    values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def _names(self) -> list[str]:
         """Return the names of complete checkpoints, oldest first."""
@@ -167,6 +217,25 @@ class Checkpoints:
     def _barrier(self) -> None:
         if self._world > 1:
             dist.barrier()
+
+
+def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
+    """Return the names of an optimizer's state."""
+    return sorted({name for values in state.values() for name in values})
+
+
+def _unreadable(checkpoint: Path, error: Exception) -> RunError:
+    return RunError(
+        f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
+        "remove it to continue from the one before it, or from the beginning"
+    )
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside ``DistributedDataParallel`` and ``torch.compile``, whose parameters have their names."""
+    model = plain(model)
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:

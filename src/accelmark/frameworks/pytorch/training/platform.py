@@ -79,6 +79,15 @@ def forget_peak_memory(device: torch.device) -> None:
             module.reset_peak_memory_stats(device)
 
 
+def lock_pages(device: torch.device, memory: torch.Tensor) -> None:
+    """Page-lock host memory that is mapped already, where the device's module has CUDA's runtime functions."""
+    module: Any = torch.get_device_module(device)
+    if hasattr(module, "cudart") and (
+        code := int(module.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    ):
+        raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with error {code}")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory of the device or of the host is exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import EndReason, Event, Started, UpdateSquares
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.catalog import folder_module
@@ -113,18 +113,21 @@ class ToyBackend:
         right = self._group.reduce(np.array([(mine[0] @ self._weights).argmax(1) == mine[1]]).sum().astype(float))
         return {"accuracy": float(right) / len(self._case.test[0])}
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        self._weights = np.load(checkpoint / "weights.npy")
-        first = int(checkpoint.name.removeprefix("step")) + 1
-        replay = Replay(first, [], [])
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        first = 1
+        if start is not None:
+            self._weights, first = np.load(start / "weights.npy"), int(start.name.removeprefix("step")) + 1
+        before, replay = self._weights.copy(), Replay(first)
         for number in range(first - 1, first - 1 + num_steps):
             epoch, step = divmod(number, self.steps_per_epoch)
-            before = self._weights.copy()
             replay.losses.append(self.step(next(self.open_epoch(epoch, step))))
-            replay.update_norms.append(float(np.linalg.norm(self._weights - before)))
+        if end is not None:
+            changes = (self._weights - before, np.load(end / "weights.npy") - before)
+            squares = [float((change**2).sum()) for change in (*changes, changes[0] - changes[1])]
+            replay.update = UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
         return replay
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
+    def save(self, progress: Progress) -> str:
         name = f"step{progress.global_steps:09d}"
         if self._place.rank == 0:
             (self._job.checkpoint_dir / name).mkdir(parents=True)
@@ -144,8 +147,8 @@ class ToyBackend:
     def peak_memory_mib(self) -> float | None:
         return None
 
-    def inspected(self) -> Inspected | None:
-        return None
+    def trained(self) -> None:
+        pass
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         return "error", f"{type(error).__name__}: {error}"

@@ -1,0 +1,145 @@
+"""Rules about the evaluation job: what a fresh process without vendor code finds of a round's weights and steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.results.read.reevaluation import Metrics, Reevaluation, ReplayedStep, ReplayedSteps
+from accelmark.results.schema import finding
+from accelmark.spec.job import TrainingWork, TrainJob
+from accelmark.spec.settings import Precision
+
+METRIC_TOLERANCE: Final = 0.005
+"""Largest relative difference of a metric: kernels of a vendor round differently from the framework's own."""
+
+NUM_CLOSE_STEPS: Final = 8
+"""Steps over which two honest computations stay close; after that, small differences grow as in any chaotic system."""
+
+
+class ReplayTolerance(NamedTuple):
+    """Largest differences between training and its replay at one precision; docs/reader.md has the measurements."""
+
+    loss: float
+    """Mean relative difference of the losses of the first ``NUM_CLOSE_STEPS`` steps."""
+    update: float
+    """Norm of the difference of the parameters' changes over that of the replayed change, over as many steps."""
+
+
+REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
+    "fp32": ReplayTolerance(loss=0.002, update=0.012),
+    "tf32": ReplayTolerance(loss=0.005, update=0.1),
+    "bf16": ReplayTolerance(loss=0.02, update=0.3),
+    "fp16": ReplayTolerance(loss=0.01, update=0.2),
+    "fp8": ReplayTolerance(loss=0.05, update=0.6),
+}
+NORM_TOLERANCE: Final = 0.15
+"""Largest relative difference of the norms of the parameters' changes, over any number of steps."""
+MIN_COSINE: Final = 0.3
+"""Smallest cosine of the angle between the parameters' changes, over any number of steps."""
+
+
+@for_each(Evidence.succeeded_rounds)
+def reproduced(entry: RoundEvidence) -> Findings:
+    """Check that each round's weights were evaluated and its steps replayed without vendor code, with its results."""
+    work, found = entry.job.work if entry.job is not None else None, entry.reevaluation
+    if not isinstance(work, TrainJob) or (work.settings.loader.synthetic and not work.is_checked):
+        return
+    if found is None and work.is_checked:
+        actual = "the weights were not evaluated after training; 'accelmark evaluate' does it"
+        yield finding("error", "reevaluation", "an evaluation in a fresh process", actual)
+    elif found is None and entry.started is not None and entry.started.hooks:
+        actual = "a run of an earlier version: the process with the vendor's hooks evaluated itself"
+        yield finding("open", "reevaluation", "an evaluation in a fresh process", actual)
+    elif found is not None:
+        if work.is_checked and found.problem is None and found.metrics is None and found.reported:
+            yield deviation(entry, "reevaluation", "metrics", "the evaluation job has none")
+        yield from reevaluation_findings(entry, found)
+        yield from replay_findings(entry, work, found)
+
+
+def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings:
+    """Check that the weights have the metrics that training reported."""
+    if found.problem is not None:
+        yield deviation(entry, "reevaluation", "", f"the evaluation job did not complete: {found.problem}")
+    yield from _metric_findings("the last evaluation", found.reported, found.metrics)
+    target = entry.result.target
+    if found.claimed is not None and target is not None:
+        metric = found.claimed.get(target.metric)
+        if metric is None or not target.reached(metric):
+            actual = f"the weights with which training reported it have {target.metric} {_text(metric)}"
+            yield finding("error", "reevaluated-target", f"{target.metric} {target.value:g}", actual)
+
+
+def _metric_findings(what: str, reported: Metrics, again: Metrics | None) -> Findings:
+    for name, value in reported.items() if again is not None else ():
+        other = (again or {}).get(name)
+        if not _close(value, other):
+            actual = f"{name} of {what}: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
+            yield finding("error", "reevaluated-metric", f"equal within {METRIC_TOLERANCE:.1%}", actual)
+
+
+def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluation) -> Findings:
+    """Check that replayed steps have the losses and the effect on the parameters that training had."""
+    tolerance = REPLAY_TOLERANCES[work.settings.precision]
+    for warning in found.warnings:
+        yield finding("open" if "replay" in warning else "warning", "replay", "", warning)
+    if work.settings.checkpoint.replay_mib == 0:
+        yield finding("open", "replay", "pairs of checkpoints", "checkpoint.replay_mib is 0: no pair was kept")
+    for replay in found.replays:
+        yield from _loss_findings(entry, replay, tolerance)
+        yield from _update_findings(entry, replay, tolerance)
+
+
+def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
+    difference = loss_difference(replay.steps)
+    if not difference <= tolerance.loss:
+        actual = f"the losses of the first of {replay.what} differ by {difference:.2%} on average in the replay"
+        yield deviation(entry, "replayed-losses", f"equal within {tolerance.loss:.1%}", actual)
+
+
+def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
+    update = replay.update
+    if update is None:
+        return
+    if not (update.replayed > 0 and math.isfinite(update.saved) and math.isfinite(update.difference)):
+        yield deviation(entry, "replayed-update", "", f"the parameters' change over {replay.what} is not finite or 0")
+        return
+    difference = math.sqrt(update.difference / update.replayed)
+    norms = math.sqrt(update.saved / update.replayed)
+    if replay.num_steps <= NUM_CLOSE_STEPS:
+        if difference > tolerance.update:
+            actual = f"the parameters' change over {replay.what} differs by {difference:.1%} from the replay's"
+            yield deviation(entry, "replayed-update", f"equal within {tolerance.update:.0%}", actual)
+        return
+    cosine = (update.saved + update.replayed - update.difference) / (2 * update.replayed * norms) if norms else 0.0
+    if abs(norms - 1) > NORM_TOLERANCE or cosine < MIN_COSINE:
+        actual = f"the parameters' change over {replay.what} is {norms:.2f} times the replay's, cosine {cosine:.2f}"
+        expected = f"within {NORM_TOLERANCE:.0%} of it, cosine at least {MIN_COSINE:g}"
+        yield deviation(entry, "replayed-update", expected, actual)
+
+
+def loss_difference(steps: Iterable[ReplayedStep]) -> float:
+    """Return the mean relative difference of the first steps' losses; NaN where one is missing."""
+    listed = list(steps)
+    last = min((step.step for step in listed), default=0) + NUM_CLOSE_STEPS
+    differences = [
+        abs(step.replayed - step.reported) / max(abs(step.reported), 1e-12)
+        if step.replayed is not None and step.reported is not None
+        else math.nan
+        for step in listed
+        if step.step < last
+    ]
+    return sum(differences) / len(differences) if differences else math.nan
+
+
+def _close(one: float | None, two: float | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    return math.isclose(one, two, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)
+
+
+def _text(number: float | None) -> str:
+    return "no finite value" if number is None else f"{number:.6g}"

@@ -1,0 +1,176 @@
+"""The verb ``env``: virtual environments of frameworks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+
+if TYPE_CHECKING:
+    from accelmark.run.environments.create import Recipe, Report
+    from accelmark.run.host import Host
+    from accelmark.run.launchers.launcher import Launcher
+    from accelmark.spec.cluster import ClusterSpec
+
+app = typer.Typer(name="env", help="Virtual environments of frameworks.", no_args_is_help=True, rich_markup_mode=None)
+Framework = Annotated[str, Argument(help="Framework: jax, ...")]
+Place = Annotated[Path | None, Option("--path", metavar="DIR", help="Directory; default: in AccelMark's cache.")]
+Hosts = Annotated[Path | None, Option("--hosts", metavar="CLUSTER", help="On the hosts of this cluster file.")]
+
+
+@app.command()
+def create(
+    framework: Framework,
+    path: Place = None,
+    index: Annotated[str | None, Option("--index", metavar="URL", help="Package index in place of PyPI.")] = None,
+    wheels: Annotated[
+        Path | None,
+        Option("--wheels", metavar="DIR", help="Directory with wheels; needs no network unless --index is given."),
+    ] = None,
+    hosts: Hosts = None,
+    vendor: options.Vendor = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the commands; run nothing.")] = False,
+) -> None:
+    """Create the environment of a framework, or update it. Later runs of the framework use it by themselves."""
+    from accelmark.run.environments.create import create as make
+    from accelmark.run.environments.create import recipe_of
+    from accelmark.telemetry.detect import default_vendor
+
+    cluster, place = _cluster(hosts), _place(framework, path, hosts)
+    recipe = recipe_of(framework, vendor or cluster.vendor or default_vendor(), index, wheels and wheels.absolute())
+    if dry_run:
+        _print_commands(recipe, place, cluster)
+        return
+
+    async def body(launcher: Launcher, host: Host, report: Report) -> dict[str, str]:
+        return await make(recipe, place, launcher.python, host, report)
+
+    versions = _on_hosts(cluster, body)
+    for host, found in versions.items():
+        listed = ", ".join(f"{name} {version}" for name, version in found.items())
+        typer.echo(f"{host}: {place} has {listed}")
+    if hosts is None:
+        from accelmark.run.environments.registry import Environment, register
+
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        register(Environment(framework=framework, path=place, created_at=now, versions=versions[cluster.hosts[0].name]))
+    elif cluster.environments.get(framework) != place:
+        typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
+
+
+@app.command(name="list")
+def list_environments(as_json: options.AsJson = False) -> None:
+    """List the environments of this machine."""
+    from accelmark.run.environments.registry import registered
+
+    found = registered().values()
+    if as_json:
+        typer.echo(json.dumps([one.to_json() for one in found], indent=2))
+        return
+    if not found:
+        typer.echo("no environment on this machine; create one: accelmark env create FRAMEWORK")
+        return
+    from rich.console import Console
+
+    table = options.plain_table("framework", "packages", "directory", "created")
+    for one in found:
+        table.add_row(one.framework, one.title, str(one.path), one.created_at)
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> None:
+    """Remove the environment of a framework."""
+    from accelmark.run.environments.create import remove as clear
+    from accelmark.run.environments.registry import registered, unregister
+    from accelmark.spec.errors import RequestError, nearest
+
+    cluster = _cluster(hosts)
+    known = registered()
+    if hosts is None and path is None and framework not in known:
+        raise RequestError(f"this machine has no environment of {framework!r} ({nearest(framework, known)})")
+    place = known[framework].path if hosts is None and path is None else _place(framework, path, hosts)
+
+    async def body(launcher: Launcher, host: Host, report: Report) -> None:
+        report(host.name, f"removing {place}")
+        await clear(place, host)
+
+    _on_hosts(cluster, body)
+    if hosts is None and framework in known and known[framework].path == place:
+        unregister(framework)
+    typer.echo(f"removed {place}")
+
+
+def _cluster(file: Path | None) -> ClusterSpec:
+    """Return a cluster file, or this machine with the Python that runs this program."""
+    import sys
+
+    from accelmark.cli.runs import read_cluster
+    from accelmark.spec.cluster import ClusterSpec
+
+    return read_cluster(file) if file is not None else ClusterSpec(python=sys.executable)
+
+
+def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
+    """Return the directory of an environment: given, named in the cluster file, or the default of this machine."""
+    from accelmark.run.environments.registry import default_path, registered
+    from accelmark.spec.errors import RequestError
+
+    if hosts is None:
+        known = registered().get(framework)
+        return path.absolute() if path is not None else known.path if known is not None else default_path(framework)
+    named = path or _cluster(hosts).environments.get(framework)
+    if named is None:
+        what = f"{hosts}: names no environment of {framework}"
+        raise RequestError(f"{what}: add environments: {{{framework}: DIRECTORY}}, or give --path")
+    if not named.is_absolute():
+        raise RequestError(f"--path {named}: is not absolute; hosts need the same directory")
+    return named
+
+
+def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awaitable[Any]]) -> dict[str, Any]:
+    """Run ``body`` on all hosts of a cluster at once with a line of progress each; raises the first host's error."""
+    import tempfile
+
+    from rich.console import Console
+
+    from accelmark.run.environments.progress import Progress
+    from accelmark.run.launchers import launcher_of_hosts
+
+    async def all_hosts(progress: Progress) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
+            launcher = launcher_of_hosts(cluster, Path(directory))
+            try:
+                await launcher.allocate()
+                found = await asyncio.gather(
+                    *(body(launcher, launcher.host(host), progress.report) for host in cluster.hosts),
+                    return_exceptions=True,
+                )
+            finally:
+                await launcher.close()
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
+
+    with Progress(Console(stderr=True, highlight=False)) as progress:
+        return asyncio.run(all_hosts(progress))
+
+
+def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
+    from accelmark.run.environments.create import constraints_file
+
+    typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
+    typer.echo(shlex.join([cluster.python, "-m", "venv", str(place)]))
+    if recipe.constraints is not None:
+        typer.echo(shlex.join(["cp", str(recipe.constraints), str(constraints_file(place))]))
+    typer.echo(shlex.join(recipe.install_command(place)))

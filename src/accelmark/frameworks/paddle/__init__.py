@@ -1,0 +1,1 @@
+"""PaddlePaddle: launch, backend, tasks."""

@@ -1,0 +1,57 @@
+"""Starting Paddle ranks on a host. Imports no framework: planning and node agents use it.
+
+The ranks are processes of AccelMark's own launcher: ``paddle.distributed.launch`` writes the environment, secrets
+included, into its log directory, kills the other ranks three seconds after one has failed, and looks only every second.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Final
+
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+
+MASTER: Final = "PADDLE_MASTER"
+"""Variable with ``HOST:PORT`` of the store through which the ranks find each other; rank 0 opens it."""
+_INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "BKCL_SOCKET_IFNAME")
+_BUILDS: Final = {"gpu": ("cuda_version", "hip_version"), "xpu": ("xpu_xre_version",)}
+"""Device type -> entries of ``paddle/version``, one of which names a version in a build with that device type."""
+
+
+def launch(place: HostPlace) -> Launch:
+    """Return the rank's own command for a single rank, else AccelMark's process launcher around it."""
+    environment = {MASTER: f"{place.master_address}:{place.master_port}"}
+    if place.nnodes * place.num_ranks == 1:
+        return Launch(place.rank_command, {**environment, **RankPlace().variables()})
+    command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
+    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
+    interfaces = dict.fromkeys(_INTERFACE_VARIABLES, place.interface) if place.interface is not None else {}
+    return Launch([*command, "--", *place.rank_command], environment, interfaces)
+
+
+def device_support(device_type: str, version: str) -> DeviceSupport:
+    """Read from Paddle's files whether it was built for ``device_type``; other types come with a plug-in."""
+    wanted = _BUILDS.get(device_type)
+    if wanted is None:
+        return DeviceSupport(True, f"Paddle {version}")
+    build = built_for()
+    have = [f"{name.removesuffix('_version')} {build[name]}" for name in wanted if name in build]
+    if have:
+        return DeviceSupport(True, f"Paddle {version}, built for {', '.join(have)}")
+    package = f"paddlepaddle-{device_type}"
+    return DeviceSupport(False, f"Paddle {version} is a build without {device_type}: install {package}")
+
+
+def built_for() -> dict[str, str]:
+    """Return what Paddle was built for (``cuda_version`` -> ``12.6``), read from its files."""
+    spec = importlib.util.find_spec("paddle")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        text = (Path(spec.origin).parent / "version" / "__init__.py").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    found = re.findall(r"^(\w+_version)\s*= *'([\d.]+)'", text, re.MULTILINE)
+    return {name: version for name, version in found if version != "0"}

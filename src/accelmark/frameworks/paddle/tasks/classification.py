@@ -1,0 +1,26 @@
+"""Classification with one label per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import paddle.nn.functional as F  # noqa: N812
+from paddle import Tensor, nn
+
+from accelmark.frameworks.paddle.case import Batch, TrainCase
+from accelmark.train.tasks.array_families import ImageData
+
+
+class ImageClassification(ImageData, TrainCase):
+    """The model returns logits for the batch's ``image``."""
+
+    def loss(self, model: nn.Layer, batch: Batch) -> Tensor:
+        """Return the mean cross entropy."""
+        return F.cross_entropy(model(batch["image"]), batch["label"])
+
+    def eval_sums(self, model: nn.Layer, batch: Batch) -> Mapping[str, Tensor]:
+        """Count correct samples, and add up the cross entropies."""
+        logits, label = model(batch["image"]).astype("float32"), batch["label"]
+        correct = (logits.argmax(1) == label).sum()
+        loss = F.cross_entropy(logits, label, reduction="sum")
+        return {"top1": correct, "loss": loss, "count": label.numel()}

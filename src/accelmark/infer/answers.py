@@ -1,0 +1,65 @@
+"""Compare an engine's answers with the framework's on the same inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from accelmark.spec.events import AnswerCheck
+
+MAX_FOLLOWED: Final = 1024
+"""Items for which the framework also answers the unchanged input."""
+_TINY: Final = 1e-12
+
+
+@final
+class Answers:
+    """The comparison of all answers so far."""
+
+    def __init__(self) -> None:
+        self.errors: list[Tensor] = []
+        self.agreeing = 0
+        self.ranked = 0
+        self.followed = 0
+        self._moved = self._expected = 0.0
+
+    def add(self, found: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
+        """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""
+        items = expected[0].shape[0]
+        worst = torch.zeros(items)
+        for index, (actual, wanted) in enumerate(zip(found, expected, strict=True)):
+            if not wanted.is_floating_point():
+                worst = worst.maximum((actual != wanted).reshape(items, -1).any(1).float())
+                continue
+            one, two = actual.float().reshape(items, -1), wanted.float().reshape(items, -1)
+            worst = worst.maximum((one - two).norm(dim=1) / two.norm(dim=1).clamp_min(_TINY))
+            if index == 0 and wanted.ndim > 1 and wanted.shape[-1] > 1:
+                self.agreeing += int((actual.argmax(-1) == wanted.argmax(-1)).sum())
+                self.ranked += wanted[..., 0].numel()
+            if unchanged:
+                before = unchanged[index].float().reshape(items, -1)
+                self._moved += float(((one - before) * (two - before)).sum())
+                self._expected += float((two - before).square().sum())
+        self.followed += items if unchanged else 0
+        self.errors.append(worst.nan_to_num(math.inf, math.inf))
+
+    def result(self, **others: Any) -> AnswerCheck:
+        """Return the comparison as an event."""
+        errors = torch.cat(self.errors) if self.errors else torch.zeros(0)
+        sensitivity = self._moved / self._expected if self._expected > 0 else math.nan
+        return AnswerCheck(
+            num_items=len(errors),
+            median_error=_finite(errors.median().item()) if len(errors) else None,
+            worst_error=_finite(errors.max().item()) if len(errors) else None,
+            top1_agreement=self.agreeing / self.ranked if self.ranked else None,
+            sensitivity=_finite(sensitivity),
+            **others,
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,245 @@
+"""Measure an engine in its process: passes over changed and reordered inputs, with its answers and caches checked."""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import Generator, Tensor
+
+from accelmark.infer.answers import MAX_FOLLOWED, Answers
+from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.contract import check_excluded_time
+from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
+from accelmark.infer.process.engine_process import Call, EngineProcess, TimedWindow
+from accelmark.infer.process.memory import Slots
+from accelmark.infer.repeat_check import CALLS, repeat_check
+from accelmark.spec.events import AnswerCheck, Event, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
+
+_WINDOW_S: Final = 0.5
+"""Least duration of a window's calls, where memory allows it; a window crosses to the engine's process once."""
+_MAX_BYTES: Final = 256 * 2**20
+"""Largest size of a window's inputs, and of its outputs."""
+_MAX_CALLS: Final = 10_000
+_CHECKS: Final = 12
+"""Largest number of batches that are computed again, at random places of the passes: a tenth of all, at least six."""
+_FEWEST_CHECKS: Final = 6
+_CHECK_S: Final = 0.0005
+"""Least duration of what is computed again."""
+_LONG_CALL_S: Final = 0.02
+"""Duration of a call from which cold caches and waking threads do not show."""
+_SAMPLE: Final = 0.1
+"""Share of the calls after the first pass whose answers are compared."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Items of one window, in the order of their calls."""
+
+    unchanged: list[Tensor]
+    inputs: list[Tensor]
+    """The same items after their perturbation."""
+    labels: Tensor | None
+    sizes: list[int]
+    """Items of each call."""
+
+    def calls(self) -> Iterator[slice]:
+        """Yield the rows of each call."""
+        begin = 0
+        for size in self.sizes:
+            yield slice(begin, begin + size)
+            begin += size
+
+
+@final
+class CheckedPass:
+    """The measured passes of an engine. ``reference`` computes inputs in the framework, in fp32; None without it."""
+
+    def __init__(
+        self, case: InferCase, batches: InferBatches, process: EngineProcess, reference: Forward | None, emit: Emit
+    ) -> None:
+        self.case = case
+        self.settings = case.settings
+        self.batches = batches
+        self.process = process
+        self.reference = reference
+        self.emit = emit
+        self.seed = secrets.randbits(63)  # after the compilation, so that nothing was compiled for it
+        self.generator = Generator().manual_seed(self.seed)
+        self.chance = random.Random(self.seed)
+        self.answers = Answers()
+        self.num_not_compared = 0
+        self.score, self.expected_score = Score(case), Score(case)
+        self.call_s = 0.0
+        self.window_calls = 1
+        self.check_calls = 1
+        self.repeated_ms: list[list[float]] = []
+
+    def run(self) -> tuple[Measured, RepeatCheck | None, AnswerCheck | None]:
+        """Warm up and measure; return the measurement and both checks.
+
+        Raises:
+            AccelmarkError: the engine failed.
+        """
+        self._warm_up(next(iter(self.batches)))
+        windows: list[ForwardWindow] = []
+        places = self._places()
+        for pass_number in range(1, self.settings.repeat + 1):
+            for chunk, load_s in self._chunks():
+                windows.append(self._window(chunk, pass_number, load_s))
+                for _ in range(places.pop() if places else 0):
+                    self._compute_again(chunk)
+        num_items = sum(sum(window.items) for window in windows)
+        metrics = self.score.metrics()
+        self.emit(Event.EVALUATE, InferEvaluation(phase="inference", num_items=num_items, metrics=metrics))
+        check = repeat_check(self.repeated_ms) if self.settings.repeat_check else None
+        if check is not None:
+            self.emit(Event.REPEAT_CHECK, check)
+        answers = None
+        if self.reference is not None:
+            expected = self.expected_score.metrics()
+            answers = self.answers.result(
+                seed=self.seed, num_not_compared=self.num_not_compared, framework_metrics=expected
+            )
+            self.emit(Event.ANSWER_CHECK, answers)
+        return Measured(tuple(windows), metrics), check, answers
+
+    def _warm_up(self, batch: InferBatch) -> None:
+        """Compute a batch, and the size of a pass's last one; then lay memory out for windows of the right length."""
+        process, size, num_calls = self.process, batch.num_items, self.settings.warmup_batches
+        process.arrange(Slots.like(batch.inputs, size, 1), (0, size), batch.inputs)
+        rest = self.batches.num_items % size
+        output, first_s = process.warm_up([(0, size)])
+        process.warm_up([(0, rest)] * bool(rest) + [(0, size)] * 2)
+        calls_s = [process.warm_up([(0, size)])[1] for _ in range(num_calls)]
+        self.emit(
+            Event.WARMUP,
+            WarmUp(phase="inference", first_call_ms=first_s * 1000, calls_ms=tuple(each * 1000 for each in calls_s)),
+        )
+        process.expect(output, size, 1)
+        call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
+        wanted = max(self.settings.log_freq, math.ceil(_WINDOW_S / call_s))
+        largest = max(sum(process.slots.item_bytes()), sum(output.item_bytes()), 1) * size
+        num_batches = -(-self.batches.num_items // size)
+        self.window_calls = max(1, min(wanted, _MAX_BYTES // largest, _MAX_CALLS, num_batches))
+        self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
+        process.arrange(Slots.like(batch.inputs, size, self.window_calls), (0, size), batch.inputs)
+        process.expect(output, size * self.window_calls, self.window_calls)
+
+    def _places(self) -> list[int]:
+        """Return how often a batch is computed again after each window."""
+        per_pass = -(-self.batches.num_items // (self.settings.batch_size * self.window_calls))
+        places = [0] * (per_pass * self.settings.repeat)
+        num_calls = -(-self.batches.num_items // self.settings.batch_size) * self.settings.repeat
+        number = max(_FEWEST_CHECKS, min(_CHECKS, num_calls // 10))
+        for _ in range(number if self.settings.repeat_check else 0):
+            places[self.chance.randrange(len(places))] += 1
+        return places
+
+    def _chunks(self) -> Iterator[tuple[_Chunk, float]]:
+        """Yield the items of each window, and the seconds that reading them took."""
+        iterator = iter(self.batches)
+        while True:
+            began = time.perf_counter()
+            taken = [batch for _, batch in zip(range(self.window_calls), iterator, strict=False)]
+            load_s = time.perf_counter() - began
+            if not taken:
+                return
+            yield self._mixed(taken), load_s
+
+    def _mixed(self, taken: Sequence[InferBatch]) -> _Chunk:
+        """Return the items of batches in a random order, perturbed; the place of a smaller batch is random, too."""
+        changed = [self.case.perturbed(batch, self.generator) for batch in taken]
+        order = torch.randperm(sum(batch.num_items for batch in taken), generator=self.generator)
+        sizes = [batch.num_items for batch in taken]
+        self.chance.shuffle(sizes)
+        labels = [batch.labels for batch in taken if batch.labels is not None]
+        return _Chunk(
+            [torch.cat(parts)[order] for parts in zip(*(batch.inputs for batch in taken), strict=True)],
+            [torch.cat(parts)[order] for parts in zip(*changed, strict=True)],
+            torch.cat(labels)[order] if labels else None,
+            sizes,
+        )
+
+    def _window(self, chunk: _Chunk, pass_number: int, load_s: float) -> ForwardWindow:
+        timed = self._timed(chunk.inputs, list(chunk.calls()))
+        began = time.perf_counter()
+        self.score.add(timed.outputs, chunk.labels)
+        nonfinite = sum(not is_finite([each[rows] for each in timed.outputs]) for rows in chunk.calls())
+        scored_s = time.perf_counter() - began
+        # The clock of the engine's process counts only as far as its calls add up to the window by this clock.
+        scale = timed.took_s * 1000 / max(sum(timed.calls_s), 1e-9)
+        window = ForwardWindow(
+            phase="inference",
+            pass_number=pass_number,
+            items=tuple(chunk.sizes),
+            latency_ms=tuple(
+                (call - other) * scale for call, other in zip(timed.calls_s, timed.excluded_s, strict=True)
+            ),
+            not_inference_ms=tuple(other * scale for other in timed.excluded_s),
+            wall_ms=(load_s + timed.took_s + scored_s) * 1000,
+            nonfinite_batches=nonfinite,
+            crossing_ms=(timed.took_s - sum(timed.calls_s)) * 1000,
+        )
+        self.emit(Event.FORWARD, window)
+        self._compare(chunk, timed.outputs, whole=pass_number == 1)
+        return window
+
+    def _timed(self, inputs: Sequence[Tensor], calls: Sequence[slice]) -> TimedWindow:
+        """Compute calls on these rows of ``inputs``."""
+        named: list[Call] = []
+        for slot, rows in enumerate(calls):
+            self.process.stage(slot, [each[rows] for each in inputs])
+            named.append((slot, rows.stop - rows.start))
+        timed = self.process.run(named, warm=self.call_s < _LONG_CALL_S)
+        for other_s, took_s in zip(timed.excluded_s, timed.calls_s, strict=True):
+            check_excluded_time(other_s, took_s, self.process.engine)
+        return timed
+
+    def _compare(self, chunk: _Chunk, outputs: Sequence[Tensor], *, whole: bool) -> None:
+        """Compare the answers of all calls, or of a random sample of them, with the framework's."""
+        if self.reference is None:
+            return
+        calls = list(chunk.calls())
+        if not whole:
+            sample = max(1, round(_SAMPLE * len(calls)))
+            self.num_not_compared += sum(each.stop - each.start for each in calls)
+            calls = self.chance.sample(calls, sample)
+            self.num_not_compared -= sum(each.stop - each.start for each in calls)
+        rows = torch.cat([torch.arange(each.start, each.stop) for each in calls])
+        for part in torch.split(rows, max(self.settings.batch_size, 64)):
+            expected = self.reference([each[part] for each in chunk.inputs])
+            unchanged: list[Tensor] = []
+            if self.answers.followed < MAX_FOLLOWED:
+                unchanged = self.reference([each[part] for each in chunk.unchanged])
+            self.answers.add([each[part] for each in outputs], expected, unchanged)
+            if whole and chunk.labels is not None:
+                self.expected_score.add(expected, chunk.labels[part])
+
+    def _compute_again(self, chunk: _Chunk) -> None:
+        """Compute items that are new to the engine, and then the same items again, each time in a window of its own."""
+        size = max(chunk.sizes)
+        rows = torch.randperm(len(chunk.inputs[0]), generator=self.generator)
+        number = min(self.check_calls, len(rows) // size)
+        batch = InferBatch(
+            tuple(each[rows[: number * size]] for each in chunk.unchanged),
+            None if chunk.labels is None else chunk.labels[rows[: number * size]],
+        )
+        inputs = self.case.perturbed(batch, self.generator)
+        calls = [slice(first, first + size) for first in range(0, number * size, size)]
+        taken: list[list[float]] = []
+        for repetition in range(CALLS):
+            timed = self._timed(inputs, calls)
+            taken.append([timed.took_s, sum(timed.excluded_s)])
+            if self.reference is not None and repetition in (0, CALLS - 1):
+                self.answers.add(timed.outputs, self.reference(list(inputs)))
+        # Of the time that the engine excludes, what only the first call excludes may be work that a cache saves later.
+        least_s = min(other_s for _, other_s in taken)
+        self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])

@@ -1,0 +1,1 @@
+"""ONNX files: export, conversion to a precision, and the types that a graph computes in."""

@@ -1,0 +1,232 @@
+"""``python -m accelmark.infer.process.worker CONNECTION INPUTS OUTPUTS PARENT``: the process of an engine.
+
+It gets shapes, indices and inputs, never labels, a data set or a job, and runs the only code of the run that a vendor
+writes. The numbers that it reports count as far as the rank's own clock and comparisons confirm them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from accelmark.infer.contract import check_outputs, check_separate_memory
+from accelmark.infer.engine import Engine, EngineRequest
+from accelmark.infer.engines import engine_class
+from accelmark.infer.failures import described
+from accelmark.infer.hashes import code_of, engine_hashes
+from accelmark.infer.process.memory import Slots, mapped
+from accelmark.infer.setup import ComputeDevice
+from accelmark.spec.plugins.catalog import FolderRef, folder_module
+
+DONE: Final = b"1"
+"""Reply to a window whose answers are in shared memory."""
+RUN: Final = b"r"
+"""Compute the calls that were prepared."""
+PICK: Final = b"p"
+"""Compute one call of the items whose indices (int64) follow."""
+ECHO: Final = b"e"
+"""Do nothing: measures the crossing."""
+
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+
+
+class Worker:
+    """Executes commands, one at a time."""
+
+    engine: Engine
+    inputs: Tensor
+    outputs: Tensor
+    slots: Slots
+    answers: Slots
+    calls: list[list[Tensor]]
+    sizes: list[int]
+    picked: list[Tensor]
+    warm: list[Tensor]
+
+    def __init__(self, descriptors: tuple[int, int]) -> None:
+        self.descriptors = descriptors
+        self.views: dict[tuple[int, int], list[Tensor]] = {}
+
+    def open(self, engine: str, vendor: str | None, device: dict[str, Any]) -> dict[str, Any]:
+        """Import the engine's class, and open the device where the run needs it."""
+        self.device = ComputeDevice(**device)
+        found = self.type = engine_class(engine, Path(vendor) if vendor is not None else None)
+        options = None if found.known_options is None else sorted(found.known_options)
+        return {"reads": found.reads, "loads": found.loads, "fixed_batch": found.fixed_batch, "known_options": options}
+
+    @torch.inference_mode(False)  # compilers refuse parameters that were created in it
+    def compile(self, request: dict[str, Any], modules: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+        """Compile the model, or load an engine; return the engine's details."""
+        self.device.prepare()
+        for folder, module in modules:  # the classes of the model
+            folder_module(FolderRef.model_validate(folder), module)
+        with os.fdopen(os.dup(self.descriptors[0]), "rb") as file:
+            file.seek(0)
+            held = torch.load(file, weights_only=False, map_location="cpu")  # from the rank
+        onnx, engine = (Path(request[name]) if request[name] else None for name in ("onnx_path", "engine_path"))
+        options = {name: tuple(each) if isinstance(each, list) else each for name, each in request["options"].items()}
+        self.engine = self.type(
+            EngineRequest(
+                model=held["model"],
+                example=held["example"],
+                onnx_path=onnx,
+                engine_path=engine,
+                work_dir=Path(request["work_dir"]),
+                device=self.device.device,
+                device_type=self.device.device_type,
+                threads=self.device.threads,
+                precision=request["precision"],
+                options=options,
+            )
+        )
+        details: dict[str, Any] = dict(self.engine.describe())
+        if self.engine.file is not None:
+            details["engine_file"] = str(self.engine.file)
+        if (types := self.engine.graph_types()) is not None:
+            details["graph_types"] = " ".join(f"{name}:{count}" for name, count in sorted(types.items()))
+        return details
+
+    def hashes(self) -> dict[str, Any]:
+        """Return hashes of the engine's files and code."""
+        return engine_hashes(self.engine) | code_of(self.type)
+
+    def arrange(self, slots: list[Any], warm: list[int]) -> None:
+        """Map the inputs; ``warm`` is the slot and the size of the batch for untimed calls."""
+        self.views.clear()
+        self.inputs = mapped(self.descriptors[0])
+        self.device.pin(self.inputs)
+        self.slots = Slots.of(slots)
+        self.picked = self._view(0, self.slots.slot_items)
+        self.warm = [each.clone() for each in self._view(warm[0], warm[1])]
+
+    def warm_up(self, calls: list[tuple[int, int]]) -> list[Any]:
+        """Compute calls without a clock; check their outputs, and return the types and shapes of an item of them."""
+        results = [self.engine(list(self._view(*call))) for call in calls]
+        for result in results:
+            check_outputs(result, self.engine.name)
+        check_separate_memory([outputs for outputs, _ in results], self.engine.name)
+        return Slots.like(results[0][0], 1, 1).values()
+
+    def expect(self, answers: list[Any], num_calls: int) -> None:
+        """Map the memory for the answers, and for the durations of ``num_calls`` calls in front of it."""
+        self.outputs = mapped(self.descriptors[1])
+        self.answers = Slots.of(answers)
+        self.times = self.outputs[: 16 * num_calls].view(torch.float64).view(2, num_calls)
+
+    def prepare(self, calls: list[tuple[int, int]], *, warm: bool = True) -> None:
+        """Make the calls of a window, and compute one untimed call if ``warm``: threads awake, code in caches."""
+        self.calls = [list(self._view(slot, size)) for slot, size in calls]
+        self.sizes = [size for _, size in calls]
+        self.room = self.answers.views(self.outputs, 0, sum(self.sizes))
+        if warm:
+            self.engine([each.clone() for each in self.warm])
+
+    def run(self) -> list[float]:
+        """Compute the window that was prepared; return the instants between its calls."""
+        engine, clock = self.engine, time.perf_counter
+        results: list[Any] = []
+        append = results.append
+        instants = [clock()]
+        mark = instants.append
+        for inputs in self.calls:
+            append(engine(inputs))
+            mark(clock())
+        self._keep(results, self.sizes, self.room)
+        self.excluded = [other for _, other in results]
+        return instants
+
+    def pick(self, indices: Tensor) -> None:
+        """Compute one call of the items with these indices in the first slot."""
+        result = self.engine([each.index_select(0, indices) for each in self.picked])
+        self._keep([result], [len(indices)], self.answers.views(self.outputs, 0, len(indices)))
+
+    def report(self, instants: list[float]) -> None:
+        """Write durations to shared memory, after the rank has taken the time of the window."""
+        taken = torch.tensor(instants, dtype=torch.float64)
+        self.times[0, : len(self.calls)] = taken.diff()
+        self.times[1, : len(self.calls)] = torch.tensor(self.excluded, dtype=torch.float64)
+
+    def usage(self) -> dict[str, Any]:
+        """Return the engine's peak device memory."""
+        return {"peak_device_memory_mib": self.engine.device_memory_mib()}
+
+    def _view(self, slot: int, size: int) -> list[Tensor]:
+        key = (slot, size)
+        if key not in self.views:
+            self.views[key] = self.slots.views(self.inputs, slot, size)
+        return self.views[key]
+
+    def _keep(self, results: list[Any], sizes: list[int], room: list[Tensor]) -> None:
+        """Copy the outputs of calls to shared memory.
+
+        Raises:
+            InferenceError: they are no outputs for these calls.
+        """
+        try:
+            for index, target in enumerate(room):
+                parts = [outputs[index] for outputs, _ in results]
+                if sum([part.shape[0] for part in parts]) != target.shape[0]:
+                    raise IndexError
+                torch.cat(parts, out=target)
+        except Exception:
+            for result, size in zip(results, sizes, strict=True):
+                check_outputs(result, self.engine.name, size, self.answers.rows)
+            raise
+
+
+def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
+    """Serve the rank until it closes the connection."""
+    connection_fd, inputs_fd, outputs_fd, parent = map(int, arguments)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what an interruption of the terminal ends
+    connection: Connection[Any, Any] = Connection(connection_fd)
+    worker = worker_type((inputs_fd, outputs_fd))
+    with torch.inference_mode():  # entered once, not in each call
+        while True:
+            try:
+                message = connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            try:
+                _serve(connection, worker, message)
+            except Exception as error:  # noqa: BLE001 - an engine may raise anything
+                traceback.print_exc()
+                connection.send_bytes(json.dumps({"error": described(error)}).encode())
+
+
+def _serve(connection: Connection[Any, Any], worker: Worker, message: bytes) -> None:
+    if message == RUN:
+        instants = worker.run()
+        connection.send_bytes(DONE)
+        worker.report(instants)
+        connection.send_bytes(DONE)
+    elif message == ECHO:
+        connection.send_bytes(DONE)
+    elif message[:1] == PICK:
+        worker.pick(torch.frombuffer(bytearray(message[1:]), dtype=torch.int64))
+        connection.send_bytes(DONE)
+    else:
+        command, values = json.loads(message)
+        found = getattr(worker, command)(**values)
+        connection.send_bytes(json.dumps({"reply": found}).encode())
+
+
+if __name__ == "__main__":
+    from accelmark.infer.process import worker  # by its own name: what an engine finds in __main__ is not this module
+
+    worker.main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""Read the evaluation job of a round: metrics of its weights and replayed steps, from a process without vendor code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
+
+from accelmark.results.read.rank_log import Attempt, read_train_log
+from accelmark.results.read.round_dir import node_dirs, rank_logs
+from accelmark.spec.errors import RunError
+from accelmark.spec.events import CheckpointHashes, Evaluated, Event, Replayed, SavedCheckpoint, UpdateSquares
+from accelmark.spec.perflog import PerfLogReader
+
+REEVALUATION_PREFIX: Final = "evaluation-"
+"""``<key slug>/evaluation-round<N>`` is next to ``<key slug>/round<N>``."""
+
+Metrics = Mapping[str, float | None]
+
+
+class ReplayedStep(NamedTuple):
+    """The loss of one step on one rank, in the round and in the replay."""
+
+    rank: int
+    step: int
+    reported: float | None
+    replayed: float | None
+
+
+class ReplayedSteps(NamedTuple):
+    """Steps that were replayed, over all ranks."""
+
+    start: str | None
+    """None: the case's initial weights."""
+    steps: tuple[ReplayedStep, ...]
+    update: UpdateSquares | None
+    """Summed over the ranks; None where only losses were compared."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimizer steps."""
+        return len({step.step for step in self.steps})
+
+    @property
+    def what(self) -> str:
+        """The steps in words."""
+        first = min((step.step for step in self.steps), default=0)
+        return f"steps {first} to {first + self.num_steps - 1}"
+
+
+class Reevaluation(NamedTuple):
+    """Results of the evaluation job of a round, and those that the round had reported."""
+
+    problem: str | None
+    """Why the job did not complete; None where it did."""
+    metrics: Metrics | None
+    """Of the final weights; None where they were not evaluated."""
+    claimed: Metrics | None
+    """Of the weights of the first evaluation that reached the target, where training continued after it."""
+    reported: Metrics
+    """Metrics of the round's last evaluation."""
+    replays: tuple[ReplayedSteps, ...]
+    warnings: tuple[str, ...]
+    """Of its ranks."""
+    duration_s: float | None
+    """From the start of the node agent to its end, the longest over the hosts."""
+
+
+class SavedCheckpoints(NamedTuple):
+    """The checkpoints that rank 0 of a round logged."""
+
+    steps: Mapping[str, int]
+    """Name -> optimizer steps done."""
+    hashes: CheckpointHashes | None
+    """None in rounds of earlier versions, and where training did not complete."""
+    log_sha256: str
+    """Over the logs of all ranks."""
+
+
+def reevaluation_dir(round_dir: Path) -> Path:
+    """Return the directory of the evaluation job of a round."""
+    return round_dir.with_name(f"{REEVALUATION_PREFIX}{round_dir.name}")
+
+
+def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluation | None:
+    """Read the evaluation job of a round, by default in :func:`reevaluation_dir`; None where there was none."""
+    place = place or reevaluation_dir(round_dir)
+    nodes = node_dirs(place)
+    if not nodes:
+        return None
+    problems = (node.exit.reason if node.exit is not None else node.problem for node in nodes)
+    problem = next(filter(None, problems), None)
+    evaluated: dict[str, Metrics] = {}
+    replayed: list[tuple[int, Replayed]] = []
+    warnings: dict[str, None] = {}
+    logs = rank_logs(round_dir)
+    for rank, path in rank_logs(place).items():
+        try:
+            for record in PerfLogReader(path):
+                if record.event == Event.EVALUATED:
+                    value = record.value_as(Evaluated)
+                    evaluated[value.weights] = value.metrics
+                elif record.event == Event.WARNING:
+                    warnings[str(record.value.get("message"))] = None
+                elif record.event == Event.REPLAYED and rank in logs:
+                    replayed.append((rank, record.value_as(Replayed)))
+        except (RunError, ValidationError) as error:
+            problem = problem or f"{path.name}: {error}"
+    attempts = {rank: read_train_log(path, rank).attempts for rank, path in logs.items()}
+    lead = next(iter(attempts.values()), [])
+    evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
+    names = list(evaluated)
+    return Reevaluation(
+        problem=problem,
+        metrics=evaluated[names[0]] if names else None,
+        claimed=evaluated[names[1]] if len(names) > 1 else None,
+        reported=evaluations[-1].metrics if evaluations else {},
+        replays=tuple(_merged(replayed, attempts)),
+        warnings=tuple(warnings),
+        duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),
+    )
+
+
+def _merged(
+    replayed: Iterable[tuple[int, Replayed]], attempts: Mapping[int, Sequence[Attempt]]
+) -> Iterator[ReplayedSteps]:
+    """Merge the replays of all ranks, by their first checkpoint."""
+    losses: dict[int, dict[int, float]] = {}
+    for rank, tried in attempts.items():
+        own = losses.setdefault(rank, {})
+        for attempt in tried:
+            own.update(zip(attempt.loss_steps(), attempt.losses, strict=True))
+    found: dict[str | None, list[tuple[int, Replayed]]] = {}
+    for rank, value in replayed:
+        found.setdefault(value.checkpoint, []).append((rank, value))
+    for start, values in found.items():
+        steps = [
+            ReplayedStep(rank, step, losses[rank].get(step), loss)
+            for rank, value in values
+            for step, loss in enumerate(value.losses, start=value.first_step)
+        ]
+        updates = [value.update for _, value in values if value.update is not None]
+        yield ReplayedSteps(start, tuple(steps), _sum(updates) if updates else None)
+
+
+def _sum(updates: Sequence[UpdateSquares]) -> UpdateSquares:
+    return UpdateSquares(
+        replayed=sum(each.replayed for each in updates),
+        saved=sum(each.saved for each in updates),
+        difference=sum(each.difference for each in updates),
+    )
+
+
+def saved_checkpoints(round_dir: Path) -> SavedCheckpoints:
+    """Read the checkpoints of a round from the log of rank 0."""
+    steps: dict[str, int] = {}
+    hashes: CheckpointHashes | None = None
+    digest = hashlib.sha256()
+    for number, log in enumerate(rank_logs(round_dir).values()):
+        digest.update(log.read_bytes())
+        for record in PerfLogReader(log) if number == 0 else ():
+            if record.event == Event.CHECKPOINT:
+                saved = record.value_as(SavedCheckpoint)
+                steps[saved.name] = saved.global_steps
+            elif record.event == Event.CHECKPOINTS_HASHED:
+                hashes = record.value_as(CheckpointHashes)
+    return SavedCheckpoints(steps, hashes, digest.hexdigest())

@@ -1,0 +1,99 @@
+"""A job's part on each of its hosts, as launchers deliver it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accelmark.plan.adaptation import requirements_file
+from accelmark.plan.plan import PlannedJob
+from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
+from accelmark.run.launchers.launcher import Launcher
+from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.job import EvaluateJob, JobSpec
+from accelmark.spec.plugins.catalog import find, load_vendor
+from accelmark.spec.plugins.framework import Server
+
+JOB_FILE: Final = "job.json"
+
+
+def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
+    """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
+    nodes = node_jobs(directory, job, launcher, go_on=go_on)
+    make_directory(directory.round_dir(job))
+    write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
+    return nodes
+
+
+def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
+    """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
+
+    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
+    """
+    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
+    hosts = {host.name: host for host in plan.cluster.hosts}
+    mine = [hosts[node.host] for node in job.nodes]
+    servers = tuple(
+        Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
+    )
+    flagperf = {
+        "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
+        "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
+    }
+    vendor, folder = load_vendor(plan.vendor), find("vendors", plan.vendor)
+    is_trusted = not isinstance(spec.work, EvaluateJob) or folder.origin == "accelmark"
+    telemetry = TelemetryTask(vendor=plan.vendor, vendor_folder=folder.path, interval_s=plan.telemetry_interval_s)
+    variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
+    adaptation = f"{spec.key.model}-{spec.key.framework}" if spec.adaptation is not None else None
+    adapted = folder.path / "cases" / adaptation if adaptation is not None else None
+    return [
+        NodeJob(
+            host=host,
+            node_dir=directory.node_dir(job, node),
+            job=spec,
+            task=AgentTask(
+                run=str(directory.path),
+                host=host.name,
+                noderank=node.noderank,
+                nnodes=len(job.nodes),
+                nproc=node.nproc,
+                ranks_per_host=spec.ranks_per_host,
+                command=node.command,
+                job_file=directory.round_dir(job) / JOB_FILE,
+                framework=spec.framework,
+                python=plan.cluster.environment_python(spec.framework),
+                master_address=launcher.master_address(mine[0]),
+                master_port=plan.cluster.master_port,
+                environment={
+                    **(vendor.environment if is_trusted else {}),
+                    **(flagperf if servers else {}),
+                    **plan.cluster.environment,
+                },
+                threads=spec.work.threads,
+                visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+                servers=servers,
+                interface=host.interface,
+                clear_caches=plan.cluster.clear_caches,
+                adaptation=adapted,
+                requirements=requirements_file(adapted, spec.case.path),
+                case=spec.case.path,
+                data_dirs=tuple(spec.data_dirs.values()),
+                telemetry=None if isinstance(spec.work, EvaluateJob) else telemetry,
+                limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
+            ),
+        )
+        for host, node in zip(mine, job.nodes, strict=True)
+    ]
+
+
+def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool) -> JobSpec:
+    """Return the job with its paths, as its ranks read it."""
+    checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
+    on_hosts = not launcher.spec.shares_filesystem  # cannot be checked from here
+    has_any = on_hosts or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
+    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
+        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
+            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
+                changed[name] = ref.model_copy(update={"package": None})
+    return job.job.model_copy(update=changed)

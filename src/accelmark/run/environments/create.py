@@ -1,0 +1,133 @@
+"""Create and remove a framework's virtual environment, on this machine or on the hosts of a cluster."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+from urllib.parse import urlsplit
+
+from accelmark.run.agent.rank_exit import error_lines
+from accelmark.run.host import Host, HostError
+from accelmark.run.preflight.packages import broken_imports, create_command, package_facts
+from accelmark.spec.cluster import environment_python
+from accelmark.spec.plugins.catalog import find, framework_device, load_framework, load_vendor
+from accelmark.spec.plugins.requirements import Need, base_requirements, distributions, requirement_texts
+
+MARKER: Final = "accelmark-environment"
+"""File in an environment that AccelMark created; only directories with it are removed."""
+_CONSTRAINTS: Final = "constraints.txt"
+_PREPARE: Final = """\
+if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ -n "$(ls -A "$1")" ]; then
+  echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
+fi
+"$2" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "$2 is older than Python 3.11: set python in the cluster file" >&2; exit 4
+}
+"$2" -m venv -- "$1" || {
+  echo "$2 -m venv failed: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 5
+}
+touch -- "$1/$3"
+cat > "$1/$4"
+"""
+"""Arguments: the directory, the Python, the marker, the file for the constraints, which come from standard input."""
+_REMOVE: Final = """\
+[ -e "$1" ] || exit 0
+[ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
+rm -rf -- "$1"
+"""
+_INSTALL_TIMEOUT_S: Final = 4 * 3600.0
+Report = Callable[[str, str], None]
+"""Called with a host and what is done there."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an environment contains, and where its packages come from."""
+
+    framework: str
+    requirements: tuple[str, ...]
+    constraints: Path | None
+    """The framework's ``constraints.txt`` on this machine, if it has one."""
+    index: str | None = None
+    """Address of a package index, in place of PyPI."""
+    wheels: Path | None = None
+    """Directory with wheels on the hosts; without ``index`` nothing is downloaded."""
+
+    def prepare_command(self, path: Path, python: str) -> list[str]:
+        """Return the command that makes an empty virtual environment; constraints are its standard input."""
+        return ["sh", "-c", _PREPARE, "sh", str(path), python, MARKER, _CONSTRAINTS]
+
+    def install_command(self, path: Path) -> list[str]:
+        """Return the command that installs the packages."""
+        pip = [environment_python(path), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        return [*pip, "--quiet", *self._sources(), "--constraint", str(constraints_file(path)), *self.requirements]
+
+    def _sources(self) -> list[str]:
+        options = [] if self.wheels is None else ["--find-links", str(self.wheels)]
+        if self.index is not None:
+            parts = urlsplit(self.index)
+            trusted = ["--trusted-host", parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []
+            return [*options, "--index-url", self.index, *trusted]
+        return ["--no-index", *options] if options else []
+
+
+def constraints_file(path: Path) -> Path:
+    """Return the file of an environment with the versions that pip installs."""
+    return path / _CONSTRAINTS
+
+
+def recipe_of(framework: str, vendor: str, index: str | None, wheels: Path | None) -> Recipe:
+    """Return the recipe of a framework's environment on a vendor's devices: AccelMark's packages and the framework's.
+
+    Raises:
+        RequestError: there is no such framework, or it has no device of this vendor.
+    """
+    folder, spec = find("frameworks", framework).path, load_framework(framework)
+    device = framework_device(load_vendor(vendor), framework)
+    wanted = (*base_requirements(), *requirement_texts((*spec.requires, *device.requires)))
+    constraints = folder / _CONSTRAINTS
+    found = constraints if constraints.is_file() else None
+    return Recipe(framework, tuple(dict.fromkeys(wanted)), found, index, wheels)
+
+
+async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Report) -> dict[str, str]:
+    """Create an environment on a host, or bring an existing one up to date; returns its packages' versions.
+
+    Raises:
+        HostError: it could not be created; the host and the first errors are named.
+    """
+    await host.connect()
+    report(host.name, f"making {path}")
+    constraints = b"" if recipe.constraints is None else recipe.constraints.read_bytes()
+    done = await host.run(recipe.prepare_command(path, python), constraints, _INSTALL_TIMEOUT_S)
+    if done.code != 0:
+        raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5) else done.message)
+    report(host.name, f"installing {len(recipe.requirements)} packages and what they need")
+    done = await host.run(recipe.install_command(path), timeout_s=_INSTALL_TIMEOUT_S)
+    if done.code != 0:
+        why = error_lines(done.output) or f"exit code {done.code}"
+        raise HostError(host.name, f"{why} (repeat: {shlex.join(recipe.install_command(path))})")
+    spec = load_framework(recipe.framework)
+    report(host.name, f"importing {spec.module}")
+    names = distributions(Need(requirement=one, needed_by=spec.name) for one in spec.requires)
+    imports = (spec.module, *spec.checked_imports)
+    facts = await package_facts(host, environment_python(path), names or spec.distributions, imports)
+    for problem in broken_imports(host.name, facts, spec, create_command(recipe.framework, path)):
+        raise HostError(host.name, problem.what)
+    return {name: version for name, version in facts.versions.items() if version is not None}
+
+
+async def remove(path: Path, host: Host) -> None:
+    """Remove an environment that :func:`create` made; one that does not exist is no error.
+
+    Raises:
+        HostError: the directory was not made by AccelMark, or cannot be removed.
+    """
+    await host.connect()
+    done = await host.run(["sh", "-c", _REMOVE, "sh", str(path), MARKER], timeout_s=_INSTALL_TIMEOUT_S)
+    if done.code != 0:
+        raise HostError(host.name, done.message)

@@ -1,0 +1,95 @@
+"""The packages that ranks need on a host: read from the Python that runs them, and compared with the requirements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, ValidationError
+
+from accelmark.run.host import Host, HostError
+from accelmark.run.onhost import command
+from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
+from accelmark.spec.model import Spec
+from accelmark.spec.plugins.framework import FrameworkSpec
+from accelmark.spec.plugins.requirements import Need, install_command, missing
+
+_IMPORT_TIMEOUT_S: Final = 300.0
+_RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
+RANK_NEEDS: Final = tuple(Need(requirement=one, needed_by="AccelMark") for one in _RANK_NEEDS)
+"""What AccelMark itself needs in the environment of a framework."""
+
+
+class PackageFacts(Spec):
+    """Output of :mod:`accelmark.run.onhost.packages`."""
+
+    executable: str
+    python: tuple[int, int, int]
+    versions: dict[str, str | None] = Field(default_factory=dict)
+    """Package -> its installed version."""
+    broken: dict[str, str] = Field(default_factory=dict)
+    """Installed module that cannot be imported -> the last line of the error."""
+
+
+async def package_facts(
+    host: Host, python: str, distributions: Sequence[str], modules: Sequence[str] = (), python_path: Sequence[str] = ()
+) -> PackageFacts:
+    """Return the versions of packages of a Python on a host, and which of ``modules`` cannot be imported.
+
+    Raises:
+        HostError: the Python cannot be run.
+    """
+    request = {"distributions": list(distributions), "modules": list(modules), "python_path": list(python_path)}
+    stdin = json.dumps(request).encode() + b"\n"
+    done = await host.run(command(python, "packages"), stdin, timeout_s=_IMPORT_TIMEOUT_S)
+    if done.code != 0:
+        raise HostError(host.name, f"the packages of {python} cannot be read: {done.message}")
+    try:
+        return PackageFacts.model_validate_json(done.out)
+    except ValidationError as error:
+        raise HostError(host.name, f"{python} did not print its packages: {error.errors()[0]['msg']}") from error
+
+
+def package_problems(
+    name: str,
+    facts: PackageFacts,
+    needs: Sequence[Need],
+    installed: Sequence[str],
+    framework: FrameworkSpec,
+    environment: Path | None = None,
+) -> list[HostProblem]:
+    """Return what the jobs of a framework need on a host and its Python lacks, and its broken modules.
+
+    ``installed`` are packages that are installed for the ranks before they start. ``environment`` is the framework's
+    virtual environment, if its ranks run in one.
+    """
+    create = create_command(framework.name, environment)
+    found: list[HostProblem] = []
+    if lacking := missing(needs, facts.versions.get, installed):
+        what = "; ".join(map(str, lacking))
+        repair = create if environment is not None else install_command(lacking, facts.executable)
+        if environment is None and any(one.need.needed_by == f"framework {framework.name}" for one in lacking):
+            repair += f"; or, in an environment of its own: {create}"
+        found.append(HostProblem(name, what, repair))
+    if environment is not None and facts.python < OLDEST_PYTHON:
+        version = ".".join(map(str, facts.python))
+        found.append(HostProblem(name, f"{facts.executable} is Python {version}, 3.11 is needed", create))
+    return [*found, *broken_imports(name, facts, framework, create)]
+
+
+def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[HostProblem]:
+    """Yield a problem for each module that cannot be imported, with the command that repairs it.
+
+    The framework itself is installed again by ``create``; other modules, which it does not need, are uninstalled.
+    """
+    for module, error in facts.broken.items():
+        what = f"{facts.executable}: import {module} fails: {error}"
+        own = (framework.module, *framework.companion_modules)
+        yield HostProblem(name, what, create if module in own else f"{facts.executable} -m pip uninstall {module}")
+
+
+def create_command(framework: str, environment: Path | None = None) -> str:
+    """Return the command that creates or repairs a framework's environment."""
+    return f"accelmark env create {framework}" + (f" --path {environment}" if environment is not None else "")

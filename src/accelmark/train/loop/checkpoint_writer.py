@@ -1,0 +1,202 @@
+"""Save checkpoints: to resume from, to evaluate, and in pairs between which steps are replayed after the run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import Final, NamedTuple, final
+
+from accelmark.spec.events import CheckpointHashes, Event, SavedCheckpoint
+from accelmark.spec.job import TrainJob
+from accelmark.spec.perflog import EventLog
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.contract import Backend
+from accelmark.train.loop.ends import total_steps
+
+FIRST_STEPS: Final = 8
+"""Steps from the initial weights to the first checkpoint of a pair."""
+MOST_STEPS: Final = 128
+"""Most steps between the checkpoints of a pair."""
+_LARGEST_SHARE: Final = 0.003
+"""Share of training time that writing the pairs may take."""
+_FEWEST: Final = 4
+"""Distances into which training is divided at least, however short it is."""
+_CHUNK: Final = 1 << 20
+
+
+class _Cost(NamedTuple):
+    """Of writing a checkpoint, as the mean over ranks."""
+
+    write_s: float
+    step_s: float
+    """Duration of an optimizer step since the checkpoint before."""
+    num_bytes: float
+
+
+@final
+class CheckpointWriter:
+    """Writes the checkpoints of a rank's training, and removes those that are no longer needed.
+
+    Replay pairs cover all of training where writing them is cheap enough: each checkpoint ends one pair and begins the
+    next. Where it is not, pairs of ``MOST_STEPS`` steps are written at equal distances.
+    """
+
+    def __init__(self, job: TrainJob, backend: Backend, directory: Path, log: EventLog, account: Account) -> None:
+        self._settings = job.settings
+        self._every = job.settings.checkpoint.every_steps
+        self._backend = backend
+        self._directory = directory
+        self._log = log
+        self._account = account
+        self._is_checked = job.is_checked
+        self._names: dict[int, str] = {}
+        """Optimizer steps done -> checkpoint written by this process."""
+        self._resumable: list[str] = []
+        self._pairs: list[tuple[str | None, str]] = []
+        self._begins: str | None = None
+        """The first checkpoint of the pair in progress; None: the initial weights."""
+        self._claimed: str | None = None
+        self._reason: str | None = None
+        self._due: float = math.inf
+        """The next step with a checkpoint of a pair."""
+        self._is_open = False
+        """Whether a pair is in progress."""
+        self._num_bytes = 0.0
+        self._mark = (0, 0.0)
+        """Optimizer steps done and training time at the checkpoint before."""
+
+    def start(self, step: int) -> None:
+        """Set the step at which training begins, after 0 where it resumes."""
+        if self._every is not None and self._directory.is_dir():
+            self._resumable = sorted(path.name for path in self._directory.iterdir() if path.suffix != ".tmp")
+        self._mark = (step, self._training_s())
+        if not self._is_checked or not self._settings.checkpoint.replay_mib:
+            self._reason = "checkpoint.replay_mib is 0" if self._is_checked else None
+            return
+        self._is_open = step == 0
+        self._due = step + FIRST_STEPS
+
+    def next_due(self, step: int) -> float:
+        """Return the next step after ``step`` at which a checkpoint is due."""
+        resumable = math.inf if self._every is None else (step // self._every + 1) * self._every
+        return min(resumable, self._due)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after ``step``."""
+        return step >= self._due or (self._every is not None and step % self._every == 0)
+
+    def save_due(self) -> None:
+        """Write the checkpoint that is due, for resuming, for a pair, or both."""
+        step = self._account.progress.global_steps
+        step_s = (self._training_s() - self._mark[1]) / max(step - self._mark[0], 1)
+        start = time.monotonic()
+        name = self._write()
+        if self._every is not None and step % self._every == 0:
+            self.save_resumable()
+        if step < self._due:
+            return
+        if self._is_open:
+            self._pairs.append((self._begins, name))
+        path = self._directory / name
+        num_bytes = sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else 0
+        self._num_bytes += num_bytes
+        values = self._backend.mean([time.monotonic() - start, step_s, float(num_bytes)])
+        self._schedule(step, name, _Cost(*values))
+        self._mark = (step, self._training_s())
+
+    def _schedule(self, step: int, name: str, cost: _Cost) -> None:
+        """Set the step of the next checkpoint of a pair."""
+        bounds = self._settings.end
+        by_steps = total_steps(bounds, self._backend.steps_per_epoch, self._backend.samples_per_step)
+        by_time = bounds.max_duration_s / cost.step_s if bounds.max_duration_s and cost.step_s else None
+        total = min(filter(None, (by_steps, by_time)), default=step)
+        limit = self._settings.checkpoint.replay_mib * 2**20
+        num_left = math.floor((limit - self._num_bytes) / max(cost.num_bytes, 1.0))
+        if num_left < 2:
+            self._due, self._is_open = math.inf, False
+            if len(self._pairs) < 2:
+                size = f"{cost.num_bytes / 2**20:,.0f} MiB"
+                self._reason = f"a checkpoint takes {size}, checkpoint.replay_mib is {limit // 2**20}"
+            return
+        by_cost = cost.write_s / max(_LARGEST_SHARE * cost.step_s, 1e-9)
+        distance = max(FIRST_STEPS, math.ceil(max(min(by_cost, total / _FEWEST), (total - step) / num_left)))
+        if distance <= MOST_STEPS:
+            self._begins, self._is_open, self._due = name, True, step + distance
+        elif self._is_open and self._begins != name and self._pairs:
+            self._is_open, self._due = False, step + 2 * distance - MOST_STEPS
+        else:
+            self._begins, self._is_open, self._due = name, True, step + MOST_STEPS
+
+    def save_resumable(self) -> None:
+        """Write a checkpoint to resume from, and remove the oldest beyond ``checkpoint.keep``."""
+        name = self._write()
+        if name not in self._resumable:
+            self._resumable.append(name)
+        while len(self._resumable) > self._settings.checkpoint.keep:
+            oldest = self._resumable.pop(0)
+            if oldest not in self._needed():
+                shutil.rmtree(self._directory / oldest, ignore_errors=True)
+
+    def save_claimed(self) -> None:
+        """Write the weights with which an evaluation reached the target for the first time."""
+        if self._is_checked and self._claimed is None:
+            self._claimed = self._write()
+
+    def finish(self) -> None:
+        """Write the final weights, and log the hashes of all checkpoints that are needed after the run."""
+        if not self._is_checked and self._every is None:
+            return
+        final = self._write()
+        if not self._is_checked:
+            return
+        last = self._account.progress.global_steps
+        steps = {name: step for step, name in self._names.items()}
+        if self._is_open and final != self._begins and last - steps.get(self._begins or "", 0) <= MOST_STEPS:
+            self._pairs.append((self._begins, final))
+        start = time.monotonic()
+        names = sorted({final, *self._needed()} & {path.name for path in self._directory.iterdir()})
+        hashes = {name: hash_of(self._directory / name) for name in names}
+        sizes = [file.stat().st_size for name in names for file in (self._directory / name).iterdir()]
+        value = CheckpointHashes(
+            sha256=hashes,
+            pairs=tuple(pair for pair in self._pairs if pair[1] in hashes),
+            claimed=self._claimed,
+            final=final,
+            num_bytes=sum(sizes),
+            duration_s=round(time.monotonic() - start, 6),
+            reason=self._reason,
+        )
+        self._log.event(Event.CHECKPOINTS_HASHED, value)
+
+    def _needed(self) -> set[str]:
+        pairs = {name for pair in self._pairs for name in pair}
+        return {name for name in (*pairs, self._begins if self._is_open else None, self._claimed) if name is not None}
+
+    def _write(self) -> str:
+        """Write a checkpoint of this step unless there is one; returns its name."""
+        progress = self._account.progress
+        name = self._names.get(progress.global_steps)
+        if name is None:
+            start = time.monotonic()
+            name = self._names[progress.global_steps] = self._backend.save(progress)
+            duration_s = round(time.monotonic() - start, 6)
+            value = SavedCheckpoint(name=name, global_steps=progress.global_steps, duration_s=duration_s)
+            self._log.event(Event.CHECKPOINT, value)
+        return name
+
+    def _training_s(self) -> float:
+        return self._account.elapsed_s() - self._account.evaluation_s
+
+
+def hash_of(directory: Path) -> str:
+    """Return the SHA-256 over names and contents of the files in ``directory``."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

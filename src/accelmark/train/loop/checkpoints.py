@@ -1,0 +1,124 @@
+"""Checkpoints as NumPy arrays, for frameworks that keep the same state on every rank.
+
+They are written to a temporary directory and renamed: a killed process leaves complete ones only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from accelmark.spec.errors import RunError
+from accelmark.spec.events import UpdateSquares
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.loop.contract import Progress
+
+NamedArrays = Mapping[str, npt.NDArray[Any]]
+_NAME: Final = re.compile(r"^step(\d{9})$")
+
+
+@final
+class ArrayCheckpoints:
+    """The checkpoints of a job: a directory each. Rank 0 writes them."""
+
+    def __init__(self, directory: Path, place: RankPlace) -> None:
+        self._directory, self._place = directory, place
+
+    def save(self, arrays: NamedArrays, progress: Progress) -> str:
+        """Write a checkpoint and return its name.
+
+        Raises:
+            RunError: it could not be written, for example because the disk is full.
+        """
+        name = f"step{progress.global_steps:09d}"
+        temporary = self._directory / f"{name}.tmp"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            np.savez(temporary / "state.npz", allow_pickle=False, **arrays)
+            record = {"world_size": self._place.world_size, "progress": asdict(progress)}
+            (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
+            shutil.rmtree(self._directory / name, ignore_errors=True)
+            temporary.rename(self._directory / name)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error
+        return name
+
+    def _names(self) -> list[str]:
+        """Return the names of complete checkpoints, oldest first."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(path.name for path in self._directory.iterdir() if _NAME.match(path.name))
+
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint, or None."""
+        names = self._names()
+        return self._directory / names[-1] if names else None
+
+    def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
+        """Return the arrays of a checkpoint and the progress of training.
+
+        Raises:
+            RunError: it is damaged, or was written by another number of ranks.
+        """
+        try:
+            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            with np.load(checkpoint / "state.npz", allow_pickle=False) as stored:
+                arrays = dict(stored)
+        except Exception as error:
+            raise unreadable(checkpoint, error) from error
+        if record["world_size"] != self._place.world_size:
+            raise RunError(
+                f"the checkpoint {checkpoint} has world_size {record['world_size']}, this job "
+                f"{self._place.world_size}; use the same, or train again"
+            )
+        progress = record["progress"]
+        losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
+        return arrays, Progress(**progress, reference_losses=losses)
+
+
+def unreadable(checkpoint: Path, error: Exception) -> RunError:
+    """Return the error of a checkpoint that is damaged or has another content than this job's."""
+    return RunError(
+        f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
+        "remove it to continue from the one before it, or from the beginning"
+    )
+
+
+def update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:
+    """Compare the change of the parameters by replayed steps with that by training, in double precision."""
+    found = [0.0, 0.0, 0.0]
+    for name, array in before.items():
+        start = array.astype(np.float64)
+        changes = (replayed[name] - start, saved[name] - start)
+        for index, change in enumerate((*changes, changes[0] - changes[1])):
+            found[index] += float(np.square(change).sum())
+    return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
+
+
+def structure_hash(arrays: NamedArrays) -> str:
+    """SHA-256 over names, shapes and types of all parameters, in order of their names."""
+    return hashlib.sha256("".join(_line(name, array) for name, array in sorted(arrays.items())).encode()).hexdigest()
+
+
+def weights_hash(arrays: NamedArrays) -> str:
+    """SHA-256 over names, shapes, types and values of all parameters, in order of their names."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(_line(name, array).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _line(name: str, array: npt.NDArray[Any]) -> str:
+    return f"{name} {array.shape} {array.dtype}\n"

@@ -1,0 +1,100 @@
+"""The part of a training case that needs no framework: settings, data as NumPy arrays, metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.train.tasks.arrays import ArrayBatches, ArrayPlace, Arrays
+from accelmark.train.tasks.samples import ArraySource, SampleBatches
+
+
+class Batches(Protocol):
+    """A rank's share of a data set, in batches of NumPy arrays with the samples along the first dimension."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks, without a dropped last batch."""
+        ...
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
+        """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
+
+        All ranks yield equally many batches of equally many samples when training.
+        """
+        ...
+
+
+class ArrayCase(ABC):
+    """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+
+    def __init__(self, settings: TrainSettings, data_dirs: Mapping[str, Path], place: RankPlace) -> None:
+        self.settings = settings
+        self.data_dirs = data_dirs
+        self.place = place
+
+    def number(self, name: str) -> int:
+        """Return one of the case's own integer settings (``settings.model``)."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a whole number")
+        return value
+
+    def real(self, name: str) -> float:
+        """Return one of the case's own numbers (``settings.model``)."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a number")
+        return float(value)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The case's own integer settings."""
+        numbers = self.settings.model.items()
+        return {name: value for name, value in numbers if isinstance(value, int) and not isinstance(value, bool)}
+
+    def dataset(self, *, train: bool) -> Arrays | ArraySource:
+        """Return the training or the evaluation data: whole arrays by name, or a source that is read by sample."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
+
+    def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
+        """Change a training batch of whole arrays, with random numbers from ``random`` only."""
+        return batch
+
+    def train_batches(self) -> Batches:
+        """Return this rank's share of the training data in a new order each epoch, ``batch_size`` samples a batch."""
+        return self._batches(self.settings.batch_size, train=True)
+
+    def eval_batches(self) -> Batches:
+        """Return this rank's share of the evaluation data: every sample exactly once over all ranks."""
+        return self._batches(self.settings.eval_batch_size, train=False)
+
+    def _batches(self, size: int, *, train: bool) -> Batches:
+        data = self.dataset(train=train)
+        place = ArrayPlace(self.place.rank, self.place.world_size, self.settings.seed)
+        if isinstance(data, Mapping):
+            return ArrayBatches(data, size, place, train=train, augment=self.augment if train else None)
+        return SampleBatches(data, size, place, self.settings.loader, train=train)
+
+    @property
+    def random(self) -> np.random.Generator:
+        """A new generator of this rank's synthetic data."""
+        return np.random.default_rng((self.settings.seed, self.place.rank))
+
+    @abstractmethod
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return a synthetic batch of ``size`` samples with the shapes, types and value ranges of real data."""
+
+    @abstractmethod
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
+
+    def flops_per_sample(self) -> float | None:
+        """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""
+        return None

@@ -1,0 +1,73 @@
+"""Task families on NumPy arrays: synthetic data and metrics, without model and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from accelmark.train.tasks.array_case import ArrayCase
+from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+
+
+class ImageData(ArrayCase):
+    """Images as bytes of shape (batch, channels, height, width), and ``label`` of shape (batch,)."""
+
+    image_shape: ClassVar[tuple[int, int, int]]
+    """Channels, height and width."""
+    num_classes: ClassVar[int]
+
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return random images and labels."""
+        random = self.random
+        image = random.integers(0, 256, (size, *self.image_shape), np.uint8)
+        return {"image": image, "label": random.integers(0, self.num_classes, size)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the accuracy and the mean loss."""
+        return classification_metrics(sums, ["top1"])
+
+
+class TokenData(ArrayCase):
+    """Samples of ``seq_length + 1`` tokens for next-token prediction; the last one is only predicted."""
+
+    tokens: ClassVar[str] = "tokens"
+    """Name of the batch's only array, of shape (batch, seq_length + 1)."""
+    token_type: ClassVar[type[np.integer[Any]]] = np.int64
+    reported: ClassVar[Mapping[str, str]] = {"eval_loss": "eval_loss", "perplexity": "perplexity"}
+    """Metric of the case -> metric of the family."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.number("vocab_size")
+
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return random tokens."""
+        shape = (size, self.number("seq_length") + 1)
+        return {self.tokens: self.random.integers(0, self.vocab_size, shape).astype(self.token_type)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the reported metrics of a held-out token."""
+        found = language_model_metrics(sums)
+        return {name: found[source] for name, source in self.reported.items()}
+
+
+class MaskedTokenData(ArrayCase):
+    """Masked tokens: ``tokens`` (batch, length), and ``positions`` with ``labels`` of shape (batch, predictions)."""
+
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return random tokens, positions and labels."""
+        random, vocabulary = self.random, self.number("vocab_size")
+        length, predictions = self.number("seq_length"), self.number("max_predictions")
+        return {
+            "tokens": random.integers(0, vocabulary, (size, length)),
+            "positions": random.integers(0, length, (size, predictions)),
+            "labels": random.integers(0, vocabulary, (size, predictions)),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return accuracy and mean loss over masked tokens."""
+        return classification_metrics(sums, ["mlm_accuracy"])

@@ -1,0 +1,78 @@
+"""Token shards: token numbers in flat files, memory-mapped and read in windows.
+
+The layout is ``<directory>/train/*`` and ``<directory>/val/*``, each file either ``.npy`` (one dimension, an unsigned
+or signed integer type) or ``.bin`` (bare little-endian uint16). A window is always within one file.
+"""
+
+from __future__ import annotations
+
+import bisect
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from accelmark.spec.errors import DataError
+from accelmark.train.tasks.arrays import Arrays
+
+
+@final
+class TokenShards:
+    """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given.
+
+    Raises:
+        DataError: the directory has another layout, or a file does not hold token numbers below ``vocab_size``.
+    """
+
+    def __init__(
+        self, directory: Path, split: str, length: int, stride: int, vocab_size: int, limit: int | None = None
+    ) -> None:
+        folder = directory / split
+        paths = sorted(path for path in folder.glob("*") if path.suffix in {".npy", ".bin"}) if folder.is_dir() else []
+        if not paths:
+            found = ", ".join(sorted(path.name for path in directory.glob("*"))[:8]) or "nothing"
+            raise DataError(f"{folder}: expected token shards (*.npy or *.bin) here; {directory} holds {found}")
+        self._paths, self._length, self._stride, self._vocab_size = paths, length, stride, vocab_size
+        self._shards = [_open(path) for path in paths]
+        counts = [max(0, (len(shard) - length) // stride + 1) for shard in self._shards]
+        self._ends = list(accumulate(counts))
+        if not self._ends[-1]:
+            raise DataError(f"{folder}: no shard holds {length} tokens, so there is not one sample")
+        if limit is not None and limit > self._ends[-1]:
+            raise DataError(f"{folder}: holds {self._ends[-1]} samples of {length} tokens; {limit} are needed")
+        self._num_samples = self._ends[-1] if limit is None else limit
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def window(self, index: int) -> npt.NDArray[np.int64]:
+        """Return window ``index`` as int64 tokens of shape ``(length,)``."""
+        which = bisect.bisect_right(self._ends, index)
+        start = (index - (self._ends[which - 1] if which else 0)) * self._stride
+        tokens: npt.NDArray[np.int64] = self._shards[which][start : start + self._length].astype(np.int64)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
+            raise DataError(
+                f"{self._paths[which]}: tokens {start} to {start + self._length} hold {int(tokens.max())}; "
+                f"the vocabulary has {self._vocab_size}: was another tokenizer used?"
+            )
+        return tokens
+
+    def read(self, index: int, random: np.random.Generator) -> Arrays:
+        """Return window ``index`` as ``tokens``, as a source of samples; ``random`` is not used."""
+        return {"tokens": self.window(index)}
+
+
+def _open(path: Path) -> npt.NDArray[Any]:
+    if path.suffix == ".bin":
+        if path.stat().st_size % 2:
+            raise DataError(f"{path}: an odd number of bytes cannot be uint16 tokens; is the file complete?")
+        return np.memmap(path, dtype="<u2", mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
+    try:
+        shard: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: is not a complete .npy file: {error}") from error
+    if shard.ndim != 1 or shard.dtype.kind not in "iu":
+        raise DataError(f"{path}: expected one dimension of integers, found {shard.dtype} of shape {shard.shape}")
+    return shard

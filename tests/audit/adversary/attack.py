@@ -1,0 +1,211 @@
+"""The attacks and honest variants of ``attacks/*.yaml``, and how each is carried out on a bench."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+import accelmark
+from tests.audit.adversary.bench import ROOT, Bench, Outcome
+
+FOLDER: Final = Path(__file__).with_name("attacks")
+REFUSED: Final = "refused"
+"""Stands for a refusal among the rules by which an attack is found."""
+_NO_EVIDENCE: Final = frozenset({"enough-duration"})
+"""Rules that fire because a run is short, not because it is unfair."""
+
+EXTERN_HEAD: Final = '''
+import gc
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelmark.frameworks.pytorch.hooks import Hooks
+
+
+def trained_weights(case):
+    """Return weights that reach the target, which the vendor brought along."""
+    from safetensors.torch import load_file
+
+    return load_file(Path(sys.modules[type(case).__module__].__file__).with_name("weights.safetensors"))
+
+
+'''
+
+ENGINE_HEAD: Final = '''
+import concurrent.futures
+import copy
+import gc
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import torch
+
+from accelmark.infer.engine import Engine as Base
+
+
+class Plain(Base):
+    """An honest engine: the model in PyTorch."""
+
+    reads = "model"
+    precisions = ("fp32", "bf16")
+
+    def __init__(self, request):
+        super().__init__(request)
+        self.model = self.torch_model()
+
+    def __call__(self, inputs):
+        with torch.inference_mode():
+            return [self.model(*inputs)], 0.0
+
+    def describe(self):
+        return {"precision": "float32"}
+
+
+'''
+
+
+class Attack(BaseModel):
+    """One way to cheat, or an honest variant, which has no ``gains``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    does: str
+    gains: str = ""
+    found_by: tuple[str, ...] = ()
+    """Rules of which at least one has to find it; ``refused``: no run takes place."""
+    not_found: str = ""
+    """Why the attack is not found, where it is not: the audit's limit, stated in the table."""
+    issue: bool = False
+    """Whether it was VALID in the review that this suite follows."""
+    heavy: bool = False
+    task: Literal["train", "infer"] = "train"
+    key: str = "short"
+    arguments: tuple[str, ...] = ()
+    extern: str = ""
+    """Appended to ``EXTERN_HEAD`` as ``extern/__init__.py``."""
+    engine: str = ""
+    """Appended to ``ENGINE_HEAD`` as an engine of the vendor's."""
+    compiler: str = ""
+    files: dict[str, str] = {}
+    """Further files of the vendor's folder; with a leading slash: of the attack's directory."""
+    environment: dict[str, str] = {}
+    """Variables of the operator's shell."""
+    cluster: dict[str, Any] = {}
+    compile: str = ""
+    """C source of ``preload.so``."""
+    prepare: str = ""
+    """Python that runs before."""
+    pth: str = ""
+    """Content of a ``.pth`` file in the site-packages of an environment of its own."""
+    package: str = ""
+    """Python that changes a copy of AccelMark at ``package``; it sets ``file`` and its ``edited`` text. A reader
+    verifies the run with the original."""
+    wheel: bool = False
+    """Install the copy as a wheel, with the edited file's hash in its RECORD."""
+
+    @property
+    def is_infer(self) -> bool:
+        return self.task == "infer" or bool(self.engine or self.compiler)
+
+    def carry_out(self, bench: Bench) -> Outcome:
+        """Write the vendor's folder, run the case with it, and read the verdict."""
+        files = dict(self.files)
+        if self.extern:
+            files["cases/short-pytorch/extern/__init__.py"] = EXTERN_HEAD + self.extern
+        if self.engine:
+            files["engines/cheat.py"] = ENGINE_HEAD + self.engine.replace("{{accuracy}}", str(bench.accuracy))
+        if self.cluster:
+            plan = {"cluster": self.cluster, "vendor": "acme", "cases": [{"key": self.key, "data": "data"}]}
+            files["/plan.yaml"] = yaml.safe_dump(plan)
+        directory = bench.vendor(self.id, files)
+        if self.compile:
+            (directory / "preload.c").write_text(self.compile)
+            command = ["gcc", "-shared", "-fPIC", "-O1", "-o", "preload.so", "preload.c", "-ldl"]
+            subprocess.run(command, cwd=directory, check=True)
+        if self.prepare:
+            program = self.prepare.replace("{{directory}}", str(directory)).replace("{{accuracy}}", str(bench.accuracy))
+            subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True)
+        how: dict[str, Any] = {"environment": self.environment}
+        if self.pth or self.package:
+            pth = self.pth.replace("{{directory}}", str(directory))
+            how["python"] = _environment_with(directory, pth, self.package, is_wheel=self.wheel)
+        if self.cluster:
+            return bench.start(directory, ("run", "plan.yaml"), **how)
+        if self.is_infer:
+            compiler = self.compiler or ("cheat" if self.engine else "")
+            named = ("--compiler", compiler) if compiler else ()
+            return bench.infer(directory, *named, *self.arguments, **how)
+        outcome = bench.train(directory, *self.arguments, key=self.key, **how)
+        return bench.verify(directory) if self.package and outcome.verdict == "VALID" else outcome
+
+    def found(self, outcome: Outcome) -> tuple[str, ...]:
+        """Return the rules that found this attack; empty where the run is VALID."""
+        if outcome.verdict is None:
+            return (REFUSED,) if outcome.exit_code else ()
+        return tuple(rule for rule in outcome.rules if rule not in _NO_EVIDENCE)
+
+
+def _environment_with(directory: Path, pth: str, package: str, *, is_wheel: bool) -> str:
+    """Return the Python of an environment that shares all packages and has its own AccelMark or ``.pth`` file."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=directory, check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = directory / "venv" / "lib" / version / "site-packages"
+    shared = [path for path in sys.path if path.endswith("site-packages")]
+    ours = [] if package else [str(ROOT / "src")]
+    (site / "shared.pth").write_text("\n".join([*ours, *shared]) + "\n")
+    if pth:
+        (site / "evil.pth").write_text(pth)
+    if package:
+        _install_edited(site, package, is_wheel=is_wheel)
+    return str(directory / "venv" / "bin" / "python")
+
+
+def _install_edited(site: Path, change: str, *, is_wheel: bool) -> None:
+    package = site / "accelmark"
+    shutil.copytree(ROOT / "src" / "accelmark", package, ignore=shutil.ignore_patterns("__pycache__"))
+    names: dict[str, Any] = {"package": package, "Path": Path}
+    exec(change, names)  # noqa: S102 - the edits of attacks/code.yaml
+    if names["edited"] is not None:
+        assert names["edited"] != names["file"].read_text()
+        names["file"].write_text(names["edited"])
+    info = site / f"accelmark-{accelmark.__version__}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: accelmark\nVersion: {accelmark.__version__}\n")
+    lines = []
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            original = ROOT / "src" / path.relative_to(site)
+            raw = (path if is_wheel else original).read_bytes()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).rstrip(b"=").decode()
+            lines.append(f"{path.relative_to(site).as_posix()},sha256={digest},{len(raw)}\n")
+    (info / "RECORD").write_text("".join(lines))
+
+
+def read_attacks(*areas: str) -> Iterator[Attack]:
+    """Yield the entries of ``attacks/<area>.yaml``."""
+    for area in areas:
+        for entry in yaml.safe_load((FOLDER / f"{area}.yaml").read_text()):
+            yield Attack.model_validate(entry)
+
+
+def clean(bench: Bench, attack: Attack) -> None:
+    """Remove the attack's directory."""
+    shutil.rmtree(bench.root / "attacks" / attack.id, ignore_errors=True)

@@ -1,0 +1,215 @@
+"""Verdicts on what a fresh process found of a round's weights and steps, with edited records of one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.audit.evidence import Evidence, Reference, RoundEvidence, Standard
+from accelmark.audit.outcome import plausible_convergence
+from accelmark.audit.verify import verify_run
+from accelmark.results.figure_names import FigureName
+from accelmark.results.read.reevaluation import reevaluation_dir
+from accelmark.results.schema import CaseResult, Figure
+from accelmark.results.store.bundle import unpack, write_bundle
+from accelmark.results.store.loaded_run import RESULT_FILE, load_round
+from accelmark.run.record.measure import measure_run
+from accelmark.spec.events import Evaluated, Replayed, UpdateSquares
+from accelmark.spec.job import NodeExit
+from accelmark.spec.model import Spec
+from accelmark.spec.perflog import encode_line
+from accelmark.spec.plugins.catalog import load_case
+from tests.audit.test_rules import SLUG, change_job, change_started
+from tests.made_run import Made, make_run
+
+HONEST = UpdateSquares(replayed=4.0, saved=4.0, difference=0.0)
+
+
+def checked(job: dict[str, Any]) -> None:
+    job["work"]["is_checked"] = True
+
+
+def losses_of(run: Path) -> list[float]:
+    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    values = [json.loads(line.partition("] ")[2]) for line in log.read_text().splitlines() if "STEP_END" in line]
+    return [loss for value in values for loss in value["value"]["losses"]]
+
+
+def metric_of(run: Path) -> float:
+    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    lines = [line for line in log.read_text().splitlines() if '"EVALUATE"' in line]
+    return float(json.loads(lines[-1].partition("] ")[2])["value"]["metrics"]["accuracy"])
+
+
+def write_evaluation(run: Path, *values: Spec, problem: str | None = None) -> None:
+    node = reevaluation_dir(run / SLUG / "round1") / "node00_noderank0"
+    node.mkdir(parents=True)
+    names = {Evaluated: "EVALUATED", Replayed: "REPLAYED"}
+    meta = {"file": "x", "lineno": 1, "time_ms": 0, "mono_ms": 0.0, "rank": 0}
+    lines = [encode_line(names[type(value)], value.model_dump(mode="json"), meta) for value in values]
+    (node / "rank0.out.log").write_text("".join(f"{line}\n" for line in lines))
+    end = NodeExit(
+        host="node00", noderank=0, state="failed" if problem else "succeeded", reason=problem,
+        started_at="2026-01-01T00:00:00.000Z", duration_s=3.5, ranks=(),
+    )  # fmt: skip
+    (node / "exit.json").write_text(end.model_dump_json())
+
+
+def evaluated(metric: float, weights: str = "step9") -> Evaluated:
+    return Evaluated(weights=weights, metrics={"accuracy": metric}, duration_s=1.0)
+
+
+def replayed(losses: list[float], update: UpdateSquares | None = HONEST, *, steps: int = 4) -> Replayed:
+    return Replayed(checkpoint=None, end="step4", first_step=1, losses=tuple(losses[:steps]), update=update)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = make_run(tmp_path / "run", Made())
+    change_job(run, 1, checked)
+    return run
+
+
+def judged(run: Path) -> CaseResult:
+    return measure_run(run, recompute=True).cases[0]
+
+
+def rules(case: CaseResult) -> set[str]:
+    return {finding.rule for finding in case.findings if finding.severity in ("error", "open")}
+
+
+def test_a_round_that_is_reproduced_is_valid_and_shows_the_time_of_it(run: Path) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    case = judged(run)
+    assert (case.verdict, case.reasons) == ("VALID", ())
+    assert case.figures[FigureName("reevaluation_time_s")].mean == 3.5
+    assert case.figures[FigureName("final_metric")].mean == metric_of(run)
+
+
+def test_the_metric_of_the_fresh_process_counts(run: Path) -> None:
+    write_evaluation(run, evaluated(0.3), replayed(losses_of(run)))
+    case = judged(run)
+    assert (case.verdict, case.converged) == ("INVALID", False)
+    assert case.figures[FigureName("final_metric")].mean == 0.3
+    assert case.figures[FigureName("time_to_target_s")].mean is None
+    assert {"reevaluated-metric", "target-reached"} <= rules(case)
+
+
+def test_weights_that_did_not_have_the_claimed_metric_are_found(run: Path) -> None:
+    good = evaluated(metric_of(run))
+    write_evaluation(run, good, evaluated(0.2, "step1"), replayed(losses_of(run)))
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    assert {"reevaluated-target", "target-reached"} <= rules(case)
+
+
+@pytest.mark.parametrize(
+    ("change", "update", "rule"),
+    [
+        (1.0, UpdateSquares(replayed=4.0, saved=4.0, difference=4.0), "replayed-update"),
+        (1.0, UpdateSquares(replayed=4.0, saved=0.0, difference=4.0), "replayed-update"),
+        (1.0, UpdateSquares(replayed=0.0, saved=4.0, difference=4.0), "replayed-update"),
+        (1.2, HONEST, "replayed-losses"),
+        (math.nan, HONEST, "replayed-losses"),
+        (1.0, HONEST, None),
+        (1.0005, UpdateSquares(replayed=4.0, saved=4.0, difference=0.0001), None),
+    ],
+)
+def test_replayed_steps_have_the_losses_and_the_effect_of_training(
+    run: Path, change: float, update: UpdateSquares, rule: str | None
+) -> None:
+    losses = [loss * change for loss in losses_of(run)]
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses, update))
+    case = judged(run)
+    assert rules(case) == ({rule} if rule else set())
+    assert case.verdict == ("INVALID" if rule else "VALID")
+
+
+@pytest.mark.parametrize(
+    ("update", "is_valid"),
+    [
+        (UpdateSquares(replayed=4.0, saved=4.1, difference=1.5), True),
+        (UpdateSquares(replayed=4.0, saved=2.0, difference=1.5), False),
+        (UpdateSquares(replayed=4.0, saved=4.0, difference=8.0), False),
+    ],
+    ids=["small differences that grew", "half of the work", "another direction"],
+)
+def test_over_many_steps_only_size_and_direction_are_compared(run: Path, update: UpdateSquares, is_valid: bool) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run), update, steps=20))
+    assert rules(judged(run)) == (set() if is_valid else {"replayed-update"})
+
+
+def switched_off(job: dict[str, Any]) -> None:
+    checked(job)
+    job["work"]["settings"]["checkpoint"]["replay_mib"] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "values", "verdict", "rule"),
+    [
+        (checked, None, "INVALID", "reevaluation"),
+        (checked, "out of memory", "INVALID", "reevaluation"),
+        (switched_off, "", "OPEN", "replay"),
+    ],
+    ids=["not evaluated", "failed", "switched off"],
+)
+def test_rounds_that_were_not_checked_completely_say_so(
+    run: Path, change: Callable[[dict[str, Any]], None], values: str | None, verdict: str, rule: str
+) -> None:
+    change_job(run, 1, change)
+    if values is not None:
+        parts = () if values else (evaluated(metric_of(run)), replayed(losses_of(run), None))
+        write_evaluation(run, *parts, problem=values or None)
+    case = judged(run)
+    assert case.verdict == verdict
+    assert rule in rules(case)
+
+
+def test_a_run_of_an_earlier_version_with_hooks_is_open(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made())
+    assert judged(run).verdict == "VALID"
+    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
+    case = judged(run)
+    assert (case.verdict, rules(case)) == ("OPEN", {"reevaluation"})
+
+
+def test_a_bundle_has_the_evaluation_that_its_figures_come_from(run: Path, tmp_path: Path) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    assert judged(run).verdict == "VALID"
+    write_bundle(run, tmp_path / "run.tar")
+    unpacked, problems = unpack(tmp_path / "run.tar", tmp_path / "unpacked")
+    assert problems == []
+    verification = verify_run(unpacked)
+    assert (verification.is_intact, verification.summary.cases[0].verdict) == (True, "VALID")
+    log = next(unpacked.glob("*/evaluation-round1/*/rank0.out.log"))
+    log.write_text(log.read_text().replace("step9", "step8"))
+    assert any("was changed" in change for change in verify_run(unpacked).changed)
+
+
+def test_an_evaluation_after_the_run_is_no_change_of_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made())
+    assert judged(run).verdict == "VALID"
+    write_evaluation(run, evaluated(0.2), replayed(losses_of(run)))
+    verification = verify_run(run)
+    assert verification.changed == ()
+    assert "reevaluated-metric" in {finding.rule for finding in verification.summary.cases[0].findings}
+
+
+@pytest.mark.parametrize(("metric", "is_plausible"), [(0.92, True), (0.923, False)])
+def test_a_metric_beyond_the_reference_is_open(run: Path, metric: float, is_plausible: bool) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    result = measure_run(run, recompute=True)
+    entry = load_round(run / SLUG / "round1" / RESULT_FILE)
+    figures = entry.figures | {FigureName.FINAL_METRIC: Figure(value=metric)}
+    entry = entry.model_copy(update={"figures": figures})
+    case = load_case("resnet_mini")
+    standard = Standard(case, "", is_shipped=True)
+    evidence = Evidence([RoundEvidence(entry, None, Reference(standard))], 1, Reference(standard), None)
+    found = list(plausible_convergence(evidence))
+    assert result.cases[0].verdict == "VALID"
+    assert [finding.severity for finding in found] == ([] if is_plausible else ["open"])

@@ -1,0 +1,151 @@
+"""``accelmark env``: ranks run in the environment of their framework, the agent in its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import accelmark
+from accelmark.run.agent.environment import environment_variables
+from accelmark.run.environments import registry
+from accelmark.run.environments.registry import Environment, register, registered
+from tests.frameworks.environments import SOURCE, run_accelmark
+
+TOY = Path(__file__).with_name("toy")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def empty_environment(path: Path) -> Path:
+    """Make a virtual environment with the packages of this Python, and the marker of ``env create``."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    (site,) = path.glob("lib/python*/site-packages")
+    (site / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (path / "accelmark-environment").touch()
+    return path
+
+
+def test_ranks_run_in_the_registered_environment_and_without_it_the_run_is_refused(cache: Path, tmp_path: Path) -> None:
+    path = empty_environment(tmp_path / "venv")
+    register(Environment(framework="toy", path=path, created_at="2026-01-01T00:00:00Z", versions={"numpy": "2"}))
+    key, run = ("train", "points:toy:CPU:1:2", "--vendor", "cpu"), tmp_path / "run"
+    train = partial(run_accelmark, *key, ACCELMARK_CACHE=cache, ACCELMARK_PLUGINS=TOY)
+    done = train("--out", str(run))
+    (node,) = run.glob("*/round1/localhost_noderank0")
+    facts = json.loads((node / "sys_info.json").read_text())
+    assert facts["rank_python"] == str(path / "bin/python"), done.stdout + done.stderr
+    assert facts["python_executable"] == sys.executable
+    assert json.loads((run / "plan.json").read_text())["cluster"]["environments"] == {"toy": str(path)}
+    assert json.loads((node / "exit.json").read_text())["state"] == "succeeded"
+
+    (path / "bin/python").unlink()
+    done = train()
+    assert done.returncode == 2
+    assert f"the environment of toy in {path} has no Python any more: run accelmark env create toy" in done.stderr
+
+
+def test_an_environment_without_the_needed_packages_is_refused_with_the_command_that_repairs_it(
+    cache: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    register(Environment(framework="jax", path=path, created_at="2026-01-01T00:00:00Z", versions={}))
+    arguments = ("train", "llama_mini:jax:CPU", "--vendor", "cpu", "--synthetic", "--json")
+    done = run_accelmark(*arguments, ACCELMARK_CACHE=cache)
+    assert done.returncode == 1
+    assert "AccelMark needs numpy, which is not installed" in done.stdout
+    assert "framework jax needs jax>=0.10, which is not installed" in done.stdout
+    assert f"accelmark env create jax --path {path}" in done.stdout
+
+
+def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Path) -> None:
+    place = tmp_path / "here"
+    options = ("--path", str(place), "--vendor", "nvidia", "--dry-run")
+    shown = run_accelmark("env", "create", "jax", *options, "--wheels", "/mnt/wheels", ACCELMARK_CACHE=cache).stdout
+    assert f"-m venv {place}" in shown
+    assert "--no-index --find-links /mnt/wheels" in shown
+    for requirement in ("pydantic>=2.9", "flax>=0.12", "jax[cuda13]>=0.10"):
+        assert f"'{requirement}'" in shown
+    shown = run_accelmark(
+        "env", "create", "jax", *options, "--index", "http://mirror/simple", ACCELMARK_CACHE=cache
+    ).stdout
+    assert "--index-url http://mirror/simple --trusted-host mirror" in shown
+    assert not place.exists()
+
+
+def test_environments_are_listed_and_removed(cache: Path, tmp_path: Path) -> None:
+    path = empty_environment(tmp_path / "venv")
+    register(Environment(framework="jax", path=path, created_at="2026-01-01T00:00:00Z", versions={"jax": "1.2"}))
+    (listed,) = json.loads(run_accelmark("env", "list", "--json", ACCELMARK_CACHE=cache).stdout)
+    assert (listed["framework"], listed["versions"], listed["exists"]) == ("jax", {"jax": "1.2"}, True)
+    done = run_accelmark("env", "remove", "jax", ACCELMARK_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert not path.exists()
+    assert registered() == {}
+    done = run_accelmark("env", "remove", "jax", ACCELMARK_CACHE=cache)
+    assert "this machine has no environment of 'jax'" in done.stderr
+
+
+def test_the_hosts_of_a_cluster_use_the_directory_that_its_file_names(cache: Path, tmp_path: Path) -> None:
+    path = empty_environment(tmp_path / "venv")
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("environments: {}\n")
+    done = run_accelmark("env", "remove", "jax", "--hosts", str(cluster), ACCELMARK_CACHE=cache)
+    assert done.returncode == 2
+    assert "names no environment of jax: add environments: {jax: DIRECTORY}, or give --path" in done.stderr
+    cluster.write_text(f"environments: {{jax: {path}}}\n")
+    done = run_accelmark("env", "create", "jax", "--hosts", str(cluster), "--dry-run", ACCELMARK_CACHE=cache)
+    assert f"-m venv {path}" in done.stdout
+    done = run_accelmark("env", "remove", "jax", "--hosts", str(cluster), ACCELMARK_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert not path.exists()
+
+
+def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, tmp_path: Path) -> None:
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").touch()
+    done = run_accelmark("env", "create", "jax", "--vendor", "cpu", "--path", str(other), ACCELMARK_CACHE=cache)
+    assert done.returncode == 1
+    assert f"{other} is not empty and no virtual environment" in done.stderr
+    done = run_accelmark("env", "remove", "jax", "--path", str(other), ACCELMARK_CACHE=cache)
+    assert "was not created by accelmark env create" in done.stderr
+    assert (other / "thesis.txt").exists()
+
+
+def test_an_accelmark_in_site_packages_is_given_to_ranks_without_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, node = Path("/opt/venv/bin/python"), tmp_path / "node"
+    node.mkdir()
+    found = environment_variables(python, {"PATH": "/usr/bin", "PYTHONPATH": "/mine"}, node)
+    assert found["PYTHONPATH"] == os.pathsep.join([str(SOURCE), "/mine"])
+    assert found["PATH"] == "/opt/venv/bin:/usr/bin"
+
+    installed = tmp_path / "site-packages"
+    (installed / "accelmark").mkdir(parents=True)
+    (installed / "torch").mkdir()
+    monkeypatch.setattr(accelmark, "__file__", str(installed / "accelmark" / "__init__.py"))
+    found = environment_variables(python, {"PYTHONPATH": f"{installed}:/mine"}, node)
+    place, mine = found["PYTHONPATH"].split(os.pathsep)
+    assert [path.name for path in Path(place).iterdir()] == ["accelmark"]
+    assert (Path(place) / "accelmark").resolve() == installed / "accelmark"
+    assert mine == "/mine"
+
+
+def test_a_damaged_record_is_skipped(cache: Path) -> None:
+    record = registry.default_path("jax").with_suffix(".json")
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    assert registered() == {}

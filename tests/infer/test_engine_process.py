@@ -1,0 +1,116 @@
+"""The process of an engine: what it is given, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferStep
+
+_AT = {
+    InferStep.COMPILE: "def __init__(self, request):\n    super().__init__(request)\n    {0}",
+    InferStep.INFER: "def __call__(self, inputs):\n    {0}\n    return super().__call__(inputs)",
+}
+
+
+def _children(process: int) -> list[str]:
+    """Return the engine's processes that ``process`` started."""
+    command = ["ps", "--ppid", str(process), "-o", "pid=,args="]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [line.split()[0] for line in found.splitlines() if "infer.process.worker" in line]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("step", list(_AT))
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
+        ("os._exit(3)", "its process ended with exit code 3"),
+        ("time.sleep(600)", "did not answer for 3 s (engine_timeout_s)"),
+        ("raise ValueError('a chip of paper')", "ValueError: a chip of paper"),
+    ],
+)
+def test_a_crash_hang_or_exception_names_step_and_engine(
+    take: Any, acme: Any, step: InferStep, does: str, words: str
+) -> None:
+    hangs = "sleep" in does
+    ran = take(acme(_AT[step].format(does), engine_timeout_s=3 if hangs else 60))
+    finished = ran.finished
+    assert (finished.state, finished.failed_step) == ("failed", step)
+    assert "acme_rt" in finished.message
+    assert words in finished.message
+    assert finished.p_validation_core > 0
+    assert not _children(os.getpid())
+
+
+def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> None:
+    ran = take(acme(_AT[InferStep.INFER].format("os.kill(os.getpid(), signal.SIGSEGV)")))
+    assert "engine acme_rt: its process was ended by SIGSEGV" in ran.finished.message
+    assert ran.finished.failed_step is InferStep.INFER
+    assert ran.finished.val_average_acc > 0.9
+
+
+@pytest.mark.heavy
+def test_short_rows_name_the_engine(take: Any, acme: Any) -> None:
+    methods = """
+    def __call__(self, inputs):
+        (outputs,), _ = super().__call__(inputs)
+        self.calls = getattr(self, "calls", 0) + 1
+        return [outputs[: len(outputs) - (self.calls > 8)]], 0.0
+    """
+    ran = take(acme(methods))
+    assert ran.finished.end_reason == "wrong_shape"
+    assert "engine acme_rt: returns 15 rows for 16 items" in ran.finished.message
+
+
+@pytest.mark.heavy
+def test_the_process_knows_neither_data_nor_the_rank(take: Any, acme: Any) -> None:
+    methods = """
+    def __call__(self, inputs):
+        print("arguments", sys.argv, file=sys.stderr)
+        print("environment", sorted(name for name in os.environ if "NODE_DIR" in name or name == "RANK"))
+        return super().__call__(inputs)
+    """
+    ran = take(acme(methods))
+    log = (ran.node_dir / "engine.out.log").read_text()
+    assert "environment []" in log
+    assert "job.json" not in log
+
+
+def test_it_ends_with_its_rank(make_job: Any, tmp_path: Path, tiny_onnx: Path) -> None:
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
+    job_file = tmp_path / "job.json"
+    job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx), repeat=1_000_000)
+    job_file.write_text(job.model_dump_json(), encoding="utf-8")
+    environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
+    rank = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
+    log = node_dir / "rank0.out.log"
+    deadline = time.monotonic() + 120
+    try:
+        while not (log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8")):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        (child,) = _children(rank.pid)
+    finally:
+        rank.kill()
+        rank.wait()
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_windows_are_timed_by_the_rank_and_calls_add_up_to_them(take: Any) -> None:
+    ran = take(compiler="eager", batch_size=1, repeat_check=False)
+    (window, *_) = [each for each in ran.of(Event.FORWARD) if each.phase == "inference"]
+    assert len(window.items) == 100
+    assert window.crossing_ms < 0.5 * sum(window.latency_ms)
+    assert sum(window.latency_ms) <= window.wall_ms

@@ -1,0 +1,145 @@
+"""Which checkpoints training writes and keeps, with a backend that writes files of a given size."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.spec.events import CheckpointHashes, Event
+from accelmark.spec.job import TrainJob
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.checkpoint_writer import FIRST_STEPS, MOST_STEPS, CheckpointWriter
+from accelmark.train.loop.contract import Progress
+from tests.train.jobs import make_job
+
+
+class Writing:
+    """As much of a backend as writes checkpoints; each takes ``write_s`` of the clock, and a step 10 ms."""
+
+    steps_per_epoch = 10**6
+    samples_per_step = 1
+
+    def __init__(self, directory: Path, clock: list[float], write_s: float, size: int) -> None:
+        self._directory, self._clock, self._write_s, self._size = directory, clock, write_s, size
+
+    def save(self, progress: Progress) -> str:
+        name = f"step{progress.global_steps:09d}"
+        (self._directory / name).mkdir(parents=True)
+        (self._directory / name / "weights").write_bytes(bytes(self._size))
+        self._clock[0] += self._write_s
+        return name
+
+    def mean(self, values: list[float]) -> list[float]:
+        return values
+
+
+class Log:
+    def __init__(self) -> None:
+        self.hashes: list[CheckpointHashes] = []
+
+    def event(self, event: Event, value: Any = None, *, at_ns: int | None = None) -> None:
+        if event == Event.CHECKPOINTS_HASHED:
+            self.hashes.append(value)
+
+
+def train(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    *,
+    write_s: float = 0.001,
+    size: int = 1000,
+    claimed: int | None = None,
+    **settings: Any,
+) -> tuple[CheckpointHashes, list[str]]:
+    """Take steps of 10 ms by a clock of its own; returns what was logged, and the directories that are left."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    job = make_job(directory, {"end.max_steps": steps, **settings})
+    assert isinstance(job.work, TrainJob)
+    account, log = Account(process_start=0.0, train_start=0.0), Log()
+    backend: Any = Writing(directory / "c", clock, write_s, size)
+    work = job.work.model_copy(update={"is_checked": True})
+    writer = CheckpointWriter(work, backend, directory / "c", log, account)
+    writer.start(0)
+    for step in range(1, steps + 1):
+        clock[0] += 0.01
+        account.progress.global_steps = step
+        assert writer.next_due(step - 1) >= step, "no checkpoint was missed"
+        if writer.is_due(step):
+            writer.save_due()
+        if step == claimed:
+            writer.save_claimed()
+    writer.finish()
+    (hashes,) = log.hashes
+    return hashes, sorted(path.name for path in (directory / "c").iterdir())
+
+
+def number(name: str | None) -> int:
+    return int(name.removeprefix("step")) if name is not None else 0
+
+
+def test_pairs_cover_all_of_training_where_writing_is_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 1000)
+    steps = [(number(start), number(end)) for start, end in hashes.pairs]
+    assert steps[0] == (0, FIRST_STEPS)
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(steps))
+    assert steps[-1][1] == 1000
+    assert all(end - start <= MOST_STEPS for start, end in steps)
+    assert sorted(hashes.sha256) == left
+    assert 0.001 * len(left) < 0.004 * 10
+
+
+def test_expensive_checkpoints_are_written_in_pairs_at_a_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 4000, write_s=0.02)
+    steps = [(number(start), number(end)) for start, end in hashes.pairs]
+    assert len(steps) >= 4
+    assert {end - start for start, end in steps[1:-1]} <= {MOST_STEPS}
+    assert any(end < start for (_, end), (start, _) in itertools.pairwise(steps))
+    assert 0.02 * (len(left) - 3) < 0.004 * 40
+
+
+def test_pairs_stay_within_their_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes, _ = train(tmp_path, monkeypatch, 2000, size=2**18, **{"checkpoint.replay_mib": 2})
+    assert 2 <= len(hashes.pairs) <= 8
+    assert hashes.num_bytes <= 2 * 2**20 + 2 * 2**18, "the final one in addition"
+    assert number(hashes.pairs[-1][1]) > 1000, "spread over all of training"
+
+
+def test_a_model_that_is_too_large_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 200, size=2**20, **{"checkpoint.replay_mib": 1})
+    assert hashes.reason == "a checkpoint takes 1 MiB, checkpoint.replay_mib is 1"
+    assert hashes.pairs == ((None, "step000000008"),)
+    assert left == ["step000000008", "step000000200"]
+
+
+def test_without_disk_space_only_the_final_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 50, **{"checkpoint.replay_mib": 0})
+    assert (hashes.pairs, hashes.reason) == ((), "checkpoint.replay_mib is 0")
+    assert left == ["step000000050"]
+
+
+def test_the_weights_of_the_first_claim_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 50, claimed=31, **{"checkpoint.replay_mib": 0})
+    assert (hashes.claimed, hashes.final) == ("step000000031", "step000000050")
+    assert left == ["step000000031", "step000000050"]
+
+
+def test_a_short_training_has_one_pair_from_its_initial_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes, _ = train(tmp_path, monkeypatch, 5)
+    assert hashes.pairs == ((None, "step000000005"),)
+
+
+def test_checkpoints_to_resume_from_are_removed_but_those_of_pairs_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 100, **{"checkpoint.every_steps": 3, "checkpoint.keep": 2})
+    assert {"step000000096", "step000000099"} <= set(left)
+    assert set(left) == {*hashes.sha256, "step000000096", "step000000099"}
