@@ -99,8 +99,6 @@ class Bench:
         settings["data"][0]["files"] = files
         (case / "case.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         _write_weights(case, data)
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(root / "key")]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         return cls(root)
 
     @property

@@ -29,7 +29,8 @@ def open_device(job: JobSpec, ranks: RankPlace) -> str:
         RequestError: this Paddle has no such device, or fewer of them than the host has ranks.
     """
     if job.device_type == "cpu":
-        return str(paddle.set_device("cpu")) and "cpu"
+        paddle.set_device("cpu")
+        return "cpu"
     available: list[str] = paddle.device.get_available_device() + paddle.device.get_available_custom_device()
     mine = [name for name in available if name.partition(":")[0] == job.device_type]
     if not mine:
