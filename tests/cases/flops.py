@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from accelmark.train.formulas import attention_flops, conv_flops, dense_flops
@@ -26,11 +26,70 @@ def _bert(model: Model) -> float:
 
 def _llama(model: Model) -> float:
     """Layers, output layer and attention (PaLM, appendix B)."""
+    return _decoder(model, 3 * model["hidden_size"] * model["intermediate_size"])
+
+
+def _decoder(model: Model, feed: float) -> float:
+    """As Llama, with ``feed`` weights in the active feed-forward part of a layer."""
     hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
-    kv_width = hidden * model["num_kv_heads"] // model["num_heads"]
-    layer = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * model["intermediate_size"]
+    head = model.get("head_dim", hidden // model["num_heads"])
+    width = head * model["num_heads"]
+    layer = 2 * hidden * width + 2 * hidden * head * model["num_kv_heads"] + feed
     weights = layers * layer + hidden * model["vocab_size"]
-    return dense_flops(weights, length) + attention_flops(layers, hidden, length)
+    return dense_flops(weights, length) + attention_flops(layers, width, length)
+
+
+def _experts(model: Model) -> float:
+    """Router and active experts of a layer; the others are not multiplied (Mixtral, arXiv:2401.04088, section 2.1)."""
+    width = model.get("moe_intermediate_size", model["intermediate_size"])
+    active = model["num_active_experts"] + model.get("n_shared_experts", 0)
+    return float(model["hidden_size"] * (model["num_experts"] + 3 * active * width))
+
+
+def _mixture(model: Model) -> float:
+    """As Llama, with experts."""
+    return _decoder(model, _experts(model))
+
+
+def _deepseek(model: Model) -> float:
+    """Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), dense layers first, then experts."""
+    hidden, length, layers, heads = (model[name] for name in ("hidden_size", "seq_length", "num_layers", "num_heads"))
+    nope, rope, value = (model[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    query = model["q_lora_rank"] * (hidden + heads * (nope + rope))
+    keys = hidden * (model["kv_lora_rank"] + rope) + model["kv_lora_rank"] * heads * (nope + value)
+    dense = model["first_k_dense_replace"]
+    feed = dense * 3 * hidden * model["intermediate_size"] + (layers - dense) * _experts(model)
+    weights = layers * (query + keys + heads * value * hidden) + feed + hidden * model["vocab_size"]
+    # The two products of attention have the widths of keys and of values.
+    attention = attention_flops(layers, heads * (nope + rope + value), length) / 2
+    return dense_flops(weights, length) + attention
+
+
+def _lora(model: Model) -> float:
+    """Changes of all layers of attention: queries, keys, values, outputs."""
+    hidden = model["hidden_size"]
+    keys = hidden * model["num_kv_heads"] // model["num_heads"]
+    return _low_rank(model, [hidden, keys, keys, hidden])
+
+
+def _samsum(model: Model) -> float:
+    """Changes of queries and values: the first layer's keys need no gradient."""
+    hidden, length = model["hidden_size"], model["seq_length"]
+    return _low_rank(model, [hidden] * 2) - float(2 * hidden * length * length)
+
+
+def _low_rank(model: Model, widths: Sequence[int]) -> float:
+    """Changes of layers with these output widths (arXiv:2106.09685), the output layer of attention being a fourth.
+
+    Frozen weights have two products instead of three, and the first layer's projections need no gradient of the input.
+    """
+    hidden, length, layers, rank = (model[name] for name in ("hidden_size", "seq_length", "num_layers", "lora_rank"))
+    keys = hidden * model["num_kv_heads"] // model["num_heads"]
+    attention = attention_flops(layers, hidden, length)
+    frozen = (_llama(model) - attention) * 2 / 3
+    trained = dense_flops(layers * rank * sum(hidden + width for width in widths), length)
+    inputs = 2 * hidden * (hidden + 2 * keys + rank * len(widths[:3])) * length
+    return frozen + trained + attention - float(inputs)
 
 
 def _gpt(model: Model) -> float:
@@ -42,6 +101,15 @@ def _gpt(model: Model) -> float:
 def _llama_mini(model: Model) -> float:
     """As Llama, with as many key-value heads as heads, over bytes."""
     return _llama({**model, "num_kv_heads": model["num_heads"], "vocab_size": 256})
+
+
+def _grpo_mini(model: Model) -> float:
+    """Of one problem: rollouts without a cache, the reference's forward pass, and an update, for each of the group."""
+    prompt, answer = 6, 4
+    lengths = [prompt + position for position in range(answer)]
+    sizes = {**model, "num_kv_heads": model["num_heads"], "vocab_size": 13}
+    trained = [_llama({**sizes, "seq_length": length}) for length in lengths]
+    return float(model["group_size"] * (sum(trained) / 3 + trained[-1] * 4 / 3))
 
 
 def _minilm_finetune(model: Model) -> float:
@@ -87,6 +155,9 @@ def _resnet_mini(model: Model) -> float:
 
 
 FORMULAS: Mapping[str, Callable[[Model], float]] = {
-    "bert": _bert, "gpt3_6_7b": _gpt, "llama2_7b": _llama, "llama_mini": _llama_mini,
-    "minilm_finetune": _minilm_finetune, "resnet50": _resnet50, "resnet_mini": _resnet_mini,
+    "bert": _bert, "gpt3_6_7b": _gpt, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
+    "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
+    "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "deepseek_v3": _deepseek,
+    "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
+    "resnet50": _resnet50, "resnet_mini": _resnet_mini,
 }  # fmt: skip

@@ -16,8 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
+from accelmark.frameworks.pytorch.model.identity import count_flops
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.train.formulas import attention_flops
 from tests.cases.flops import published_flops
 
 SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
@@ -34,7 +36,28 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "resnet50": {f"model.stage{stage}_blocks": stage for stage in (1, 2, 3, 4)} | {"model.image_size": 45},
     "bert": {"model.num_layers": 2, "model.hidden_size": 64, "model.intermediate_size": 96, "model.num_heads": 4},
     "llama2_7b": {**DECODER, "model.num_kv_heads": 2},
+    "llama3_1_8b": {**DECODER, "model.num_kv_heads": 2},
+    "llama2_7b_finetune": {**DECODER, "model.num_kv_heads": 4, "model.lora_rank": 4},
+    "llama2_70b_lora": {**DECODER, "model.num_kv_heads": 2, "model.lora_rank": 4},
+    "llama3_70b": {**DECODER, "model.num_kv_heads": 2},
+    "aquila2_7b": {**DECODER, "model.num_kv_heads": 4},
     "gpt3_6_7b": DECODER,
+    "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
+    "grpo_mini": {"model.num_layers": 1, "model.pretrained": False},
+    "gpt_oss_20b": {**DECODER, "model.num_kv_heads": 2, "model.head_dim": 8, "model.num_experts": 5},
+    "deepseek_v3": {
+        **DECODER,
+        "model.num_kv_heads": 4,
+        "model.first_k_dense_replace": 1,
+        "model.moe_intermediate_size": 24,
+        "model.q_lora_rank": 20,
+        "model.kv_lora_rank": 16,
+        "model.qk_nope_head_dim": 12,
+        "model.qk_rope_head_dim": 8,
+        "model.v_head_dim": 12,
+        "model.num_experts": 16,
+        "model.num_active_experts": 4,
+    },
     "resnet_mini": {"model.num_stages": 2, "model.blocks_per_stage": 3},
     "llama_mini": {"model.num_layers": 2, "model.seq_length": 24},
     "minilm_finetune": {"model.num_layers": 2, "model.seq_length": 24},
@@ -55,6 +78,9 @@ def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
 def test_the_counter_counts_what_the_published_formula_gives(name: str) -> None:
     case = case_of(name, SMALL[name])
     model, batch = case.build_model(), case.synthetic_batch(2)
+    if "num_experts" in case.settings.model:  # grouped products are counted on the meta device only
+        assert count_flops(case, model) == (published_flops(name, case.settings.model), None)
+        return
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         torch.autograd.backward(case.loss(model, batch))
     assert counter.get_total_flops() / 2 == published_flops(name, case.settings.model)
@@ -103,6 +129,20 @@ def test_llama_takes_about_six_operations_a_weight_and_token() -> None:
     assert flops / 4096 - attention == pytest.approx(6 * (6_738_415_616 - 32_000 * 4096), rel=1e-4)
 
 
+def test_gpt3_takes_the_published_operations() -> None:
+    """Table D.1 of arXiv:2005.14165 leaves attention out: 1.20e22 for 300 billion tokens."""
+    model = case_of("gpt3_6_7b", {}).settings.model
+    attention = attention_flops(32, 4096, 2048)
+    assert (published_flops("gpt3_6_7b", model) - attention) / 2048 * 300e9 == pytest.approx(1.20e22, rel=0.02)
+
+
+def test_deepseek_v3_takes_the_published_operations() -> None:
+    """Table 2 of arXiv:2505.09343 halves attention for the causal mask: 250 GFLOP a token at 4,096 tokens."""
+    model = case_of("deepseek_v3", {}).settings.model
+    attention = attention_flops(61, 128 * (128 + 64 + 128), 4096) / 2
+    assert (published_flops("deepseek_v3", model) - attention / 2) / 4096 == pytest.approx(250e9, rel=0.02)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_case_folder_is_loaded_completely(name: str) -> None:
     folder = folders("cases")[name].path
@@ -121,7 +161,7 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     declared = {spec.name for spec in dataset_specs(load_case(name).data, name)}
     for framework in folders("frameworks"):
         if (code := folder / f"{framework}.py").is_file():
-            asked = set(re.findall(r'(?:data_dirs\[|shards = )"(\w+)"', code.read_text(encoding="utf-8")))
+            asked = set(re.findall(r'(?:data_dirs\[|shards = |weights = )"(\w+)"', code.read_text(encoding="utf-8")))
             assert declared == asked, code
 
 

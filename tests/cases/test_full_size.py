@@ -26,7 +26,19 @@ from tests.cases.test_definitions import CASES, SMALL, case_of
 PARAMETERS = {
     "bert": (335_174_458, "bert-large-uncased with its masked-LM head"),
     "gpt3_6_7b": (6_658_596_864, "12 x layers x width^2 + ... of arXiv:2005.14165, table 2.1, with 50,304 tokens"),
+    "aquila2_7b": (7_295_537_152, "Aquila2-7B: Llama 2 7B's layers and 2 x 100,008 x 4,096"),
+    "deepseek_v3": (671_026_404_352, "DeepSeek-V3 without its MTP module and 14,848 balancing biases"),
+    "gpt_oss_20b": (20_914_757_184, "gpt-oss-20b (arXiv:2508.10925, table 1: 20.91 B)"),
+    "llama2_70b_lora": (
+        69_021_212_672,
+        "Llama-2-70b-hf and 44,564,480 of rank 16 on fused qkv_proj and o_proj (MLPerf)",
+    ),
+    "llama2_7b_finetune": (6_742_609_920, "Llama-2-7b-hf and 4,194,304 of rank 8 on q_proj and v_proj (llama-recipes)"),
+    "llama3_1_8b": (8_030_261_248, "Llama-3.1-8B"),
+    "llama3_70b": (70_553_706_496, "Meta-Llama-3-70B"),
+    "mixtral_8x7b": (46_702_792_704, "Mixtral-8x7B-v0.1"),
     "llama2_7b": (6_738_415_616, "Llama-2-7b-hf"),
+    "grpo_mini": (83_904, "the case's README"),
     "llama_mini": (1_869_504, "the case's README"),
     "minilm_finetune": (22_566_146, "all-MiniLM-L6-v2 without its pooler, and a head of three classes"),
     "resnet50": (25_557_032, "torchvision's ResNet50_Weights.IMAGENET1K_V1"),
@@ -40,12 +52,35 @@ def resident_mib(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
+SLOW = {
+    "aquila2_7b",
+    "deepseek_v3",
+    "gpt3_6_7b",
+    "gpt_oss_20b",
+    "llama2_70b_lora",
+    "llama2_7b_finetune",
+    "llama3_1_8b",
+    "llama3_70b",
+}
+"""Cases whose operations take 4 to 15 s to count; with reduced depth, test_definitions.py counts them always."""
+
+
 def test_every_case_has_a_row() -> None:
     assert sorted(PARAMETERS) == sorted(CASES)
 
 
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_a_large_case_has_the_published_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = case_of(name, {}).build_model()
+    expected, source = PARAMETERS[name]
+    assert num_parameters(model) == expected, source
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.heavy] if name in SLOW else []) for name in CASES]
+)
 def test_a_case_is_counted_at_full_size_without_memory(name: str) -> None:
     case = case_of(name, {})
     gc.collect()

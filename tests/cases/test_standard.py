@@ -11,13 +11,15 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.cases.bert.pytorch import Case as BertCase
+from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of
-from tests.cases.test_definitions import case_of
+from tests.cases.test_definitions import SMALL, case_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {
     "model.image_size": 32,
@@ -121,6 +123,27 @@ def test_llama_sharded_over_two_ranks_trains_as_one_rank_does(tmp_path: Path, to
     evaluated = [value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] for events in (one, two)]
     assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-4)
     assert value_of(two, Event.FINISHED)["num_trained_samples"] == 12
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["gpt3_6_7b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"])
+def test_a_sharded_decoder_trains_as_one_rank_does(tmp_path: Path, tokens: Path, name: str) -> None:
+    """GPT-3's output layer is its embedding; DeepSeek-V3's router has buffers; experts are sharded."""
+    case = load_case(name)
+    directories = {spec.name: tokens for spec in dataset_specs(case.data, name) if spec.tree[0].path == "train"}
+    assert case.train is not None
+    same = {**SMALL[name], "model.seq_length": 16, "precision": "fp32", "threads": 1, "loader.num_workers": 0}
+    same |= {"gradient_clip_norm": None, "gradient_accumulation_steps": 1, "end.max_steps": 6, "end.at_target": False}
+    same |= {"evaluate.every_steps": None, "optimizer.lr": 1e-2, "schedule.warmup_steps": 2}
+    if "eval_samples" in case.train.settings["model"]:
+        same["model.eval_samples"] = 20
+    if "router_aux_loss_coef" in case.train.settings["model"]:
+        same["model.router_aux_loss_coef"] = 0.0  # experts are balanced over the tokens of a rank, not of all
+    two = run(job_of(name, tmp_path / "two", directories, {**same, "batch_size": 1}), num_ranks=2)
+    one = run(job_of(name, tmp_path / "one", directories, {**same, "batch_size": 2, "parallelism": "ddp"}))
+    evaluated = [value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] for events in (one, two)]
+    assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-3)
+    assert losses_of(one)[-1] < losses_of(one)[0] - 0.5
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ def briefly(commands: list[list[str]]) -> list[str]:
         )  # fmt: skip
         texts = {
             "Report the state": "probe",
+            "Report packages": "packages",
             "Check a port": "port",
             "Remove an earlier": "clear",
             "Send the files": "follow",
@@ -63,7 +64,7 @@ def briefly(commands: list[list[str]]) -> list[str]:
 def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path, tmp_path: Path) -> None:
     shown = dry_run(plugins, tmp_path, {}, "toy:pytorch:X1:1:2")
     (commands,) = shown["commands"].values()
-    assert briefly(shown["preflight"]["localhost"]) == ["probe"]
+    assert briefly(shown["preflight"]["localhost"]) == ["probe", "packages"]
     assert briefly(commands["localhost"]) == [
         "accelmark.run.agent", "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
     ]  # fmt: skip
@@ -75,8 +76,8 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
 def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
     cluster: dict[str, object] = {"launcher": "ssh", "hosts": TWO, "user": "bench", "ssh_port": 2200, "key": "/k e/y"}
     shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1")
-    assert briefly(shown["preflight"]["h1"]) == ["probe", "port"]
-    assert shown["preflight"]["h2"][1][-1].endswith(" reach h1 29501 TOKEN 4")
+    assert briefly(shown["preflight"]["h1"]) == ["probe", "packages", "port"]
+    assert shown["preflight"]["h2"][2][-1].endswith(" reach h1 29501 TOKEN 4")
     (commands,) = shown["commands"].values()
     for noderank, host in enumerate(("h1", "h2")):
         lines = commands[host]

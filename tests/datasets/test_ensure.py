@@ -152,8 +152,8 @@ def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(web: Web
         dead = [{"kind": "url", "base": f"https://localhost:{one.getsockname()[1]}"} for one in (deaf, closed)]
         started_s = time.monotonic()
         assert ensure(dataset(*dead, web.source())).is_dir()
-        assert time.monotonic() - started_s < 15  # a system's own connection timeout is two minutes
-        with pytest.raises(DataError, match=r"no connection within 2 s|timed out") as caught:
+        assert time.monotonic() - started_s < 60  # a system's own connection timeout is two minutes
+        with pytest.raises(DataError, match=r"no connection within 5 s|timed out") as caught:
             ensure(dataset(*dead, name="other"))
         assert "Connection refused" in str(caught.value)
         for one in waiting:
@@ -190,9 +190,11 @@ def test_missing_data_without_a_source_is_an_error_with_its_layout() -> None:
 def test_two_processes_that_want_the_same_data_fetch_it_once(web: Web, tmp_path: Path, cache: Path) -> None:
     web.slow_s = 0.3
     processes = [start(tmp_path, web) for _ in range(3)]
-    places = {process.communicate(timeout=60)[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len(places) == 1
+    ends = [process.communicate(timeout=300) for process in processes]
+    assert [(process.returncode, errors) for process, (_, errors) in zip(processes, ends, strict=True)] == [
+        (0, b"")
+    ] * 3
+    assert len({place for place, _ in ends}) == 1
     assert sorted(web.asked) == sorted(CONTENT)
     assert leftovers(cache) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import get_args
@@ -24,6 +25,7 @@ from accelmark.spec.plugins.vendor import Peaks
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings import TrainSettings
 
+ROOT = Path(__file__).parents[2]
 WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings]
 
 
@@ -39,6 +41,33 @@ def test_every_end_reason_state_and_mark_is_explained() -> None:
     expected = {("end reason", name) for name in (*get_args(EndReason), *get_args(InferEndReason))}
     expected |= {("state", name) for name in get_args(JobState)} | {("mark", name) for name in get_args(Mark)}
     assert {entry for entry in known if entry[0] in ("end reason", "state", "mark")} == expected
+
+
+def rule_names() -> set[str]:
+    """Return the names of all rules that the source passes to ``finding`` and ``deviation``."""
+    names: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        texts = {
+            node.target.id: node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("finding", "deviation"):
+                for each in ast.walk(node.args[1]):
+                    names |= {each.value} if isinstance(each, ast.Constant) and isinstance(each.value, str) else set()
+                    names |= {texts[each.id]} if isinstance(each, ast.Name) and each.id in texts else set()
+    return names
+
+
+def test_every_rule_of_the_audit_is_explained() -> None:
+    written_through_variables = {"foreign-process", "telemetry-note"}  # results/rounds/hosts.py
+    explained = {entry.name for entry in entries() if entry.kind == "audit rule"}
+    assert explained == rule_names() | written_through_variables
 
 
 def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest() -> None:

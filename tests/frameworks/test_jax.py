@@ -177,9 +177,9 @@ def test_settings_that_jax_does_not_have_are_refused_at_planning() -> None:
         assert "is refused by jax" in done.stderr
 
 
-def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(plays: Path, tmp_path: Path) -> None:
+def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(tmp_path: Path) -> None:
     cluster = {"environments": {"jax": str(framework_environment("jax"))}, "vendor": "cpu"}
-    case = {"key": "llama_mini:jax:CPU:1:2", "data": str(plays), "settings": {**SMALL}}
+    case = {"key": "llama_mini:jax:CPU:1:2", "settings": {**SMALL}}
     (tmp_path / "run.yaml").write_text(json.dumps({"open": True, "cluster": cluster, "cases": [case]}))
     run = tmp_path / "run"
     done = run_accelmark("run", str(tmp_path / "run.yaml"), "--out", str(run), timeout_s=400)

@@ -32,6 +32,7 @@ def plan(
     devices: int | None = 2,
     with_ports: int = 0,
     data_dirs: DataDirs = no_data,
+    options: Mapping[str, Any] | None = None,
     **command_line: Any,
 ) -> Plan:
     chips = load_vendor("acme").chips
@@ -43,6 +44,7 @@ def plan(
                 HostSpec(address=f"h{n}" if hosts > 1 else "localhost", service_ports=(2222,) if n < with_ports else ())
                 for n in range(hosts)
             ),
+            **(options or {}),
         ),
         detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
         data_dirs=data_dirs,
@@ -127,6 +129,18 @@ def test_an_absent_chip_is_not_mistaken_for_the_present_one(plugins: Path) -> No
 def test_planning_the_same_request_twice_gives_the_same_plan(plugins: Path) -> None:
     run = {"cases": [{"key": "toy:pytorch:X1:1:1:2"}]}
     assert plan(run) == plan(run)
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "options", "is_checked"),
+    [(1, {}, True), (2, {}, False), (2, {"shared_directory": "/shared"}, True)],
+)
+def test_rounds_are_evaluated_outside_where_all_hosts_see_the_checkpoints(
+    plugins: Path, num_hosts: int, options: dict[str, Any], is_checked: bool
+) -> None:
+    (job,) = plan({"cases": [{"key": f"toy:pytorch:X1:{num_hosts}:1"}]}, hosts=2, options=options).jobs
+    assert isinstance(job.job.work, TrainJob)
+    assert job.job.work.is_checked == is_checked
 
 
 def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:

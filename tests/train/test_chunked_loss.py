@@ -37,3 +37,10 @@ def test_under_autocast_products_are_bf16_and_the_loss_is_fp32() -> None:
     (expected,) = torch.autograd.grad(whole, weight)
     assert gradient.dtype == torch.float32
     assert float((gradient - expected).norm() / expected.norm()) < 0.02
+
+
+def test_a_frozen_output_layer_gets_no_gradient() -> None:
+    hidden, weight, labels = inputs()
+    (expected,) = torch.autograd.grad(chunked_cross_entropy(hidden, weight, labels, 16), [hidden])
+    (found,) = torch.autograd.grad(chunked_cross_entropy(hidden, weight.detach(), labels, 16), [hidden])
+    assert torch.equal(found, expected)

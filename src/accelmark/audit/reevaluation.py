@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.read.reevaluation import Metrics, Reevaluation, ReplayedStep, ReplayedSteps
-from accelmark.results.schema import finding
+from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.settings import Precision
 
@@ -50,9 +50,13 @@ def reproduced(entry: RoundEvidence) -> Findings:
     if found is None and work.is_checked:
         actual = "the weights were not evaluated after training; 'accelmark evaluate' does it"
         yield finding("error", "reevaluation", "an evaluation in a fresh process", actual)
-    elif found is None and entry.started is not None and entry.started.hooks:
-        actual = "a run of an earlier version: the process with the vendor's hooks evaluated itself"
-        yield finding("open", "reevaluation", "an evaluation in a fresh process", actual)
+    elif found is None and entry.started is not None and (entry.started.hooks or entry.result.key.nnodes > 1):
+        actual = (
+            "the ranks evaluated the weights themselves: the run is of an earlier version, or its hosts share no "
+            "directory of checkpoints (set shared_directory)"
+        )
+        severity: Severity = "open" if entry.started.hooks else "warning"
+        yield finding(severity, "reevaluation", "an evaluation in a fresh process", actual)
     elif found is not None:
         if work.is_checked and found.problem is None and found.metrics is None and found.reported:
             yield deviation(entry, "reevaluation", "metrics", "the evaluation job has none")

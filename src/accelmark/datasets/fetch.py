@@ -22,8 +22,8 @@ from accelmark.datasets.archives import ArchiveKind, FetchError, extract, max_so
 from accelmark.datasets.spec import DatasetSpec, DebianSource, PackageSource, RegistrySource, UrlSource
 from accelmark.datasets.verify import INTERVAL_S, Progress, ProgressMeter, file_sha256
 
-REACH_TIMEOUT_S: Final = 2.0
-READ_TIMEOUT_S: Final = 20.0
+REACH_TIMEOUT_S: Final = 5.0
+READ_TIMEOUT_S: Final = 60.0
 _CHUNK: Final = 1 << 16
 DOWNLOAD_TIMEOUT_S: Final = 900.0
 _LAST_LINES: Final = 3
@@ -85,7 +85,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def _check_reachable(url: str) -> None:
-    """Connect to the host of ``url``, or to its proxy, within two seconds; raise FetchError if it is not reachable.
+    """Connect to the host of ``url``, or to its proxy; raise FetchError if that takes over ``REACH_TIMEOUT_S`` or fails.
 
     It runs in a daemon thread, because a name lookup can take far longer than the socket's timeout.
     """

@@ -1,9 +1,10 @@
-"""Find the explanation of a figure, setting, state, end reason or mark by its name."""
+"""Find the explanation of a figure, setting, audit rule, state, end reason or mark by its name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, final
 
@@ -47,6 +48,13 @@ class Entry:
     remedy: str = ""
 
 
+@cache
+def all_terms() -> dict[str, dict[str, Term]]:
+    """Return kind (``audit rule``, ``end reason``, ``state``, ``mark``) -> name -> explanation."""
+    path = Path(__file__).with_name("terms.yaml")
+    return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
+
+
 def entries() -> Iterator[Entry]:
     """Yield everything that can be explained; a name may occur once in each kind."""
     for figure, info in FIGURES.items():
@@ -58,8 +66,7 @@ def entries() -> Iterator[Entry]:
         for field in documented_fields(model):
             default = f" Default: {field.default}." if field.default not in ("", "-") else ""
             yield Entry(field.key, kind, f"{field.text} Type: {field.type}.{default}")
-    path = Path(__file__).with_name("terms.yaml")
-    for kind, terms in TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path)).items():
+    for kind, terms in all_terms().items():
         for name, term in terms.items():
             yield Entry(name, kind, term.text, term.remedy)
 

@@ -40,8 +40,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         units = int(str(settings.model[train.units_per_sample_key]))
     common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
     common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
+    can_differ = not settings.loader.synthetic or (request.adaptation / "extern").is_dir()
     return PlannedWork(
-        work=TrainJob(**common, is_checked=not settings.loader.synthetic or (request.adaptation / "extern").is_dir())
+        work=TrainJob(**common, is_checked=can_differ and request.run.shares_checkpoints(key.nnodes))
         if trainer is None
         else ExternalJob(**common, trainer=trainer),
         directory=key.slug,

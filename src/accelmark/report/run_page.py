@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from accelmark.explain.entries import all_terms
 from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
 from accelmark.report.templating import embed_json, fill, inline, plotly
@@ -284,6 +285,7 @@ def render_page(run: LoadedRun) -> str:
         run=run,
         summary=run.summary,
         cases=cases,
+        rules=all_terms()["audit rule"],
         inference=inference_view(run),
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
         style=inline("page.css"),

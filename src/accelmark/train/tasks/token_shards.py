@@ -1,15 +1,17 @@
 """Token shards: token numbers in flat files, memory-mapped and read in windows.
 
 The layout is ``<directory>/train/*`` and ``<directory>/val/*``, each file either ``.npy`` (one dimension, an unsigned
-or signed integer type) or ``.bin`` (bare little-endian uint16). A window is always within one file.
+or signed integer type) or ``.bin``: the data of an indexed data set of Megatron-LM if an ``.idx`` of the same name is
+beside it, else bare little-endian uint16. A window is always within one file.
 """
 
 from __future__ import annotations
 
 import bisect
+import struct
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +66,36 @@ class TokenShards:
         return {"tokens": self.window(index)}
 
 
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_HEADER: Final = struct.Struct("<9sQBQQ")
+"""Magic, version, type of the tokens, number of sequences and of documents; the sequences' lengths (int32) follow."""
+_TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are no integers."""
+
+
+def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
+    """Open the data of an indexed data set."""
+    with index.open("rb") as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
+            raise DataError(f"{index}: is no index of Megatron-LM; remove it if {path.name} holds bare uint16")
+        _, version, kind, num_sequences, _ = _HEADER.unpack(header)
+        if version != 1 or kind not in _TYPES:
+            raise DataError(
+                f"{index}: version {version} with type {kind} is not known; expected version 1 and integers"
+            )
+        num_tokens = int(np.fromfile(file, "<i4", num_sequences).sum(dtype=np.int64))
+    dtype = np.dtype(_TYPES[kind])
+    if path.stat().st_size != num_tokens * dtype.itemsize:
+        expected = f"{index.name} expects {num_tokens * dtype.itemsize:,}"
+        raise DataError(f"{path}: has {path.stat().st_size:,} bytes, {expected}; is the file complete?")
+    return np.memmap(path, dtype=dtype, mode="r") if num_tokens else np.zeros(0, dtype)
+
+
 def _open(path: Path) -> npt.NDArray[Any]:
     if path.suffix == ".bin":
+        if (index := path.with_suffix(".idx")).is_file():
+            return _indexed(path, index)
         if path.stat().st_size % 2:
             raise DataError(f"{path}: an odd number of bytes cannot be uint16 tokens; is the file complete?")
         return np.memmap(path, dtype="<u2", mode="r") if path.stat().st_size else np.zeros(0, np.uint16)

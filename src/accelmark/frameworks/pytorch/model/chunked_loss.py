@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from accelmark.train.tasks.metrics import IGNORED
-
 CHUNK_TOKENS: Final = 2048
 """Tokens whose logits are in memory at once: 0.3 GB of fp32 for 32,000 tokens of vocabulary."""
 
@@ -23,7 +21,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk:
     Args:
         hidden: shape (tokens, width).
         weight: shape (vocabulary, width), without bias.
-        labels: shape (tokens,); the mean is over those that are not ``IGNORED``.
+        labels: shape (tokens,).
         chunk: tokens per chunk.
     """
     kind = hidden.device.type
@@ -37,21 +35,20 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk:
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
-        count = (labels != IGNORED).sum()
-        needs_weight_grad = ctx.needs_input_grad[1]
+        count = len(labels)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads = []
         # Summed over chunks in fp32: in bf16, later chunks would be rounded away.
-        weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        trains_weight = ctx.needs_input_grad[1]
+        weight_grad = torch.zeros(weight.shape if trains_weight else (), dtype=torch.float32, device=weight.device)
         for part, expected in zip(hidden.split(chunk), labels.split(chunk), strict=True):  # type: ignore[no-untyped-call]
             log_probabilities = F.log_softmax((part @ weight.t()).float(), -1)
-            total = total + F.nll_loss(log_probabilities, expected, reduction="sum", ignore_index=IGNORED)
+            total = total + F.nll_loss(log_probabilities, expected, reduction="sum")
             gradient = log_probabilities.exp_()
-            kept = (expected != IGNORED)[:, None]
-            gradient.scatter_add_(1, expected[:, None].clamp_min(0), gradient.new_full((len(expected), 1), -1.0))
-            gradient = (gradient * kept / count).to(hidden.dtype)
+            gradient.scatter_add_(1, expected[:, None], gradient.new_full((len(expected), 1), -1.0))
+            gradient = (gradient / count).to(hidden.dtype)
             hidden_grads.append(gradient @ weight)
-            if needs_weight_grad:
+            if trains_weight:
                 weight_grad += gradient.t() @ part
         ctx.save_for_backward(torch.cat(hidden_grads), weight_grad.to(weight.dtype))
         return total / count

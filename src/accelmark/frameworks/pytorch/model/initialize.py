@@ -10,6 +10,19 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.data.batches import generator_for
 
 
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Move a model of the meta device to ``device`` without values; parameters that layers share stay shared."""
+    first: dict[int, str] = {}
+    shared: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            shared[name] = first[id(parameter)]
+    model.to_empty(device=device)
+    for name, source in shared.items():
+        layer, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(layer), attribute, model.get_parameter(source))
+
+
 def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
     """Materialize a model of the meta device on the CPU: matrices normal with mean 0, biases zero, other vectors one.
 
@@ -17,7 +30,7 @@ def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
     on the number of threads. Scores of attention sinks are drawn as matrices are. Buffers are materialized without
     values.
     """
-    model.to_empty(device="cpu")
+    materialize(model, torch.device("cpu"))
 
     def fill(item: tuple[int, tuple[str, Tensor]]) -> None:
         number, (name, parameter) = item

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.model.initialize import materialize
 from accelmark.spec.errors import first_line
 from accelmark.spec.events import Event
 from accelmark.spec.perflog import EventLog
@@ -58,7 +59,7 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy)
     if scatter:
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            model.to_empty(device=device)
+            materialize(model, device)
         _scatter(model, whole, device)
     return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
@@ -17,9 +18,9 @@ from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entrop
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
 from accelmark.frameworks.pytorch.model.initialize import initialize_normal
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
+from accelmark.spec.errors import DataError, first_line
 from accelmark.train.tasks.token_shards import TokenShards
 
-_INIT_STD: Final = 0.02
 _NAMES: Final = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
@@ -29,7 +30,7 @@ _NAMES: Final = {
     "seq_length": "max_position_embeddings",
 }
 """Setting under ``model`` -> argument of transformers' configurations; all others have the same name."""
-_NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "end_of_document"})
+_NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout"})
 
 
 class CausalLm(nn.Module):
@@ -44,15 +45,39 @@ class CausalLm(nn.Module):
 
     @classmethod
     def initialized(cls, config: PreTrainedConfig, seed: int, end_of_document: int | None = None) -> CausalLm:
-        """Return the model with normal weights of standard deviation 0.02, zero biases and norms of one.
+        """Return the model with normal weights (standard deviation: ``initializer_range``), zero biases, norms of one.
 
         Several threads draw the weights, since one takes minutes for billions of them.
         """
         with torch.device("meta"):
             model = cls(config, end_of_document)
         if torch.get_default_device().type != "meta":
-            initialize_normal(model, _INIT_STD, seed)
+            initialize_normal(model, config.initializer_range, seed)
             _compute_buffers(model.net)
+        return model
+
+    @classmethod
+    def pretrained(cls, config: PreTrainedConfig, directory: Path, end_of_document: int | None = None) -> CausalLm:
+        """Return the model with the weights of a checkpoint of transformers, in fp32.
+
+        Raises:
+            DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
+        """
+        with torch.device("meta"):
+            model = cls(config, end_of_document)
+        try:
+            loaded: Any = type(model.net).from_pretrained(
+                directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DataError(
+                f"{directory}: is no checkpoint of {type(model.net).__name__}: {first_line(error)}"
+            ) from error
+        model.net, found = loaded
+        if missing := sorted(found["missing_keys"]):
+            raise DataError(
+                f"{directory}: lacks {len(missing)} weights of {type(model.net).__name__}: {missing[0]}, ..."
+            )
         return model
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None, *, in_chunks: bool = True) -> Tensor:
@@ -129,6 +154,8 @@ class Pretraining(ChunkedNextToken):
     """Arguments of the configuration that are not settings."""
     shards: ClassVar[str]
     """Name of the data set."""
+    weights: ClassVar[str | None] = None
+    """Name of the data set with the initial weights: a checkpoint of transformers in its folder ``hf``."""
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration that the settings describe."""
@@ -143,17 +170,18 @@ class Pretraining(ChunkedNextToken):
         return self.config_class(**values)
 
     def build_model(self) -> nn.Module:
-        """Build the decoder with random weights; open runs may reduce its size by ``model``."""
-        end = self.settings.model.get("end_of_document")
-        return CausalLm.initialized(
-            self.config(), self.place.shared_seed, self.number("end_of_document") if end is not None else None
-        )
+        """Build the decoder; open runs may reduce its size by ``model``. Synthetic data goes with random weights."""
+        end = self.number("end_of_document") if self.settings.model.get("end_of_document") is not None else None
+        directory = self.data_dirs.get(self.weights or "")
+        if directory is None or torch.get_default_device().type == "meta":
+            return CausalLm.initialized(self.config(), self.place.shared_seed, end)
+        return CausalLm.pretrained(self.config(), directory / "hf", end)
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the layers of the decoder."""
         return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
 
-    def dataset(self, *, train: bool) -> FromArrays:
+    def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
         """Return windows of ``train`` or of ``val``."""
         length, split = self.number("seq_length"), "train" if train else "val"
         limit = None if train else self.settings.model.get("eval_samples")

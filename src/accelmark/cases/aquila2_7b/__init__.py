@@ -1,0 +1,1 @@
+"""Pretraining of Aquila2 7B."""

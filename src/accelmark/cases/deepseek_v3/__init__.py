@@ -1,0 +1,1 @@
+"""Continued pretraining of DeepSeek-V3."""

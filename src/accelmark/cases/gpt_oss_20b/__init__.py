@@ -1,0 +1,1 @@
+"""Pretraining of GPT-OSS 20B."""

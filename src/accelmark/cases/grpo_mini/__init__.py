@@ -1,0 +1,1 @@
+"""Group relative policy optimization of a small Llama on additions."""

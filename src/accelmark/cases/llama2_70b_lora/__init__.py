@@ -1,0 +1,1 @@
+"""Low-rank adaptation of Llama 2 70B."""

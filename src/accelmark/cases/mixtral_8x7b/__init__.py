@@ -1,0 +1,1 @@
+"""Pretraining of Mixtral 8x7B."""
