@@ -8,6 +8,7 @@ import importlib.util
 import json
 import marshal
 import os
+import site
 import struct
 import sys
 import threading
@@ -17,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent import rank_environment as environment
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
@@ -76,8 +76,8 @@ def test_the_recorder_does_not_load_what_a_vendors_script_preloads() -> None:
 def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment.site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(environment.site, "getusersitepackages", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "none"))
     (tmp_path / "directory.pth").write_text("/opt/packages\n")
     packaged = "import _hook\n"
     (tmp_path / "packaged.pth").write_text(packaged)

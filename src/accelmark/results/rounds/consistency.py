@@ -19,8 +19,8 @@ from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.plugins.vendor import Chip
 
 _RULE: Final = "records-agree"
-_TIME_S: Final = 0.1
-"""Between the reading of a clock and the event that states it."""
+_TIME_S: Final = 1.0
+"""Between the reading of a clock and the event that states it, in which a busy machine may interrupt the rank."""
 _RECORDER_S: Final = 30.0
 """The recorder starts after the agent, and ends within this time of its ranks."""
 _OFFSET_S: Final = 5.0

@@ -268,6 +268,7 @@ class Coordinator:
     async def _follow(self, job: PlannedJob, agents: Sequence[AgentHandle]) -> None:
         reader = ProgressReader(agents[0].node.node_dir, job.job.work)
         state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
+        self._event_log.note("agents_ended", job=job.directory)
         if state == "succeeded":
             await self._check_weights(job)
         self._move(job, state, reason)

@@ -25,7 +25,7 @@ _FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     "succeeded": frozenset(),
     **dict.fromkeys(ENDS - {"succeeded"}, frozenset({"queued"})),
 }
-EventKind = Literal["run_started", "run_resumed", "state", "note", "run_finished"]
+EventKind = Literal["run_started", "run_resumed", "state", "agents_ended", "note", "run_finished"]
 
 
 class RunEvent(Spec):
