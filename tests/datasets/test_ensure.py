@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from accelmark.datasets import fetch
 from accelmark.datasets.ensure import cache_directory, cached_path, ensure, locate
 from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import DataError
@@ -139,7 +140,10 @@ def test_offline_without_a_cache_says_what_to_do_and_sends_no_request(web: Web, 
     assert not cache.exists()
 
 
-def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(web: Web) -> None:
+def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "REACH_TIMEOUT_S", 0.5)
     with socket.socket() as deaf, socket.socket() as closed:
         deaf.bind(("localhost", 0))
         deaf.listen(0)
@@ -150,10 +154,8 @@ def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(web: Web
             one.setblocking(False)
             one.connect_ex(deaf.getsockname())
         dead = [{"kind": "url", "base": f"https://localhost:{one.getsockname()[1]}"} for one in (deaf, closed)]
-        started_s = time.monotonic()
         assert ensure(dataset(*dead, web.source())).is_dir()
-        assert time.monotonic() - started_s < 60  # a system's own connection timeout is two minutes
-        with pytest.raises(DataError, match=r"no connection within 5 s|timed out") as caught:
+        with pytest.raises(DataError, match=r"no connection within 0.5 s|timed out") as caught:
             ensure(dataset(*dead, name="other"))
         assert "Connection refused" in str(caught.value)
         for one in waiting:

@@ -18,8 +18,9 @@ from accelmark.explain.schemas import FILES, schemas
 from accelmark.results.schema import JobState, Mark
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
-from accelmark.spec.events import EndReason, InferEndReason
+from accelmark.spec.events import EndReason
 from accelmark.spec.inference import InferSettings
+from accelmark.spec.inference_events import InferEndReason
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.vendor import Peaks
 from accelmark.spec.runfile import RunSpec

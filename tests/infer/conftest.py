@@ -14,8 +14,9 @@ import pytest
 
 from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.events import Event, InferFinished
+from accelmark.spec.events import Event
 from accelmark.spec.inference import InferSettings, InferStep
+from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from accelmark.infer.repeat_check import CALLS, repeat_check
-from accelmark.spec.events import RepeatCheck
+from accelmark.infer.checks.repeat_check import CALLS, repeat_check
+from accelmark.spec.inference_events import RepeatCheck
 
 pytestmark = pytest.mark.adversary
 

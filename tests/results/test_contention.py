@@ -11,7 +11,7 @@ import pytest
 
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.rounds.hosts import contention_findings, is_busy
-from accelmark.spec.events import InferFinished
+from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import NodeExit
 from accelmark.train.loop.cpu_wait import CpuWait
 

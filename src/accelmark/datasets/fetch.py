@@ -85,7 +85,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def _check_reachable(url: str) -> None:
-    """Connect to the host of ``url``, or to its proxy; raise FetchError if that takes over ``REACH_TIMEOUT_S`` or fails.
+    """Connect to the host of ``url`` or its proxy; raise FetchError if that fails or takes over ``REACH_TIMEOUT_S``.
 
     It runs in a daemon thread, because a name lookup can take far longer than the socket's timeout.
     """

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import torch
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
-from accelmark.spec.events import InferEndReason
+from accelmark.spec.inference_events import InferEndReason
 
 
 @final

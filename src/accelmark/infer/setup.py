@@ -23,8 +23,8 @@ from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import device_name
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.events import InferStarted
 from accelmark.spec.inference import InferSettings, Note, file_at
+from accelmark.spec.inference_events import InferStarted
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.plugins.catalog import folder_module, folders
 

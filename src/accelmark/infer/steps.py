@@ -17,7 +17,7 @@ from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
 from accelmark.infer.case import InferBatches, InferCase
-from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
@@ -27,16 +27,16 @@ from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
-from accelmark.spec.events import (
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferPrecision, InferStep, file_at, why_skipped
+from accelmark.spec.inference_events import (
     AnswerCheck,
-    Event,
     InferEndReason,
     InferFinished,
     RepeatCheck,
     StageBegin,
     StageEnd,
 )
-from accelmark.spec.inference import InferPrecision, InferStep, file_at, why_skipped
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.settings import Scalar

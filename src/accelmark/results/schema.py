@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
-from accelmark.spec.events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
+from accelmark.spec.inference_events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.failures import Context
 from accelmark.infer.scenarios.library import Library, Samples
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import Look, RequestQueue
-from accelmark.spec.events import AnswerCheck, ScenarioResult
 from accelmark.spec.inference import ScenarioName
+from accelmark.spec.inference_events import AnswerCheck, ScenarioResult
 
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""

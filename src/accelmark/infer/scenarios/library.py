@@ -9,12 +9,12 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from accelmark.infer.answers import Answers
 from accelmark.infer.case import InferBatch
-from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.checks.answers import Answers
+from accelmark.infer.checks.checked_pass import CheckedPass
+from accelmark.infer.checks.repeat_check import CALLS, repeat_check
 from accelmark.infer.process.memory import Slots
-from accelmark.infer.repeat_check import CALLS, repeat_check
-from accelmark.spec.events import AnswerCheck, RepeatCheck
+from accelmark.spec.inference_events import AnswerCheck, RepeatCheck
 
 _MAX_ITEMS: Final = 1024
 _MAX_BYTES: Final = 256 * 2**20

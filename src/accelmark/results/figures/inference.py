@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from accelmark.results.schema import Figure
-from accelmark.spec.events import AnswerCheck, ForwardWindow, RepeatCheck
 from accelmark.spec.inference import ANSWER_LIMITS, InferPrecision, Reference
+from accelmark.spec.inference_events import AnswerCheck, ForwardWindow, RepeatCheck
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import (
+from accelmark.spec.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.inference import InferStep
+from accelmark.spec.inference_events import (
     AnswerCheck,
-    Compiled,
-    Evaluation,
-    Event,
-    Finished,
     ForwardWindow,
     InferEvaluation,
     InferFinished,
@@ -25,11 +23,8 @@ from accelmark.spec.events import (
     RepeatCheck,
     ScenarioResult,
     StageEnd,
-    Started,
-    StepWindow,
     WarmUp,
 )
-from accelmark.spec.inference import InferStep
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.settings import Scalar
 

@@ -12,7 +12,8 @@ from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.schema import Finding, JobState, Mark, finding
-from accelmark.spec.events import Finished, InferFinished
+from accelmark.spec.events import Finished
+from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import JobSpec, NodeExit
 
 MAX_CPU_WAIT_SHARE: Final = 0.02

@@ -25,8 +25,8 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
-from accelmark.spec.events import Phase, ScenarioResult
 from accelmark.spec.inference import InferStep, ScenarioName
+from accelmark.spec.inference_events import Phase, ScenarioResult
 from accelmark.spec.job import InferJob, JobSpec
 
 _STEP_TIMES: Final = {

@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Evaluation, Event, ForwardWindow, InferEvaluation, StepWindow
+from accelmark.spec.events import Evaluation, Event, StepWindow
 from accelmark.spec.inference import InferStep
+from accelmark.spec.inference_events import ForwardWindow, InferEvaluation
 from accelmark.spec.job import TrainingWork, Work
 from accelmark.spec.perflog import PerfLogRecord, decode_line
 

@@ -13,14 +13,15 @@ from typing import Final, final
 import torch
 from torch import Generator, Tensor
 
-from accelmark.infer.answers import MAX_FOLLOWED, Answers
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.checks.answers import MAX_FOLLOWED, Answers
+from accelmark.infer.checks.repeat_check import CALLS, repeat_check
 from accelmark.infer.contract import check_excluded_time
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
 from accelmark.infer.process.engine_process import Call, EngineProcess, TimedWindow
 from accelmark.infer.process.memory import Slots
-from accelmark.infer.repeat_check import CALLS, repeat_check
-from accelmark.spec.events import AnswerCheck, Event, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
+from accelmark.spec.events import Event
+from accelmark.spec.inference_events import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
 
 _WINDOW_S: Final = 0.5
 """Least duration of a window's calls, where memory allows it; a window crosses to the engine's process once."""

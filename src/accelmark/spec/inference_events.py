@@ -1,0 +1,184 @@
+"""The values of the events of inference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from accelmark.spec.events import StartedBase
+from accelmark.spec.inference import InferStep, ScenarioName
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
+
+Phase = Literal["validation", "inference"]
+
+InferEndReason = Literal[
+    "completed", "corrupt_model", "incompatible_engine", "unsupported_operator", "wrong_shape", "bad_data",
+    "out_of_memory", "engine_missing", "bad_request", "cancelled", "error",
+]  # fmt: skip
+
+
+class InferStarted(StartedBase):
+    """The value of ``INIT_END`` of inference."""
+
+    compiler: str | None
+    isolated: bool = False
+    """Whether the engine runs in a process of its own and its answers are compared; False in earlier versions."""
+
+
+class StageBegin(Spec):
+    """The value of ``STAGE_BEGIN``."""
+
+    step: InferStep
+    number: int
+
+
+class StageEnd(Spec):
+    """The value of ``STAGE_END``: one of the seven steps ended or was skipped."""
+
+    step: InferStep
+    number: int
+    state: Literal["done", "skipped", "failed"]
+    duration_s: float
+    reason: str | None = None
+    """Why it was skipped or failed."""
+    details: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class WarmUp(Spec):
+    """The value of ``WARMUP``: calls before measuring; only the duration of the first is a figure."""
+
+    phase: Phase
+    first_call_ms: float
+    calls_ms: tuple[float, ...]
+
+
+class ForwardWindow(Spec):
+    """The value of ``FORWARD``: ``log_freq`` batches; each tuple has one entry per batch."""
+
+    phase: Phase
+    pass_number: int
+    """From 1."""
+    items: tuple[int, ...]
+    latency_ms: tuple[float, ...]
+    """Computation, including copies to and from the device, without the time declared as not inference."""
+    not_inference_ms: tuple[float, ...]
+    """Time that the engine declares as not inference, for example a compilation in the first call."""
+    wall_ms: float
+    """Duration of the window: loading, computation and evaluation."""
+    nonfinite_batches: int
+    """Batches whose outputs contain NaN or infinity."""
+    crossing_ms: float | None = None
+    """The window by the rank's clock without its calls by that of the engine's process. The durations of the calls are
+    scaled, so that they add up to the window. Null for the framework, which computes in the rank."""
+
+
+class InferEvaluation(Spec):
+    """The value of ``EVALUATE``: the metrics of one phase over all its items."""
+
+    phase: Phase
+    num_items: int
+    metrics: dict[str, float | None]
+    """Empty for synthetic data or untrained weights."""
+
+
+class RepeatCheck(Spec):
+    """The value of ``REPEAT_CHECK``: whether the same items again are faster than fresh ones."""
+
+    fresh_ms: float | None
+    """Median latency of new batches."""
+    same_ms: float | None
+    """Median latency of the third to fifth call with the same batches."""
+    speedup: float | None
+    """Median over batches of the first call over the median of the third to the fifth."""
+    chance: float | None = None
+    """Upper bound on the probability of these times for an engine without a cache."""
+    limit: float
+    suspicious: bool
+    """True if ``speedup`` exceeds ``limit`` and ``chance`` is at most 0.002."""
+    num_batches: int
+    reason: str | None = None
+    """Why it was not done."""
+
+
+class AnswerCheck(Spec):
+    """The value of ``ANSWER_CHECK``: an engine's answers against the framework's in fp32 on the same inputs.
+
+    An item's error is the Euclidean norm of the difference of its outputs over the norm of the framework's.
+    """
+
+    num_items: int
+    """Answers that were compared."""
+    median_error: float | None
+    """Null where it is not finite."""
+    worst_error: float | None
+    top1_agreement: float | None
+    """Share of answers with the framework's largest value; null for outputs without a ranking."""
+    sensitivity: float | None = None
+    """How much of the framework's reaction to a small change of the input the engine shows: 1, and 0 for answers that
+    were computed for the unchanged input. Null where no input was changed."""
+    num_not_compared: int = 0
+    """Answers of later passes and of scenarios that were not in the sample."""
+    framework_metrics: dict[str, float | None] = Field(default_factory=dict)
+    """The case's metrics of the framework's answers to the inputs of the first pass."""
+    seed: int | None = None
+    """Seed of the perturbations and the order, drawn after the compilation."""
+
+
+class ScenarioResult(Spec):
+    """The value of ``SCENARIO``: one LoadGen scenario."""
+
+    scenario: ScenarioName
+    valid: bool
+    """LoadGen's own verdict."""
+    functional: bool
+    """True if the run was shorter than MLPerf requires, so that its figure is not comparable with a submission."""
+    figure: float | None
+    """Offline: samples/s; SingleStream and MultiStream: latency in ms at the percentile; Server: highest QPS."""
+    figure_name: Literal["samples_per_second", "latency_p90_ms", "latency_p99_ms", "queries_per_second"]
+    latency_bound_ms: float | None = None
+    latencies_ms: dict[str, float]
+    """LoadGen's percentiles (``p50`` ... ``p99.9``)."""
+    tried: tuple[tuple[float, bool], ...] = ()
+    """Server: each QPS of the search, and whether the bound was met."""
+    log_dir: str
+    """LoadGen's own logs, relative to the node's directory."""
+    reason: str | None = None
+    crossing_us: float | None = None
+    """Median duration of a message to the engine's process and its reply, which every call includes."""
+    accuracy_answers: AnswerCheck | None = None
+    """LoadGen's accuracy mode: every item of the library."""
+    performance_answers: AnswerCheck | None = None
+    """A sample of the calls in performance mode, among them the first of each size."""
+    repeat_check: RepeatCheck | None = None
+    """Whether the items of the library are faster than new ones, after all queries."""
+
+
+class InferFinished(Spec):
+    """The value of ``FINISHED``, the last event of every run. Names are FlagPerf's where it has them."""
+
+    state: Literal["completed", "failed", "cancelled"]
+    end_reason: InferEndReason
+    message: str | None = None
+    failed_step: InferStep | None = None
+    vendor: str
+    compiler: str | None
+    precision: str
+    batch_size: int
+    flops: float | None
+    e2e_time: float
+    """Seconds from the start of the process."""
+    p_validation_whole: float | None
+    """Items per second, here and below."""
+    p_validation_core: float | None
+    p_inference_whole: float | None
+    p_inference_core: float | None
+    val_average_acc: float | None
+    infer_average_acc: float | None
+    compile_time: float | None
+    """Seconds."""
+    valid: bool
+    invalid_reasons: tuple[str, ...]
+    core_wait_s: float | None = None
+    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
