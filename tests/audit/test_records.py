@@ -134,7 +134,7 @@ def test_clocks_that_run_apart_are_found_with_their_figures(run: Path, clock: st
 
     state(1.0)
     assert "clocks-agree" not in rules(judged(run))
-    state(1.5)
+    state(3.0)
     (found,) = {str(one) for one in judged(run).findings if one.rule == "clocks-agree"}
     assert " s by " in found
 

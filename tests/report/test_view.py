@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from accelmark.cli.results import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view.app import is_loopback, read_or_create_token
-from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog
@@ -282,6 +282,7 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_are_shown(tmp_path: 
         for name in ("summary.json", "toy-pytorch-X1x1x1/round1/result.json"):
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             (run / name).hardlink_to(first / name)
+        write_manifest(run)
     bad = tmp_path / "runs" / "0500" / "summary.json"
     bad.unlink()
     bad.write_text("{")

@@ -131,10 +131,7 @@ def _of_coordinator(round_dir: Path, host: str, duration_s: float) -> Iterator[s
         wall_s = (datetime.fromisoformat(str(end["at"])) - datetime.fromisoformat(str(begin["at"]))).total_seconds()
     except (KeyError, ValueError):
         return
-    if (
-        duration_s > wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S
-        or wall_s > duration_s * (1 + MAX_DIFFERENCE) + _LAUNCH_S
-    ):
+    if duration_s > wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S or wall_s > duration_s * (1 + MAX_DIFFERENCE) + _LAUNCH_S:
         yield f"{host}: {duration_s:.2f} s by the agent's clock, {wall_s:.2f} s by the coordinator's wall clock"
     mono_s, uptime_s = (_difference(begin, end, field) for field in ("mono_s", "uptime_s"))
     for clock, other_s in (("monotonic clock", mono_s), ("/proc/uptime", uptime_s)):

@@ -27,6 +27,11 @@ from accelmark.spec.secret import displayed_value
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
 _RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
+_VIRTUALENV: Final = "_virtualenv.pth", b"import _virtualenv", "_virtualenv.py"
+_VIRTUALENV_PATCHES: Final = frozenset({
+    "684b8c07932ba4a8", "ce57d5e0d9b5d735", "c9199315871b11b1", "0f20351ea7e90039", "6cf30c56faf2a552",
+})  # fmt: skip
+"""First digits of the SHA-256 of ``_virtualenv.py``, by virtualenv 20.4 to 20.34 and uv 0.4 to 0.9; in no RECORD."""
 
 
 def environment_record(
@@ -131,7 +136,10 @@ def start_files(python: Path | None = None) -> Iterator[str]:
 
 
 def _is_packaged(path: Path, content: bytes) -> bool:
-    """Return whether the RECORD of an installed package lists a file of its directory with this content."""
+    """Return whether a file is as the RECORD of an installed package lists it, or is virtualenv's or uv's patch."""
+    name, text, module = _VIRTUALENV
+    if path.name == name and content.strip() == text and path.with_name(module).is_file():
+        return hashlib.sha256(path.with_name(module).read_bytes()).hexdigest()[:16] in _VIRTUALENV_PATCHES
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     line = f"{path.name},sha256={digest},"
     return any(line in record.read_text(errors="replace") for record in path.parent.glob("*.dist-info/RECORD"))
