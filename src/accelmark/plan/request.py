@@ -43,6 +43,8 @@ class Detected:
     """Whether devices of the vendor were found; otherwise ``hardware`` is only the vendor's name."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
     """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
+    others: tuple[str, ...] = ()
+    """Vendors of other accelerators of this machine, where the user named no vendor."""
 
 
 @final
