@@ -88,6 +88,12 @@ class RoundEvidence(NamedTuple):
     """The environment of the ranks on each host; empty where the run did not record it."""
 
     @property
+    def has_same_case(self) -> bool:
+        """Whether the round used the files of the case on this machine."""
+        case = self.reference.case
+        return case is not None and self.job is not None and self.job.case.sha256 == case.sha256
+
+    @property
     def number(self) -> int:
         """Number of the round, from 1."""
         return self.result.round

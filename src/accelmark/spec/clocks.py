@@ -29,6 +29,13 @@ class ClockReading(Spec):
         """Read the clocks."""
         return cls(wall_s=round(time.time(), 4), mono_s=round(time.monotonic(), 4), uptime_s=_uptime_s())
 
+    def earlier(self, by_s: float) -> Self:
+        """Return the reading of ``by_s`` seconds before."""
+        uptime_s = None if self.uptime_s is None else self.uptime_s - by_s
+        return self.model_copy(
+            update={"wall_s": self.wall_s - by_s, "mono_s": self.mono_s - by_s, "uptime_s": uptime_s}
+        )
+
 
 def _uptime_s() -> float | None:
     try:

@@ -18,6 +18,8 @@ MAX_DIFFERENCE: Final = 0.01
 _DELAY_S: Final = 1.0
 """Further difference allowed: on a busy machine a process may be interrupted between two readings, and sees what
 another one did later than it happened."""
+_LATE_S: Final = 5.0
+"""... by which the agent may see less time than the rank logged, since it saw the beginning late: nobody gains by it."""
 _LAUNCH_S: Final = 120.0
 """... of the coordinator's span beyond the agent's, which includes its start and the copying of its last files."""
 _MAX_BETWEEN_MARKS: Final = 0.2
@@ -107,7 +109,7 @@ def _seen(host: str, times: EventTimes, clocks: HostClocks, *, is_translated: bo
         if begin in clocks.seen and end in clocks.seen:
             logged_s = last.mono_s - first.mono_s
             seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
-            if _differ(logged_s, seen_s):
+            if _differ(logged_s, seen_s) and not 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S:
                 clocks_s = f"{logged_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
                 yield f"{host}: from {begin} to {end} {clocks_s}"
 
