@@ -19,7 +19,7 @@ _DELAY_S: Final = 1.0
 """Further difference allowed: on a busy machine a process may be interrupted between two readings, and sees what
 another one did later than it happened."""
 _LATE_S: Final = 5.0
-"""... by which the agent may see less time than the rank logged, since it saw the beginning late: nobody gains by it."""
+"""... by which the agent may see less time than the rank logged, because it saw the beginning late."""
 _LAUNCH_S: Final = 120.0
 """... of the coordinator's span beyond the agent's, which includes its start and the copying of its last files."""
 _MAX_BETWEEN_MARKS: Final = 0.2
