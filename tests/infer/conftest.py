@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, FolderRef
+from tests.infer.fork_server import Forked, ForkServer
 
 _ENGINE = """
 import gc, os, signal, sys, threading, time
@@ -71,6 +72,26 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
         checkpoint_dir=tmp_path,
         work=infer,
     )
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process from which engine processes are forked."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def forked_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork engine processes; a test file that is about the process itself overrides this fixture to start them."""
+
+    def fork(command: list[str], **options: Any) -> Forked:
+        return Forked(
+            request.getfixturevalue("fork_server"), command, options["pass_fds"], options["env"], options["stdout"]
+        )
+
+    monkeypatch.setattr("accelmark.infer.process.engine_process.Popen", fork)
 
 
 Take = Callable[..., Ran]

@@ -20,6 +20,11 @@ _AT = {
 }
 
 
+@pytest.fixture(autouse=True)
+def forked_engines() -> None:
+    """Engines have processes that were started as in a run."""
+
+
 def _children(process: int) -> list[str]:
     """Return the engine's processes that ``process`` started."""
     command = ["ps", "--ppid", str(process), "-o", "pid=,args="]
