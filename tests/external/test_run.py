@@ -67,17 +67,17 @@ def test_losses_of_every_tenth_step_are_enough(accelmark: Accelmark, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("key", "fault", "expected"),
     [
-        ("crashes", "the trainer exited with code 3: RuntimeError: the optimizer exploded"),
-        ("silent", "the trainer exited with code 0, but no line of its output matched log.step"),
-        ("malformed", "but 20 lines matched log.step but could not be read: 'it 1 | xent n/a"),
+        (KEY, "crashes", "the trainer exited with code 3: RuntimeError: the optimizer exploded"),
+        ("signs:slowgrad", "silent", "the trainer exited with code 0, but no line of its output matched log.step"),
+        ("signs:slowgrad", "malformed", "but 20 lines matched log.step but could not be read: 'it 1 | xent n/a"),
     ],
 )
 def test_a_trainer_that_fails_ends_the_job_with_the_reason(
-    accelmark: Accelmark, tmp_path: Path, fault: str, expected: str
+    accelmark: Accelmark, tmp_path: Path, key: str, fault: str, expected: str
 ) -> None:
-    ran = accelmark("train", KEY, "--set", f"model.fault={fault}", "--set", "end.max_steps=20", "--out", "run")
+    ran = accelmark("train", key, "--set", f"model.fault={fault}", "--set", "end.max_steps=20", "--out", "run")
     assert ran.returncode == 1
     result = result_of(tmp_path / "run")
     assert result["state"] == "failed"

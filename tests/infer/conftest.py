@@ -126,10 +126,10 @@ def take(tmp_path: Path) -> Take:
 
 
 @pytest.fixture
-def acme(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+def acme(make_job: MakeJob, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     """Return a function that makes a job of a vendor whose engine ``acme_rt`` has the given methods.
 
-    Its runtime is played by PyTorch's eager mode.
+    Its runtime is played by PyTorch's eager mode; the model is not exported again.
     """
     vendor = tmp_path / "plugins" / "vendors" / "acme"
     (vendor / "engines").mkdir(parents=True)
@@ -141,7 +141,8 @@ def acme(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def make(methods: str, **settings: Any) -> JobSpec:
         source = textwrap.dedent(methods).strip()
         (vendor / "engines" / "acme_rt.py").write_text(_ENGINE + textwrap.indent(source, "    ") + "\n")
-        return make_job(compiler="acme_rt", **settings).model_copy(update={"vendor": "acme"})
+        given = {"compiler": "acme_rt", "exist_onnx_path": str(tiny_onnx)} | settings
+        return make_job(**given).model_copy(update={"vendor": "acme"})
 
     return make
 
