@@ -171,7 +171,7 @@ def in_a_process(tmp_path: Path) -> InProcess:
             [sys.executable, "-m", "accelmark.infer", str(tmp_path / "job.json")],
             env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"},
             check=False,
-            timeout=240,
+            timeout=500,
         )
         text = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
         lines = [line.removeprefix(PERFLOG_PREFIX) for line in text.splitlines() if line.startswith(PERFLOG_PREFIX)]
