@@ -175,7 +175,12 @@ def test_a_second_sigterm_kills_ranks_that_ignore_the_first(make_task: MakeTask)
     agent.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         agent.wait(0.5)
-    wait_for(lambda: agent.send_signal(signal.SIGTERM) or agent.poll() is not None, "the end of the agent")
+
+    def ended_after_another_sigterm() -> bool:
+        agent.send_signal(signal.SIGTERM)
+        return agent.poll() is not None
+
+    wait_for(ended_after_another_sigterm, "the end of the agent")
     end = ended(task, agent)
     assert end.state == "cancelled"
     assert end.ranks[0].signal == "SIGKILL"
