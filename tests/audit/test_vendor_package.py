@@ -186,8 +186,11 @@ echo '0 31C 57W'
 
 @pytest.mark.parametrize(
     ("then", "told"),
-    [("rm -f {tool}; exit 1", "brittle-smi"), ("sleep 60", "did not finish"), ("echo garbage; exit 0", "readable")],
-    ids=["disappears", "hangs", "prints garbage"],
+    [
+        pytest.param("rm -f {tool}; exit 1", "brittle-smi", id="disappears", marks=pytest.mark.heavy),
+        pytest.param("sleep 600", "did not finish", id="hangs"),
+        pytest.param("echo garbage; exit 0", "readable", id="prints garbage", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_monitor_tool_that_fails_mid_run_does_not_fail_the_run(
     bench: Path, tmp_path: Path, then: str, told: str

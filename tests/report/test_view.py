@@ -168,7 +168,7 @@ def test_cookies_of_other_servers_on_the_host_do_not_interfere(runs: Path, other
 def test_malformed_requests_get_an_error_response(
     runs: Path, capfd: pytest.CaptureFixture[str], request_line: str, length: bytes, status: int
 ) -> None:
-    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=30) as connection:
+    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=300) as connection:
         head = f"{request_line} HTTP/1.0\r\nHost: localhost\r\nContent-Length: ".encode()
         connection.sendall(head + length + b"\r\n\r\n")
         first = connection.recv(100)
@@ -328,7 +328,7 @@ def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, numbe
         port = int(address.rpartition(":")[2].strip("/"))
         assert Asked(port, "/").status == 200
         server.send_signal(number)
-        _, errors = server.communicate(timeout=60)
+        _, errors = server.communicate(timeout=300)
     assert server.returncode == code
     assert errors == ""
 

@@ -111,7 +111,7 @@ def misbehave(modes: dict[str, str], step: int, node_dir: Path) -> None:
         if "deaf" not in modes:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while True:
-            time.sleep(60)
+            time.sleep(600)
     if "fill" in modes:
         with (node_dir / "ballast").open("wb") as file:
             while True:

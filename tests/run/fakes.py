@@ -108,7 +108,7 @@ def processes_with(needle: bytes) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 300.0) -> None:
     """Wait until ``condition`` holds; fail the test where it does not."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -257,7 +257,10 @@ class _Trial:
             executed = case.module.network.digest if case.module is not None else None
             facts |= {"weights": case.started_from, "executed": executed}
         if started is not None:
-            facts |= {"precision": _used_precision(started), "device": started.device_name}
+            # Autocast's type, else the parameters', where fp32 may be TF32; the rules know no bits of other types.
+            kind = started.compute_type or "unknown"
+            precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
+            facts |= {"precision": precision, "device": started.device_name}
         return TrialResult(
             **outcome,
             **facts,
@@ -273,15 +276,6 @@ class _Trial:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _used_precision(started: Started) -> str:
-    """Return the precision of the matrix work: autocast's type, else the parameters', where fp32 may be TF32.
-
-    Other types keep the framework's name, for which the rules have no number of bits.
-    """
-    kind = started.compute_type or "unknown"
-    return started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
 
 
 def warm_up(place: RankContext) -> None:
