@@ -179,6 +179,8 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     Raises RunError if it is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
+        if not run_dir.is_dir():
+            raise RunError(f"{run_dir}: no such run directory")
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
