@@ -18,7 +18,7 @@ def test_the_site_builds_strictly_with_the_generated_reference(tmp_path: Path) -
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
         check=True,
-        timeout=240,
+        timeout=500,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )
     assert "optimizer.lr" in (tmp_path / "reference/settings/index.html").read_text()

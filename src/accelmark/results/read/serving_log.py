@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 from pydantic import ValidationError
 
-from accelmark.results.read.rank_log import warning_text
+from accelmark.results.read.rank_log import EventTimes, note_time, warning_text
 from accelmark.spec.events import Event
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.serving import LoadStage, ServeFinished, ServeStarted
@@ -32,6 +32,7 @@ class ServeLog:
     finished: ServeFinished | None = None
     stages: list[EndedStage] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    times: EventTimes = field(default_factory=dict)
     malformed: int = 0
     """Malformed lines, and events whose value does not match the event's schema."""
 
@@ -46,6 +47,7 @@ def read_serve_log(path: Path) -> ServeLog:
         if log.begin_ms is None:
             log.begin_ms = record.mono_ms
         log.last_ms = max(log.last_ms, record.mono_ms)
+        note_time(log.times, record)
         try:
             _take(log, record)
         except (ValidationError, TypeError, ValueError):

@@ -17,6 +17,7 @@ from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.read.serving_log import EndedStage, ServeLog, read_serve_log
+from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Figure, Finding, RoundResult, finding
 from accelmark.results.serving_schema import ServingRound, ServingStage
@@ -59,7 +60,9 @@ class _Consumption(NamedTuple):
     reason: str
 
 
-def serve_round(job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
+def serve_round(
+    round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: LedgerState | None
+) -> RoundResult:
     """Compute the result of a serving round, also of one that failed, was lost or is incomplete.
 
     ``ledger`` is the last state that the coordinator recorded. Raises RunError if a file of the rank cannot be read.
@@ -74,6 +77,8 @@ def serve_round(job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: Led
     stages = [_stage(job, serve, requests, stage, num_devices, consumption) for stage in ended]
     serving = _serving(serve, records, ended, stages, num_devices)
     findings += _findings(serving, log, records.lines)
+    times = {str(records.node.path): log.times} if records.node is not None else {}
+    findings += agreement_findings(round_dir, job, nodes, times, consumption.hosts)
     findings += contention_findings(nodes, {0: log.finished})
     figures, num_tokens = _figures(job, serving, log, ended, consumption, findings)
     first_s = ended[0].load.begin_mono_s if ended else 0.0
