@@ -198,7 +198,7 @@ def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
     def handle(peer: Peer) -> None:
         peers.append(peer.number)
         if peers.count(peer.number) == 3:
-            peer.connection.close()
+            peer.close()
         else:
             peer.answer("yes")
 
