@@ -29,6 +29,9 @@ _EVENT: Final = (
     '"usage":null}'
 )
 """As vLLM writes it: 218 bytes."""
+_MODELS: Final = (
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 26\r\n\r\n{"data": [{"id": "null"}]}'
+)
 _MAX_TOKENS: Final = re.compile(rb'"max_tokens": ?(\d+)')
 
 
@@ -76,6 +79,9 @@ class Server(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":  # health, models
+            self._transport.write(_MODELS)
+            return
         found = _MAX_TOKENS.search(self._body)
         self._num_tokens = int(found[1]) if found else 16
         self._number = self._body

@@ -7,7 +7,7 @@
 client's times with the times at which the server gave each event to the kernel; both use the same monotonic clock.
 
 ``python -m benchmarks.serving peers`` sends the same prompts to the same server with this client, with a plain loop on
-aiohttp and, with ``--guidellm PYTHON``, with GuideLLM, in turns, and compares their latencies.
+aiohttp and, with ``--guidellm PROGRAM``, with GuideLLM, in turns, and compares their latencies.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[100, 250, 500])
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--guidellm", help="Python of an environment with GuideLLM")
+    parser.add_argument("--guidellm", help="GuideLLM's program, of an environment of its own")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
