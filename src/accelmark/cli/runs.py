@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accelmark.plan.request import Detected
     from accelmark.run.controller.coordinator import RunOutcome
     from accelmark.spec.cluster import ClusterSpec
+    from accelmark.spec.errors import Problem
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
@@ -39,6 +40,12 @@ def train(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    write_reference: Annotated[
+        bool, Option("--write-reference", help="Store the loss curve as the reference of the case, in its folder.")
+    ] = False,
+    reference_file: Annotated[
+        Path | None, Option("--reference-file", metavar="FILE", help="Store the loss curve in this file instead.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a case and measure it. Writes a run directory with a report page."""
@@ -47,7 +54,15 @@ def train(
     case = CaseRequest(key=key, data=data and data.expanduser())
     request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     plan = plan_request(request, settings or (), synthetic=synthetic)
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    if not (write_reference or reference_file):
+        execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+        return
+    from accelmark.cli import reference
+
+    file = reference.reference_file(plan, reference_file)
+    directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    if directory is not None:
+        reference.write_reference(directory, plan, file, as_json=as_json)
 
 
 def infer(
@@ -104,9 +119,15 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
+    from accelmark.spec.errors import SpecError
+
     file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
-    request = read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
+    try:
+        request = read_run_file(file)
+    except SpecError as error:
+        raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
+    request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
@@ -175,6 +196,7 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
+    from accelmark.run.controller.equivalence import with_checks
     from accelmark.run.environments.registry import with_environments
 
     given = request.cluster
@@ -186,13 +208,13 @@ def plan_request(
         data_dirs=data_dirs,
         created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         where=where,
-        command_line=_setting_values(settings, synthetic=synthetic),
+        command_line=setting_values(settings, synthetic=synthetic),
     )
-    plan = with_environments(plan)
+    plan = with_environments(with_checks(plan))
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
-def _setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
+def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
     """Return ``--set`` options as dotted keys; raises SpecError with those that are not ``key=value``."""
     from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import read_value
@@ -216,12 +238,12 @@ def detect_devices(vendor: str | None) -> Detected:
     from accelmark.plan.request import Detected
     from accelmark.run.controller.probe import remembered
     from accelmark.spec.plugins.catalog import load_vendor
-    from accelmark.telemetry.detect import default_vendor, detect
+    from accelmark.telemetry.detect import detect, measurable_vendors
 
-    name = vendor or default_vendor()
+    name, *others = (vendor,) if vendor else measurable_vendors()
     found = next((entry for entry in detect([name]) if entry.vendor == name), None)
     if found is None:
-        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None)
+        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None, others=tuple(others))
     chips = set(found.chips)
     return Detected(
         vendor=name,
@@ -230,6 +252,7 @@ def detect_devices(vendor: str | None) -> Detected:
         num_devices=None if found.fallback else len(found.devices),
         ceilings=remembered(name, found.hardware or name.upper()),
         capabilities=host_capabilities(load_vendor(name)),
+        others=tuple(others),
     )
 
 
@@ -246,6 +269,27 @@ def read_run_file(path: Path) -> RunSpec:
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
+
+
+def _case_problems(file: Path, settings: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of planning the valid cases of a run file that has other errors."""
+    from accelmark.spec.errors import AccelmarkError, Problem, SpecError
+    from accelmark.spec.model import read_yaml
+    from accelmark.spec.runfile import RunSpec
+
+    values = read_yaml(file)
+    shared = {name: values[name] for name in ("vendor", "cluster") if name in values}
+    for case in values["cases"] if isinstance(values.get("cases"), list) else ():
+        try:
+            request = RunSpec.model_validate(shared | {"cases": [case], "open": values.get("open") is True})
+        except ValueError:  # reported already
+            continue
+        try:
+            plan_request(request, settings, synthetic=False, where=str(file), base=file.parent)
+        except SpecError as error:
+            yield from error.problems
+        except AccelmarkError as error:
+            yield Problem(str(file), "", str(error).removeprefix(f"{file}: "))
 
 
 def read_cluster(file: Path) -> ClusterSpec:
@@ -275,8 +319,11 @@ def run_name(key: str) -> str:
     return name.strip(".-_")[:57] or "case"
 
 
-def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
-    """Execute ``plan``, or only print it, and end the command with the exit code of the run."""
+def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
+    """Execute ``plan``, or only print it, and end the command with the exit code of the run unless it is 0.
+
+    Returns the run directory, or None where nothing was started.
+    """
     from accelmark.run.record.directory import default_path
     from accelmark.spec.errors import RequestError
 
@@ -287,7 +334,7 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
         from accelmark.cli.dry_run import print_plan
 
         print_plan(plan, path, as_json=as_json)
-        return
+        return None
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.preflight.report import run_preflight
@@ -299,6 +346,7 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
     with _host_problems_as_table(as_json=as_json):
         outcome = coordinator.start(plan, path, DataFetcher(offline), run_preflight, as_json=as_json)
     _finish(outcome, as_json=as_json)
+    return outcome.directory
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     data_dirs = _data(request, side, settings)
     if problems := list(_problems(request, server, resolved, has_weights="weights" in data_dirs)):
         raise SpecError(problems)
-    requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("accelmark[serve]",)}
+    requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
     if server is not None:
         requires[f"server {server.name}"] = server.requires
     return PlannedWork(

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, final
+from typing import Final, final
 
 from accelmark.serving.answers import AnswerSample, compare_answers
-from accelmark.serving.client.processes import Client, Load
+from accelmark.serving.client.processes import Client
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.load.search import search_rate
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Target
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
+from accelmark.serving.stages import Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, ServeJob
@@ -31,18 +31,16 @@ from accelmark.spec.perflog import EventLog
 from accelmark.spec.serving import (
     ANSWERS_FILE,
     REQUESTS_FILE,
-    LoadStage,
-    RequestRecord,
     ServeEndReason,
     ServeFinished,
     ServePhase,
     ServeProgress,
     ServeStarted,
 )
+from accelmark.spec.settings import Scalar
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
-_HEARTBEAT_S: Final = 1.0
 _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
     (ServerMissingError, "server_missing"),
     (NeverHealthyError, "never_healthy"),
@@ -107,8 +105,13 @@ class _ServingRun:
     work: ServeJob
     node_dir: Path
     log: EventLog
-    num_requests: int = 0
+    stages: Stages | None = None
     cpu_wait: CpuWait = field(default_factory=CpuWait)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that ended."""
+        return self.stages.num_requests if self.stages is not None else 0
 
     def run(self) -> None:
         """Do all of it."""
@@ -119,72 +122,16 @@ class _ServingRun:
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
             target = Target(
-                base_url=started.endpoint,
-                model=started.served_model,
-                api=settings.api,
-                pinned=self._pinned(),
+                base_url=started.endpoint, model=started.served_model, api=settings.api, pinned=self._pinned()
             )
-            with (self.node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
-                with Client(target, settings.load.processes) as client:
-                    self._stages(plan, model, client, server, stream, sample)
+            requests = self.node_dir / REQUESTS_FILE
+            with requests.open("w", encoding="utf-8") as stream, Client(target, settings.load.processes) as client:
+                check = server.check if server is not None else lambda: None
+                self.stages = Stages(client, model, self.log, stream, sample, check, plan.duration_s)
+                plan.run(self.stages.run)
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
             compare_answers(self.job, self.work, model, sample, self.node_dir / ANSWERS_FILE)
-
-    def _stages(
-        self,
-        plan: LoadPlan,
-        model: ServedModel,
-        client: Client,
-        server: ServerProcess | None,
-        stream: IO[str],
-        sample: AnswerSample,
-    ) -> None:
-        last_report_s = 0.0
-        stage_records: list[RequestRecord] = []
-        planned: dict[int, PlannedRequest] = {}
-
-        def record(found: RequestRecord, text: str) -> None:
-            tokens = model.tokens
-            if tokens is not None and found.status == "ok":
-                found = found.model_copy(update={"output_tokens": len(tokens(text))})
-            stream.write(found.model_dump_json() + "\n")
-            stage_records.append(found)
-            self.num_requests += 1
-            if found.stage >= 0 and found.status == "ok":
-                sample.add(planned[found.number], found, text)
-            planned.pop(found.number, None)
-
-        def watch() -> None:
-            nonlocal last_report_s
-            if server is not None:
-                server.check()
-            now_s = time.monotonic()
-            if now_s - last_report_s > _HEARTBEAT_S:
-                last_report_s = now_s
-                done_s = sum(each.duration_s for each in ended if each.stage >= 0)
-                share = min(1.0, (done_s + now_s - begun_s) / planned_s) if planned_s and stage >= 0 else None
-                self._report("under load" if stage >= 0 else "warming up", share)
-
-        def noted(requests: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
-            for request in requests:
-                planned[request.number] = request
-                yield request
-
-        def run_stage(load: Load, requests: Iterator[PlannedRequest]) -> tuple[LoadStage, list[RequestRecord]]:
-            stage_records.clear()
-            planned.clear()
-            begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
-            self.log.event(Event.LOAD_BEGIN, begun)
-            done = client.run_stage(noted(requests), load, record, watch)
-            stream.flush()
-            self.log.event(Event.LOAD_END, done)
-            return done, list(stage_records)
-
-        for load, requests in plan.stages():
-            run_stage(load, requests)
-        if self.work.settings.load.search:
-            search_rate(plan, self.work.settings.slo, run_stage)
 
     @contextmanager
     def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:
@@ -195,7 +142,7 @@ class _ServingRun:
             return
         if model.directory is None:
             raise DataError(f"the case {self.job.case.name} has no weights: name their directory with --data")
-        given = {"precision": settings.precision, "threads": settings.threads}
+        given: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
         given |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
         server = ServerProcess(
             spec,

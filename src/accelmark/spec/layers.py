@@ -201,11 +201,14 @@ def resolve_as(
     settings that are not mutable.
     """
     merger = _Merger(model, base.name)
+    declared = {*setting_defaults(model), *(beneath.values if beneath is not None else ())}
     weakest = [base] if beneath is None else [beneath, base]
     for layer in weakest:
         for key, value in layer.values.items():
+            if key not in declared and key.partition(".")[0] not in _OPEN_MAPPINGS:
+                merger.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, declared)))
             merger.put(layer.name, key, merger.typed(layer.name, key, value))
-    known = {*setting_defaults(model), *(key for layer in weakest for key in layer.values)}
+    known = declared | base.values.keys()
     for layer in over:
         for key, given in layer.values.items():
             if key not in known:

@@ -29,7 +29,7 @@ _SEPARATING_MARKS: Final[tuple[tuple[Mark, str, str], ...]] = (
 )
 """(mark, text with it, text without it): results with and without such a mark are not comparable."""
 
-_TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "automl": "search"}
+_TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "serve": "serving", "automl": "search"}
 _SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
 """Tasks whose variants are not comparable; inference engines are compared on purpose."""
 

@@ -296,7 +296,7 @@ def timeline_of(requests: Requests) -> tuple[TimelineRequest, ...]:
     def rounded(value: float) -> float | None:
         return round(value, 5) if value == value else None
 
-    order = np.argsort(requests.due_s, kind="stable")[:MAX_TIMELINE].tolist()
+    order = np.lexsort((requests.number, requests.due_s))[:MAX_TIMELINE].tolist()
     return tuple(
         TimelineRequest(
             number=int(requests.number[index]),
