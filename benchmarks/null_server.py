@@ -84,7 +84,7 @@ class Server(asyncio.Protocol):
             return
         found = _MAX_TOKENS.search(self._body)
         self._num_tokens = int(found[1]) if found else 16
-        self._number = self._body
+        self._last_body = self._body
         self._body = b""
         self._num_sent = 0
         self._arrived_ns = time.monotonic_ns()
@@ -113,7 +113,7 @@ class Server(asyncio.Protocol):
         self._sent_ns.append(time.monotonic_ns())
         self._transport.write(HEAD + data if self._num_sent == 1 else data)
         if is_last and self._stamps is not None:
-            number = int(re.findall(rb"#(\d+)#", self._number)[0])
+            number = int(re.findall(rb"#(\d+)#", self._last_body)[0])
             stamps = {"number": number, "arrived_ns": self._arrived_ns, "sent_ns": self._sent_ns}
             self._stamps.write(json.dumps(stamps) + "\n")
             self._stamps.flush()
