@@ -29,6 +29,9 @@ _EVENT: Final = (
     '"usage":null}'
 )
 """As vLLM writes it: 218 bytes."""
+_MODELS: Final = (
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 26\r\n\r\n{"data": [{"id": "null"}]}'
+)
 _MAX_TOKENS: Final = re.compile(rb'"max_tokens": ?(\d+)')
 
 
@@ -76,9 +79,12 @@ class Server(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":  # health, models
+            self._transport.write(_MODELS)
+            return
         found = _MAX_TOKENS.search(self._body)
         self._num_tokens = int(found[1]) if found else 16
-        self._number = self._body
+        self._last_body = self._body
         self._body = b""
         self._num_sent = 0
         self._arrived_ns = time.monotonic_ns()
@@ -107,7 +113,7 @@ class Server(asyncio.Protocol):
         self._sent_ns.append(time.monotonic_ns())
         self._transport.write(HEAD + data if self._num_sent == 1 else data)
         if is_last and self._stamps is not None:
-            number = int(re.findall(rb"#(\d+)#", self._number)[0])
+            number = int(re.findall(rb"#(\d+)#", self._last_body)[0])
             stamps = {"number": number, "arrived_ns": self._arrived_ns, "sent_ns": self._sent_ns}
             self._stamps.write(json.dumps(stamps) + "\n")
             self._stamps.flush()

@@ -35,12 +35,11 @@ def run(
     concurrency: int | None = 1,
     until_s: float = 60.0,
     timeout_s: float = TIMEOUT_S,
-    processes: int = 1,
 ) -> tuple[LoadStage, Records]:
     """Run one stage."""
     records: Records = []
     load = Load(0, until_s, timeout_s, "closed" if concurrency else "constant", concurrency)
-    with Client(Target(url, "tiny"), processes) as client:
+    with Client(Target(url, "tiny")) as client:
         done = client.run_stage(requests, load, lambda record, text: records.append((record, text)))
     return done, records
 
@@ -103,38 +102,22 @@ def _stall(peer: Peer) -> None:
     threading.Event().wait(TIMEOUT_S)
 
 
-def _not_json(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.event("{'choices'")
-    peer.end()
+def _after_a_token(event: object) -> Handle:
+    """Return what sends a token and then an event."""
+
+    def handle(peer: Peer) -> None:
+        peer.begin()
+        peer.token("Hel")
+        peer.event(event)
+        peer.end()
+
+    return handle
 
 
 def _no_reason(peer: Peer) -> None:
     peer.begin()
     peer.token("Hel")
     peer.send(b"0\r\n\r\n")
-
-
-def _error_in_stream(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.event({"error": {"message": "out of blocks", "code": 500}})
-    peer.end()
-
-
-def _wrong_text(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.event({"choices": [{"text": 3}]})
-    peer.end()
-
-
-def _wrong_choices(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.event({"choices": ["text"]})
-    peer.end()
 
 
 FAILURES: dict[str, tuple[Handle, RequestStatus, int | None, str, str]] = {
@@ -157,11 +140,13 @@ FAILURES: dict[str, tuple[Handle, RequestStatus, int | None, str, str]] = {
     "reset": (lambda peer: peer.reset(), "dropped", None, "connection lost", ""),
     "reset after a token": (_reset_after_a_token, "dropped", 200, "connection lost", "Hel"),
     "closed before the end": (_close_before_the_end, "dropped", 200, "closed by the server", "Hel"),
-    "not JSON": (_not_json, "malformed", 200, "not JSON: \"{'choices'\"", "Hel"),
+    "not JSON": (_after_a_token("{'choices'"), "malformed", 200, "not JSON: \"{'choices'\"", "Hel"),
     "no reason": (_no_reason, "malformed", 200, "without a finish_reason", "Hel"),
-    "error in the stream": (_error_in_stream, "http_error", 200, "out of blocks", "Hel"),
-    "wrong text": (_wrong_text, "malformed", 200, "not a string", "Hel"),
-    "wrong choices": (_wrong_choices, "malformed", 200, "choices", "Hel"),
+    "error in the stream": (
+        _after_a_token({"error": {"message": "out of blocks", "code": 500}}), "http_error", 200, "out of blocks", "Hel",
+    ),
+    "wrong text": (_after_a_token({"choices": [{"text": 3}]}), "malformed", 200, "not a string", "Hel"),
+    "wrong choices": (_after_a_token({"choices": ["text"]}), "malformed", 200, "choices", "Hel"),
     "none": (lambda peer: peer.answer("Hel"), "ok", 200, "None", "Hel"),
 }  # fmt: skip
 
@@ -198,7 +183,7 @@ def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
     def handle(peer: Peer) -> None:
         peers.append(peer.number)
         if peers.count(peer.number) == 3:
-            peer.connection.close()
+            peer.close()
         else:
             peer.answer("yes")
 
@@ -326,15 +311,20 @@ def test_a_closed_loop_ends_at_its_time() -> None:
     assert done.client_cpu_share > 0
 
 
-@pytest.mark.parametrize("concurrency", [None, 5])
-def test_processes_share_a_load(concurrency: int | None) -> None:
-    with scripted_server(lambda peer: peer.answer("a", "b")) as url:
-        requests = [planned(number, None if concurrency else 0.01 * number) for number in range(30)]
-        done, records = run(url, requests, concurrency=concurrency, processes=2)
-    assert sorted(record.number for record, _ in records) == list(range(30))
-    assert {(record.status, text) for record, text in records} == {("ok", "ab")}
-    assert done.num_requests == 30
-    assert done.lag_p50_ms is None or done.lag_p99_ms is not None
+def test_processes_share_the_stages_of_a_load() -> None:
+    records: Records = []
+    with (
+        scripted_server(lambda peer: peer.answer("a", "b")) as url,
+        Client(Target(url, "tiny"), num_processes=2) as client,
+    ):
+        for stage, concurrency in enumerate((None, 5)):
+            load = Load(stage, 60.0, TIMEOUT_S, "closed" if concurrency else "constant", concurrency)
+            requests = [planned(number, None if concurrency else 0.01 * number) for number in range(30)]
+            done = client.run_stage(requests, load, lambda *each: records.append(each))
+            assert (done.stage, done.num_requests) == (stage, 30)
+            assert done.lag_p50_ms is None or done.lag_p99_ms is not None
+    found = [(record.stage, record.number, record.status, text) for record, text in records]
+    assert sorted(found) == [(stage, number, "ok", "ab") for stage in (0, 1) for number in range(30)]
 
 
 class _Stop(Exception):  # noqa: N818 - stands for whatever a caller raises
@@ -355,7 +345,7 @@ def test_a_stage_that_is_stopped_records_what_it_gives_up() -> None:
         if len(arrived) == 4:
             raise _Stop
 
-    with scripted_server(handle) as url, Client(Target(url, "tiny"), 2) as client:
+    with scripted_server(handle) as url, Client(Target(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
         with pytest.raises(_Stop):
             client.run_stage(map(planned, count()), load, lambda *each: records.append(each), watch)
@@ -369,7 +359,7 @@ def test_a_client_that_is_killed_is_an_error_and_not_a_hang() -> None:
             os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
 
     ended: list[RequestRecord] = []
-    with scripted_server(lambda peer: peer.answer("a")) as url, Client(Target(url, "tiny"), 2) as client:
+    with scripted_server(lambda peer: peer.answer("a")) as url, Client(Target(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
         with pytest.raises(RunError, match=r"of the client ended \(SIGKILL\)"):
             client.run_stage(map(planned, count()), load, lambda each, _: ended.append(each), lambda: kill(client))
@@ -400,11 +390,3 @@ def test_https_checks_the_certificate_and_the_token_comes_from_the_environment(
     assert [(record.status, text) for record, text in answered] == [("ok", "ab")] * 2
     assert "Authorization: Bearer sesame" in heads[0]
     assert "sesame" not in repr(answered)
-
-
-def test_pinned_fields_are_filled() -> None:
-    pinned = {"ignore_eos": True, "min_tokens": "{output_tokens}", "sampling": {"least": ["{output_tokens}"]}}
-    target = Target("http://host:1/", "m", pinned=pinned)
-    assert target.url() == "http://host:1/v1/completions"
-    body = target.body(planned())
-    assert b'"ignore_eos":true,"min_tokens":4,"sampling":{"least":[4]}' in body

@@ -7,10 +7,7 @@ import select
 import selectors
 import time
 from collections.abc import Callable
-from typing import Final, final
-
-_SPARE_FILES: Final = 64
-"""Descriptors beside the connections."""
+from typing import final
 
 
 @final
@@ -64,10 +61,9 @@ def new_loop(selector: WakeSelector) -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selector)
 
 
-def allow_files() -> int:
-    """Raise the limit of open files to the one allowed; return the number of connections that fit."""
+def allow_files() -> None:
+    """Raise the limit of open files, each connection being one, to the one allowed."""
     import resource  # missing on Windows
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard - _SPARE_FILES

@@ -62,7 +62,6 @@ class Connection(asyncio.BufferedProtocol):
         self._descriptor = -1
         self._response: Response | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._num_requests = 0
         self._has_length = False
         self.is_open = False
         """Whether another request can be sent."""
@@ -71,7 +70,6 @@ class Connection(asyncio.BufferedProtocol):
         """Send the bytes of a request and fill ``response`` until its end or the loss of the connection."""
         self._response = response
         self._ended = asyncio.get_running_loop().create_future()
-        self._num_requests += 1
         self._has_length = False
         self._transport.write(request)
         if not self._transport.get_write_buffer_size() and response.sent_ns is None:
@@ -82,11 +80,6 @@ class Connection(asyncio.BufferedProtocol):
             self._response = None
             if not response.is_complete:
                 self.abort()
-
-    @property
-    def was_used(self) -> bool:
-        """Whether requests were sent on it."""
-        return self._num_requests > 0
 
     def abort(self) -> None:
         """Close at once."""

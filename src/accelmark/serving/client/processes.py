@@ -36,7 +36,7 @@ _START_S: Final = 120.0
 """Limit of the start of the processes."""
 _END_S: Final = 10.0
 """Limit of their end."""
-_LEAD_S: Final = 0.05
+_LEAD_S: Final = 0.2
 """From the message that a stage begins to its beginning."""
 _AHEAD_S: Final = 5.0
 """Time before it is due at which a request is given to its process."""
@@ -168,11 +168,13 @@ class Client:
 
     def _read(self, number: int) -> None:
         """Queue the messages of a process, and None at their end."""
-        with cast(IO[bytes], self._processes[number].stdout) as output:
-            for text in output:
-                if text.endswith(b"\n"):  # a process that is killed leaves a part of a line
-                    self._messages.put((number, FROM_CLIENT.validate_json(text)))
-        self._messages.put((number, None))
+        try:
+            with cast(IO[bytes], self._processes[number].stdout) as output:
+                for text in output:
+                    if text.endswith(b"\n"):  # a process that is killed leaves a part of a line
+                        self._messages.put((number, FROM_CLIENT.validate_json(text)))
+        finally:
+            self._messages.put((number, None))
 
     def _stop(self, record: Record) -> None:
         """End the processes; record the requests that they give up."""
