@@ -134,6 +134,13 @@ class ServingStage(Spec):
         word = {"constant": "constant", "poisson": "Poisson", "gamma": "gamma"}.get(self.arrival, self.arrival)
         return word if self.rate is None else f"{self.rate:.4g}/s {word}"
 
+    @property
+    def short_label(self) -> str:
+        """Concurrency or rate of the stage."""
+        if self.concurrency is not None:
+            return str(self.concurrency)
+        return "" if self.rate is None else f"{self.rate:.3g}/s"
+
     def quantile(self, latency: str, name: str) -> float | None:
         """Return a percentile of a latency in ms; None where it was not measured."""
         found = self.latencies.get(latency)
