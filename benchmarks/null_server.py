@@ -3,8 +3,8 @@
 ``python -m benchmarks.null_server --ttft-ms 5 --itl-ms 2 --jitter 0.2`` prints its port. A request for N tokens
 (``max_tokens``) is answered with N events, whose bytes are made once. A timer for each request writes them; with
 ``--step-ms`` all requests in progress get a token at every step, as from an engine with continuous batching. With
-``--stamps FILE`` it writes a line of JSON for every request at its end: when the request arrived and when each event was
-given to the kernel, on the monotonic clock, which clients on the same machine share.
+``--stamps FILE`` it writes a line of JSON for every request at its end: when the request arrived and when each event
+was given to the kernel, on the monotonic clock, which clients on the same machine share.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Server(asyncio.Protocol):
 
 async def serve(options: argparse.Namespace) -> None:
     """Listen, print the port, and go on until a signal."""
-    stamps = Path(options.stamps).open("a", encoding="utf-8") if options.stamps else None
+    stamps = options.stamps.open("a", encoding="utf-8") if options.stamps else None
     loop = asyncio.get_running_loop()
     steps: dict[Server, None] = {}
     server = await loop.create_server(lambda: Server(options, stamps, steps), "127.0.0.1", 0, backlog=4096)
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--itl-ms", type=float, default=0.0)
     parser.add_argument("--jitter", type=float, default=0.0, help="greatest relative deviation of each delay")
     parser.add_argument("--step-ms", type=float, help="of an engine; no other delay applies")
-    parser.add_argument("--stamps")
+    parser.add_argument("--stamps", type=Path)
     allow_files()
     loop = new_loop(WakeSelector())
     loop.run_until_complete(serve(parser.parse_args()))

@@ -62,7 +62,11 @@ def test_an_endpoint_starts_no_server_and_is_warned_about() -> None:
 
 
 def test_different_loads_have_directories_of_their_own() -> None:
-    keys = [{"load.concurrency": [2]}, {"load.concurrency": [4]}, {"load.arrival": "poisson", "load.rates": [3]}]
+    keys: list[dict[str, Any]] = [
+        {"load.concurrency": [2]},
+        {"load.concurrency": [4]},
+        {"load.arrival": "poisson", "load.rates": [3]},
+    ]
     assert len({plan(settings).jobs[0].directory for settings in keys}) == len(keys)
 
 

@@ -15,6 +15,7 @@ from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.settings import Scalar
 
 HEALTHY = """
 import http.server, subprocess, sys
@@ -95,7 +96,11 @@ def test_every_declaration_gives_a_command() -> None:
 def test_options_become_arguments_and_null_is_left_out() -> None:
     server = load_server("vllm")
     values = dict.fromkeys(("model_dir", "host", "port", "num_devices"), "x")
-    given = {"precision": "fp16", "server_options.prefix_caching": False, "server_options.max_num_seqs": 64}
+    given: dict[str, Scalar] = {
+        "precision": "fp16",
+        "server_options.prefix_caching": False,
+        "server_options.max_num_seqs": 64,
+    }
     command = server.arguments(values, given)
     assert command[-5:] == ["--dtype", "float16", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
 

@@ -13,6 +13,7 @@ from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.results.equivalence import EQUIVALENCE_RULE
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
@@ -22,6 +23,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Provenance
 from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
 
 REPORT_FILE: Final = "report.html"
@@ -31,7 +33,7 @@ HEADLINES: Final = (
     F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.INFERENCE_METRIC, F.LATENCY_P50,
     F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.SLO_RATE, F.REQUEST_RATE, F.ANSWER_AGREEMENT, F.UNITS_PER_JOULE,
     F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
-    F.RAW_TRAIN_TIME, F.COMPILE_TIME, F.FINAL_LOSS,
+    F.FINAL_LOSS, F.COMPILE_TIME, F.RAW_TRAIN_TIME,
 )  # fmt: skip
 """Figures for the tiles in order of preference; figures without a value are skipped."""
 NUM_TILES: Final = 6
@@ -87,6 +89,8 @@ class CaseView(NamedTuple):
     scale: str
     marks: list[str]
     target: str
+    equivalence: str
+    """What a check of frameworks found about this case's; empty without one that applies."""
     tiles: list[Tile]
     groups: list[tuple[str, list[FigureRow]]]
     missing: dict[str, list[str]]
@@ -100,6 +104,8 @@ class CaseView(NamedTuple):
     hosts: list[tuple[str, list[tuple[str, str]]]]
     serving: ServingView | None
     """None for other tasks."""
+    settings: list[tuple[bool, list[tuple[str, Provenance]]]]
+    """Settings that a layer above the case changed (True), and the others (False), by name."""
     plots: dict[str, Any]
 
 
@@ -140,6 +146,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         scale=scale_text(key, result.variant),
         marks=[_MARKS[mark] for mark in result.marks],
         target=_target(first),
+        equivalence=next((found.actual for found in result.findings if found.rule == EQUIVALENCE_RULE), ""),
         tiles=[_tile(title(name), name, known[name], result.unit) for name in HEADLINES if name in known][:NUM_TILES],
         groups=[(group, rows) for group, rows in groups if rows],
         missing=missing,
@@ -156,8 +163,17 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
         hosts=list(_hosts(first)) if first else [],
         serving=serving_view(first),
+        settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
         plots=plots_of(rounds),
     )
+
+
+def _settings(result: RoundResult, *, changed: bool) -> list[tuple[str, Provenance]]:
+    return [
+        (name, setting)
+        for name, setting in sorted(result.settings.items())
+        if (setting.layer != "default" and Path(setting.layer).name != "case.yaml") == changed
+    ]
 
 
 def scale_text(key: CaseKey, variant: str | None) -> str:

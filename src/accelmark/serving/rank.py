@@ -37,6 +37,7 @@ from accelmark.spec.serving import (
     ServeProgress,
     ServeStarted,
 )
+from accelmark.spec.settings import Scalar
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
@@ -141,7 +142,7 @@ class _ServingRun:
             return
         if model.directory is None:
             raise DataError(f"the case {self.job.case.name} has no weights: name their directory with --data")
-        given = {"precision": settings.precision, "threads": settings.threads}
+        given: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
         given |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
         server = ServerProcess(
             spec,

@@ -52,7 +52,7 @@ class ServerProcess:
         *,
         device: str,
         num_devices: int,
-        settings: dict[str, Scalar],
+        settings: Mapping[str, Scalar],
     ) -> None:
         """Start the server. Raises ServerMissingError if its program does not exist."""
         self.spec = spec

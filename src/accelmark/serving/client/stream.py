@@ -108,7 +108,7 @@ async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> St
             try:
                 stream.add(value, arrived_ns)
             except _MalformedError as error:
-                shown = payload[:80].decode("utf-8", errors="replace")
+                shown = payload.strip()[:80].decode("utf-8", errors="replace")
                 stream.malformed = f"{error}: {shown!r}"
                 return stream
         await asyncio.sleep(0)

@@ -24,6 +24,8 @@ RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[
 _WARMUP_CONCURRENCY: Final = 4
 _FIRST_SHARE: Final = 0.5
 """First rate of the search as a share of the highest rate of answers in the stages before."""
+_MIN_REQUESTS: Final = 10
+"""Requests that a step of the search has on average at least; fewer say nothing about an objective."""
 
 
 @final
@@ -76,8 +78,8 @@ class LoadPlan:
             _, records = self._run_open(run_stage, arrival, rate, due, is_search=True)
             return holds_slo(records, self._settings.slo)
 
-        # At less than one request in a stage there is nothing to judge by.
-        return search_rate(holds, max(_FIRST_SHARE * answered, 1 / load.duration_s))
+        least = _MIN_REQUESTS / load.duration_s
+        return search_rate(holds, max(_FIRST_SHARE * answered, least), least)
 
     def _run_open(
         self, run_stage: RunStage, arrival: Arrival, rate: float | None, due: Sequence[Due], *, is_search: bool

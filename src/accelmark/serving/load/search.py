@@ -33,10 +33,12 @@ class RateSearch:
         )
 
 
-def search_rate(holds: Callable[[float], bool], first: float, max_steps: int = MAX_STEPS) -> RateSearch:
+def search_rate(
+    holds: Callable[[float], bool], first: float, least: float = 0.0, max_steps: int = MAX_STEPS
+) -> RateSearch:
     """Search from ``first``: double (or halve) until the answer changes, then bisect in the logarithm.
 
-    A rate above one that failed is never tried, nor one below one that holds.
+    A rate above one that failed is never tried, nor one below one that holds, nor one below ``least``.
     """
     rate: float | None = None
     failed: float | None = None
@@ -47,7 +49,7 @@ def search_rate(holds: Callable[[float], bool], first: float, max_steps: int = M
             rate = tried
         else:
             failed = tried
-        if RateSearch(rate, failed, step).is_converged:
+        if RateSearch(rate, failed, step).is_converged or (rate is None and tried / 2 < least):
             break
         if failed is None:
             tried = 2 * tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import Field, model_validator
@@ -70,12 +71,12 @@ class ServerSpec(Spec):
             raise ValueError(f"flags has no entry for the option {without[0]!r}")
         return self
 
-    def arguments(self, values: dict[str, str], settings: dict[str, Scalar]) -> list[str]:
+    def arguments(self, values: Mapping[str, str], settings: Mapping[str, Scalar]) -> list[str]:
         """Return the command with its placeholders replaced by ``values``, and the flags of ``settings``.
 
         ``settings`` has ``precision``, ``threads`` and ``server_options.NAME``; options that it lacks have their
         defaults.
         """
-        given = {f"{_OPTION}{name}": value for name, value in self.options.items()} | settings
+        given = {f"{_OPTION}{name}": value for name, value in self.options.items()} | dict(settings)
         flags = (flag.render(given.get(key)) for key, flag in self.flags.items())
         return [*fill(self.command, values), *(argument for each in flags for argument in each)]
