@@ -239,7 +239,7 @@ def plausible(requests: Requests, ended_s: float | None) -> Booleans:
     streamed_s = gaps_s[ends] - gaps_s[ends - requests.num_gaps]
     good = (requests.due_s >= -_CLOCK_S) & (sent_s >= requests.due_s - _CLOCK_S) & (first_s >= sent_s - _CLOCK_S)
     good &= first_s + streamed_s <= requests.end_s + _CLOCK_S
-    good &= ~requests.is_ok | np.isfinite(requests.first_s)
+    good &= np.isfinite(requests.first_s) | (requests.num_gaps == 0)
     if ended_s is not None:
         good &= requests.end_s <= ended_s + _CLOCK_S
     if len(requests.gaps_us):
