@@ -120,7 +120,7 @@ class ServingStage(Spec):
     own_prompt_tokens: int = 0
     usage_prompt_tokens: int = 0
     num_implausible: int = 0
-    """Requests whose times contradict each other or the events."""
+    """Requests whose times contradict each other or the events, and records that the load generator did not count."""
     num_missing: int = 0
     """Requests that the load generator counted and that have no record."""
     reasons: tuple[str, ...] = ()
