@@ -187,6 +187,11 @@ def test_requests_without_a_record_make_a_run_invalid(tmp_path: Path) -> None:
     assert case.verdict == "INVALID"
 
 
+def test_a_request_with_two_records_makes_a_run_invalid(tmp_path: Path) -> None:
+    case = judged(tmp_path, change=lambda records: [*records, records[-1]])
+    assert "1 records contradict each other" in found(case, "request-records")[0][1]
+
+
 def test_a_stage_that_is_missing_makes_a_run_invalid(tmp_path: Path) -> None:
     case = judged(tmp_path, Served(SERVED.stages, settings={"load": {"concurrency": [4, 64]}}))
     assert found(case, "load-complete") == [("error", "not measured: 64")]

@@ -24,11 +24,11 @@ from accelmark.spec.inference_events import InferEndReason
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.vendor import Peaks
 from accelmark.spec.runfile import RunSpec
-from accelmark.spec.serving import ServeEndReason
+from accelmark.spec.serving import ServeEndReason, ServeSettings
 from accelmark.spec.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
-WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings]
+WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings, ServeSettings]
 
 
 @pytest.mark.parametrize("model", WRITTEN)

@@ -102,7 +102,7 @@ def request_records(entry: RoundEvidence, serving: ServingRound, serve: ServeJob
         yield finding("error", "request-records", "a record of every request", actual)
     strange = sum(stage.num_implausible for stage in serving.stages)
     if strange:
-        actual = f"{strange} requests have times that contradict each other or the events of their stage"
+        actual = f"{strange} records contradict each other or the events of their stage"
         yield finding("error", "request-records", "due, sent, first output, gaps and end in this order", actual)
 
 

@@ -253,7 +253,7 @@ def compare(
 
 def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
-    from accelmark.results.compare.comparison import context_lines
+    from accelmark.results.compare.context import context_lines
 
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):

@@ -234,7 +234,7 @@ def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> It
             continue
         at = f"{digits(found.value)} ms at {digits(stage.output_token_rate)} tokens/s"
         text = f"{stage.label}: {_TITLES[name]} {share} {at}"
-        label = short_label(stage) if (name, share) == ("ttft", _highest(stage)) else ""
+        label = stage.short_label if (name, share) == ("ttft", _highest(stage)) else ""
         yield LoadPoint(
             stage.output_token_rate, found.value, found.low, found.high, label, text, stage.concurrency is None
         )
@@ -250,18 +250,11 @@ def _pareto_points(stages: Sequence[ServingStage]) -> Iterator[LoadPoint]:
         if stage.token_rate_per_user is not None and stage.token_rate_per_device is not None:
             per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
             text = f"{stage.label}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
-            yield LoadPoint(per_user, per_device, None, None, short_label(stage), text, stage.concurrency is None)
+            yield LoadPoint(per_user, per_device, None, None, stage.short_label, text, stage.concurrency is None)
 
 
 def _load(stage: ServingStage) -> tuple[bool, float]:
     return stage.concurrency is None, stage.concurrency or stage.rate or 0.0
-
-
-def short_label(stage: ServingStage) -> str:
-    """Return the concurrency or rate of a stage, for the label of a point."""
-    if stage.concurrency is not None:
-        return str(stage.concurrency)
-    return f"{stage.rate:.3g}/s" if stage.rate is not None else ""
 
 
 def slo_text(slo: Slo) -> str:

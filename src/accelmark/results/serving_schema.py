@@ -120,7 +120,7 @@ class ServingStage(Spec):
     own_prompt_tokens: int = 0
     usage_prompt_tokens: int = 0
     num_implausible: int = 0
-    """Requests whose times contradict each other or the events."""
+    """Requests whose times contradict each other or the events, and records that the load generator did not count."""
     num_missing: int = 0
     """Requests that the load generator counted and that have no record."""
     reasons: tuple[str, ...] = ()
@@ -133,6 +133,13 @@ class ServingStage(Spec):
             return f"{self.concurrency} at a time"
         word = {"constant": "constant", "poisson": "Poisson", "gamma": "gamma"}.get(self.arrival, self.arrival)
         return word if self.rate is None else f"{self.rate:.4g}/s {word}"
+
+    @property
+    def short_label(self) -> str:
+        """Concurrency or rate of the stage."""
+        if self.concurrency is not None:
+            return str(self.concurrency)
+        return "" if self.rate is None else f"{self.rate:.3g}/s"
 
     def quantile(self, latency: str, name: str) -> float | None:
         """Return a percentile of a latency in ms; None where it was not measured."""

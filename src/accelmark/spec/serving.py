@@ -27,7 +27,9 @@ class Lengths(Spec):
     """``fixed``: always ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: with ``mean`` and ``stdev``, cut to
     ``min`` and ``max``."""
     mean: PositiveInt = 64
+    """Mean number of tokens; not used by ``uniform``."""
     stdev: NonNegativeFloat = 0.0
+    """Standard deviation of ``lognormal``."""
     min: PositiveInt | None = None
     """Least number of tokens; null: 1."""
     max: PositiveInt | None = None
@@ -128,7 +130,9 @@ class ServeSettings(Spec):
     served_model: str | None = None
     """Model name in requests; null: the server's."""
     api: Literal["completions", "chat"] = "completions"
+    """OpenAI-compatible API of the requests: ``/v1/completions`` or ``/v1/chat/completions``."""
     precision: InferPrecision = "fp32"
+    """Precision that the server computes in."""
     threads: PositiveInt | None = None
     """CPU threads of the server; null: its own default."""
     load: LoadSettings = LoadSettings()

@@ -79,7 +79,7 @@ def measured_stage(
         **{name: getattr(load, name) for name in _OF_LOAD},
         "num_requests": len(requests),
         "num_missing": max(load.num_requests - len(requests), 0),
-        "num_implausible": int((~plausible(requests, ended_s)).sum()),
+        "num_implausible": int((~plausible(requests, ended_s)).sum()) + _surplus(requests, load.num_requests),
         "errors": dict(errors),
         **_token_counts(requests),
         **_wrong_lengths(requests, settings),
@@ -239,7 +239,7 @@ def plausible(requests: Requests, ended_s: float | None) -> Booleans:
     streamed_s = gaps_s[ends] - gaps_s[ends - requests.num_gaps]
     good = (requests.due_s >= -_CLOCK_S) & (sent_s >= requests.due_s - _CLOCK_S) & (first_s >= sent_s - _CLOCK_S)
     good &= first_s + streamed_s <= requests.end_s + _CLOCK_S
-    good &= ~requests.is_ok | np.isfinite(requests.first_s)
+    good &= np.isfinite(requests.first_s) | (requests.num_gaps == 0)
     if ended_s is not None:
         good &= requests.end_s <= ended_s + _CLOCK_S
     if len(requests.gaps_us):
@@ -247,6 +247,11 @@ def plausible(requests: Requests, ended_s: float | None) -> Booleans:
         good &= negative[ends] == negative[ends - requests.num_gaps]
     plausibly: Booleans = good
     return plausibly
+
+
+def _surplus(requests: Requests, num_counted: int) -> int:
+    """Return the number of records that the load generator did not count, or that have the number of another."""
+    return len(requests) - min(len(np.unique(requests.number)), num_counted)
 
 
 def _token_counts(requests: Requests) -> dict[str, int]:
