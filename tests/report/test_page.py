@@ -71,7 +71,8 @@ def test_three_decisive_figures_of_the_run_lead_and_details_are_folded(tmp_path:
 
 def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
-    loaded = (measure_run(run), load_run(run))[1]
+    measure_run(run)
+    loaded = load_run(run)
     (case,) = loaded.summary.cases
     found = (Finding(severity="warning", rule="quiet-start", expected="", actual="busy"),)
     for verdict, opened in (("VALID", ""), ("INVALID", " open")):
