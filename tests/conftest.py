@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +11,7 @@ import pytest
 
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
+os.environ["ACCELMARK_STATE"] = tempfile.mkdtemp(prefix="accelmark-tests-")  # not the registry of the user's runs
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests share their cores with one another: a thread that spins while it waits for another takes the core of the other.
 

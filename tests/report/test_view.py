@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from accelmark.cli.results import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view.app import is_loopback, read_or_create_token
-from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog
@@ -287,6 +287,7 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_are_shown(tmp_path: 
         result = "toy-pytorch-X1x1x1/round1/result.json"
         (run / result).parent.mkdir(parents=True)
         (run / result).hardlink_to(first / result)
+        write_manifest(run)
     bad = tmp_path / "runs" / "0500" / "summary.json"
     bad.write_text("{")
     with serving(tmp_path / "runs") as found:

@@ -44,7 +44,7 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int =
             target=None,
             reference_loss=None,
             settings=TrainSettings(batch_size=8, end=EndSettings(max_steps=5)),
-        ),
+        ).for_round(number),
     )
 
 

@@ -43,6 +43,7 @@ _MARKS: Final = {
     "partial_evaluation": "evaluated on part of the data",
     "busy_machine": "busy machine",
     "resumed": "resumed",
+    "edited": "files edited",
 }
 
 
