@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.serving import RequestRecord
@@ -103,11 +104,20 @@ def test_other_tokens_than_the_servers_are_found(tmp_path: Path, own: int, sever
 
 
 def test_a_client_that_is_too_slow_makes_a_run_open(tmp_path: Path) -> None:
-    case = judged(tmp_path, Served(SERVED.stages, settings=SERVED.settings, lag_p99_ms=0.6))
+    case = judged(tmp_path, Served(SERVED.stages, settings=SERVED.settings, lag_p99_ms=60.0))
     assert case.verdict == "OPEN"
-    ((severity, actual),) = found(case, "client-limit")
-    assert severity == "open"
-    assert "lag 0.6 ms" in actual
+    (limit, tail) = found(case, "client-limit")
+    assert (limit[0], tail[0]) == ("open", "warning")
+    assert "median lag 30 ms" in limit[1]
+    assert "lag 60 ms (p99)" in tail[1]
+
+
+def test_a_client_that_is_late_now_and_then_is_a_warning(tmp_path: Path) -> None:
+    ttft_ms = judged(tmp_path / "a").figures[FigureName.TTFT_P50].mean
+    assert ttft_ms is not None
+    served = Served(SERVED.stages, settings=SERVED.settings, lag_p99_ms=0.015 * ttft_ms)
+    case = judged(tmp_path / "b", served)
+    assert (case.verdict, [severity for severity, _ in found(case, "client-limit")]) == ("VALID", ["warning"])
 
 
 @pytest.mark.parametrize(("agreement", "verdict"), [(0.95, "VALID"), (0.85, "INVALID")])
