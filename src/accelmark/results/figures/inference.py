@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.results.schema import Figure
 from accelmark.spec.inference import ANSWER_LIMITS, InferPrecision, Reference
 from accelmark.spec.inference_events import AnswerCheck, ForwardWindow, RepeatCheck
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
