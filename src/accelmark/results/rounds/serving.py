@@ -281,7 +281,7 @@ def _figures(
         F.ANSWER_AGREEMENT: value(answers.agreement, not_compared),
         F.SERVER_START_TIME: value(serving.start_s, "the endpoint was running" if serving.endpoint else absent),
         F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
-        F.PEAK_DEVICE_MEMORY: value(_peak_memory(consumption.hosts), "telemetry has no device memory"),
+        F.PEAK_DEVICE_MEMORY: _peak_memory(consumption.hosts, job.device_type),
         **used,
     }  # fmt: skip
     if serving.highest_rate is not None and serving.highest_rate_note:
@@ -295,9 +295,12 @@ def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str
     return value(quantile.value, quantile.reason or absent) if quantile is not None else value(None, absent)
 
 
-def _peak_memory(hosts: HostSamples) -> float | None:
-    devices = (device for samples, _ in hosts.values() for device in samples.devices.values())
-    return max((used for device in devices for used in device.get("memory_used_mib", ()) if used == used), default=None)
+def _peak_memory(hosts: HostSamples, device_type: str) -> Figure:
+    """Return the largest memory in use on a device; null on CPUs, whose memory other processes use too."""
+    own = [samples for samples, _ in hosts.values() if not samples.measures_cpus(device_type)]
+    columns = [device.get("memory_used_mib", ()) for samples in own for device in samples.devices.values()]
+    reason = "telemetry has no device memory" if own else "the memory of the host is not the server's alone"
+    return value(max((used for column in columns for used in column if used == used), default=None), reason)
 
 
 def _findings(serving: ServingRound, log: ServeLog, lines: LinesReport) -> Iterable[Finding]:
