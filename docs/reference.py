@@ -80,10 +80,15 @@ def _figures() -> str:
 
 def _settings() -> str:
     from accelmark.spec.inference import InferSettings
+    from accelmark.spec.serving import ServeSettings
     from accelmark.spec.settings import TrainSettings
 
     parts = ["# Settings and files\n\nJSON schemas of these files are in the package, in `accelmark/schemas`.\n"]
-    models: dict[str, Any] = {"Settings of training": TrainSettings, "Settings of inference": InferSettings}
+    models: dict[str, Any] = {
+        "Settings of training": TrainSettings,
+        "Settings of inference": InferSettings,
+        "Settings of serving": ServeSettings,
+    }
     models |= {title: model for model, title in FILES.values()}
     for title, model in models.items():
         rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in documented_fields(model))

@@ -118,8 +118,8 @@ def make_round(round_dir: Path, made: Made, number: int = 1) -> JobSpec:
                     log.write(perflog(event, value, mono_ms, rank))
                     end_ms = mono_ms
         if made.telemetry:
-            _telemetry(node / "telemetry.jsonl", made, end_ms, random.Random(number))
-        _surroundings(node, made, noderank, ranks, (end_ms - BOOT_MS) / 1e3)
+            write_telemetry(node / "telemetry.jsonl", made, end_ms, random.Random(number))
+        write_surroundings(node, made, noderank, ranks, (end_ms - BOOT_MS) / 1e3)
     return job
 
 
@@ -225,7 +225,7 @@ def _job(made: Made, number: int) -> JobSpec:
     )  # fmt: skip
 
 
-def _telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> None:
+def write_telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> None:
     begin, end = BOOT_MS / 1e3 - 1.0, end_ms / 1e3 + 1.0
     infos = [{"index": i, "name": "Acme X1 Pod", "memory_total_mib": 65536.0, "reasons": {}} for i in range(made.nproc)]
     reasons = {"power_w": "no management controller"} | (
@@ -261,7 +261,7 @@ def _telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> N
         file.write(json.dumps({"footer": {"cpu_time_s": 0.125, "samples": count, "missed": 0}}) + "\n")
 
 
-def _surroundings(node: Path, made: Made, noderank: int, ranks: range, duration_s: float) -> None:
+def write_surroundings(node: Path, made: Made, noderank: int, ranks: range, duration_s: float) -> None:
     host = f"node{noderank:02d}"
     info = {"host": host, "hostname": host, "os": "Made-up Linux 1", "kernel": "6.1", "load1_at_start": 0.1,
             "cpu": {"model": "Made-up CPU", "usable_cores": 8, "logical_cores": 8}, "memory_total_mib": 16384.0,

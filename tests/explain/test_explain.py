@@ -24,10 +24,11 @@ from accelmark.spec.inference_events import InferEndReason
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.vendor import Peaks
 from accelmark.spec.runfile import RunSpec
+from accelmark.spec.serving import ServeEndReason, ServeSettings
 from accelmark.spec.settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
-WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings]
+WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings, ServeSettings]
 
 
 @pytest.mark.parametrize("model", WRITTEN)
@@ -39,7 +40,8 @@ def test_every_key_that_users_write_is_documented(model: type[BaseModel]) -> Non
 
 def test_every_end_reason_state_and_mark_is_explained() -> None:
     known = {(entry.kind, entry.name) for entry in entries()}
-    expected = {("end reason", name) for name in (*get_args(EndReason), *get_args(InferEndReason))}
+    reasons = (*get_args(EndReason), *get_args(InferEndReason), *get_args(ServeEndReason))
+    expected = {("end reason", name) for name in reasons}
     expected |= {("state", name) for name in get_args(JobState)} | {("mark", name) for name in get_args(Mark)}
     assert {entry for entry in known if entry[0] in ("end reason", "state", "mark")} == expected
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, reevaluation, registration, workload
+from accelmark.audit import inference, outcome, provenance, reevaluation, registration, serving, workload
 from accelmark.audit.evidence import Evidence, Rule, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
@@ -18,6 +18,9 @@ RULES: Final[tuple[Rule, ...]] = (
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
     inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.crossing,
     inference.cache_check, inference.declared_time, inference.loadgen,
+    serving.case_contract, serving.load_complete, serving.request_records, serving.request_errors,
+    serving.pinned_length, serving.token_count, serving.client_limit, serving.served_answers, serving.result_cache,
+    serving.steady_state, serving.enough_measured,
     outcome.enough_duration, outcome.framework_version, outcome.chip_identity, outcome.plausible_utilisation,
     outcome.not_resumed,
     provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.numeric_switches,

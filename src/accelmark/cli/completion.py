@@ -1,4 +1,4 @@
-"""Shell completion of cases, engines, vendors, run directories and names that ``explain`` knows."""
+"""Shell completion of cases, engines, servers, vendors, run directories and names that ``explain`` knows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def engines(incomplete: str) -> list[str]:
     from accelmark.spec.plugins.catalog import engine_specs
 
     return [name for name in engine_specs() if name.startswith(incomplete)]
+
+
+def servers(incomplete: str) -> list[str]:
+    """Complete the name of a server of language models."""
+    from accelmark.spec.plugins.catalog import folders
+
+    return [name for name in folders("servers") if name.startswith(incomplete)]
 
 
 def runs(incomplete: str) -> list[str]:

@@ -19,13 +19,14 @@ from accelmark.cli.explain import explain, init
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.machine import doctor, monitor, probe, vendors
-from accelmark.cli.results import compare, results, serve_renamed, view
+from accelmark.cli.results import compare, results, view
 from accelmark.cli.runs import infer, resume, run, status, stop, train
+from accelmark.cli.serving import serve
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 _GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
-    "Measure": (train, infer, run, probe),
+    "Measure": (train, infer, serve, run, probe),
     "Follow a run": (status, stop, resume),
     "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
     "Look up": (cases, vendors, doctor, explain),
@@ -57,8 +58,6 @@ app = typer.Typer(
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_NAMES.get(_verb.__name__))(_verb)
-_ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
-app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")
 app.add_typer(environments, name="env")
 

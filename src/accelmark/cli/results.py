@@ -253,7 +253,7 @@ def compare(
 
 def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
-    from accelmark.results.compare.comparison import context_lines
+    from accelmark.results.compare.context import context_lines
 
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
@@ -325,8 +325,3 @@ def view(
         if token_file:
             typer.echo(f"The access token is in {token_file}. Press Ctrl-C to stop.")
         server_for(app).run(sockets=[listener])
-
-
-def serve_renamed(directory: Annotated[Path | None, Argument(metavar="[DIR]", hidden=True)] = None) -> None:
-    """Name the verb that shows the runs now: 'accelmark view'."""
-    raise RequestError(f"'serve' no longer shows runs: use accelmark view {directory or 'runs'}")

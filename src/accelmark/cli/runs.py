@@ -52,15 +52,15 @@ def train(
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     case = CaseRequest(key=key, data=data and data.expanduser())
-    request = RunSpec(name=_run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
+    request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     plan = plan_request(request, settings or (), synthetic=synthetic)
     if not (write_reference or reference_file):
-        _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+        execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
         return
     from accelmark.cli import reference
 
     file = reference.reference_file(plan, reference_file)
-    directory = _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
     if directory is not None:
         reference.write_reference(directory, plan, file, as_json=as_json)
 
@@ -99,9 +99,9 @@ def infer(
     if compiler is not None:
         named["compiler"] = None if compiler == "none" else compiler
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
-    request = RunSpec(name=f"{_run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
+    request = RunSpec(name=f"{run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
     plan = plan_request(request, settings or (), synthetic=synthetic)
-    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def run(
@@ -129,7 +129,7 @@ def run(
         raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
     request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
-    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def resume(
@@ -315,13 +315,13 @@ def _telemetry_warnings(vendor: str) -> Iterator[str]:
             yield f"no telemetry of devices: {problem}"
 
 
-def _run_name(key: str) -> str:
+def run_name(key: str) -> str:
     """Return a name for the run of a single key: its model, without characters that paths cannot have."""
     name = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in key.partition(":")[0])
     return name.strip(".-_")[:57] or "case"
 
 
-def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
+def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
     """Execute ``plan``, or only print it, and end the command with the exit code of the run unless it is 0.
 
     Returns the run directory, or None where nothing was started.

@@ -17,11 +17,13 @@ from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.inference import InferSettings
 from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.runfile import RunSpec
+from accelmark.spec.serving import ServeSettings
 from accelmark.spec.settings import TrainSettings
 
 FILES_OF_SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
     "setting of training": TrainSettings,
     "setting of inference": InferSettings,
+    "setting of serving": ServeSettings,
     "key of a run file": RunSpec,
     "key of a cluster file": ClusterSpec,
 }

@@ -1,7 +1,7 @@
 """Trained weights of an inference case: load a safetensors file, or save one from a training round.
 
-``python -m accelmark.infer.weights ROUND_DIR CASE_DIR`` writes ``weights.safetensors`` from the newest checkpoint of a
-training round, and ``weights.json``, the record of that training.
+``python -m accelmark.infer.weights ROUND_DIR CASE_DIR [bfloat16]`` writes ``weights.safetensors`` from the newest
+checkpoint of a training round, in fp32 or rounded to bf16, and ``weights.json``, the record of that training.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class _Logits(nn.Module):
         return logits
 
 
-def save_weights(round_dir: Path, case_dir: Path) -> Path:
-    """Write the weights of the newest checkpoint in ``round_dir`` to ``case_dir``; return the file.
+def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Write the weights of the newest checkpoint in ``round_dir`` to ``case_dir`` as ``dtype``; return the file.
 
     Raises:
         DataError: the round has no checkpoint or no result.
@@ -99,7 +99,7 @@ def save_weights(round_dir: Path, case_dir: Path) -> Path:
         raise DataError(f"{round_dir}: no checkpoint; set checkpoint.every_steps so that the last step writes one")
     state = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)["model"]
     path = case_dir / WEIGHTS_FILE
-    save_file({name: tensor.float().contiguous() if tensor.is_floating_point() else tensor.contiguous()
+    save_file({name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor.contiguous()
                for name, tensor in state.items()}, path)  # fmt: skip
     path.chmod(0o644)  # safetensors creates it readable by the owner only
     record = _record(round_dir) | {
@@ -137,11 +137,12 @@ def _record(round_dir: Path) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Save the weights of a round to a case folder; return the exit code."""
-    if len(arguments) != 2:
-        print("usage: python -m accelmark.infer.weights ROUND_DIR CASE_DIR", file=sys.stderr)
+    if len(arguments) not in (2, 3) or arguments[2:] not in ([], ["bfloat16"]):
+        print("usage: python -m accelmark.infer.weights ROUND_DIR CASE_DIR [bfloat16]", file=sys.stderr)
         return 2
     try:
-        print(save_weights(Path(arguments[0]), Path(arguments[1])))
+        dtype = torch.bfloat16 if len(arguments) == 3 else torch.float32
+        print(save_weights(Path(arguments[0]), Path(arguments[1]), dtype))
     except AccelmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

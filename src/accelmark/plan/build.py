@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import accelmark
 from accelmark.plan.adaptation import Capabilities, adaptation_files, requirements_file
 from accelmark.plan.inference import plan_inference
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, RunRequest
+from accelmark.plan.serving import plan_serving
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
@@ -23,6 +24,8 @@ from accelmark.spec.plugins.launcher import host_problems, load_launcher
 from accelmark.spec.plugins.requirements import Need, installed_version, requirement_names
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.runfile import CaseRequest, RunOptions, RunSpec
+
+_PLANNERS: Final = {"train": plan_training, "infer": plan_inference, "serve": plan_serving}
 
 
 def build_plan(
@@ -110,7 +113,7 @@ class _Planner:
         chip = self._chip(key)
         folder, case = find("cases", key.model, self.run.where), catalog.load_case(key.model)
         asked = KeyRequest(self.run, key, request, folder, case, self._capabilities(chip))
-        planned = plan_training(asked) if request.task == "train" else plan_inference(asked)
+        planned = _PLANNERS[request.task](asked)
         self._check_repeated(request.key, planned.directory)
         self._check_version(key)
         self._check_engine(key, planned.engine)
@@ -228,7 +231,7 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
     return JobSpec(
         work=work,
         key=key,
-        ranks_per_host=load_framework(framework).ranks_per_host(key.nproc),
+        ranks_per_host=1 if work.is_single_process else load_framework(framework).ranks_per_host(key.nproc),
         round=1,
         case=asked.folder.ref(),
         case_version=asked.case.version,

@@ -120,11 +120,11 @@ class PlannedWork:
     warnings: tuple[str, ...] = ()
 
 
-def require_side(request: KeyRequest, task: Literal["train", "infer"], side: S | None) -> S:
-    """Return the training or inference side of the case; raise SpecError with the cases that have one."""
+def require_side(request: KeyRequest, task: Literal["train", "infer", "serve"], side: S | None) -> S:
+    """Return the side of the case for a task; raise SpecError with the cases that have one."""
     if side is not None:
         return side
     able = [name for name in folders("cases") if getattr(load_case(name), task) is not None]
-    word = "training" if task == "train" else "inference"
+    word = {"train": "training", "infer": "inference", "serve": "serving"}[task]
     what = f"the case {request.key.model!r} has no {word} side; those that have: {', '.join(able) or 'none'}"
     raise SpecError([Problem(request.run.where, str(request.key), what)])

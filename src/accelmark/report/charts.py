@@ -20,9 +20,9 @@ _TOP: Final = 26
 _BOTTOM: Final = 46
 _SHARES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
 _MAX_SHARE: Final = 0.9995
-_COLOURS: Final = 6
+COLOURS: Final = 6
 """Line colours of the style sheet."""
-_DASHES: Final = ("none", "7 4", "2 3", "9 3 2 3")
+DASHES: Final = ("none", "7 4", "2 3", "9 3 2 3")
 _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
@@ -40,7 +40,7 @@ def scaling_chart(curve: ScalingCurve) -> Markup:
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
 
-    parts = [_grid(y(step * 0.2), percent(step * 0.2)) for step in range(int(top * 5 + 1.5))]
+    parts = [grid_line(y(step * 0.2), percent(step * 0.2)) for step in range(int(top * 5 + 1.5))]
     parts.append(f'<path class="ideal" d="M{_LEFT},{y(1):.1f} H{_WIDTH - _RIGHT}"/>')
     parts.append(_path([(x(point.ranks), y(point.efficiency)) for point in curve.points]))
     for point in curve.points:
@@ -50,10 +50,10 @@ def scaling_chart(curve: ScalingCurve) -> Markup:
             parts.append(f'<path class="whisker" d="M{at:.1f},{top_y:.1f} V{low_y:.1f}"/>')
         text = f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s"
         parts.append(_point(at, level, text))
-        parts.append(_text(at, level - 12, percent(point.efficiency, 3), "middle", "strong-text"))
-        parts.append(_text(at, _HEIGHT - 24, point.scale, "middle"))
-    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "hosts × devices per host", "middle"))
-    return _svg(parts, f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below")
+        parts.append(text_at(at, level - 12, percent(point.efficiency, 3), "middle", "strong-text"))
+        parts.append(text_at(at, _HEIGHT - 24, point.scale, "middle"))
+    parts.append(text_at((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "hosts × devices per host", "middle"))
+    return drawing(parts, f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below")
 
 
 def trend_chart(
@@ -73,11 +73,11 @@ def trend_chart(
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low)
 
-    ticks = _ticks(low, high)
+    steps = ticks(low, high)
     scale = scale_of(max(map(abs, values)), unit)
-    decimals = max(0, -math.floor(math.log10((ticks[1] - ticks[0]) / scale.divisor) + 1e-9)) if len(ticks) > 1 else 3
-    parts = [_grid(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−")) for tick in ticks]
-    parts.append(_text(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
+    decimals = max(0, -math.floor(math.log10((steps[1] - steps[0]) / scale.divisor) + 1e-9)) if len(steps) > 1 else 3
+    parts = [grid_line(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−")) for tick in steps]
+    parts.append(text_at(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
     parts.append(_path([(x(i), y(value)) for i, value in enumerate(values)]))
     for begin, end, level in segments if count >= _MIN_RUNS else ():
         left, right = x(begin) - 10, x(end - 1) + 10
@@ -93,19 +93,26 @@ def trend_chart(
     days = [points[i][0][:10] for i in shown]
     several = len(set(days)) < len(days)
     for i, day in zip(shown, days, strict=True):
-        parts.append(_text(x(i), _HEIGHT - 24, f"{day} {points[i][0][11:16]}".strip() if several else day, "middle"))
-    return _svg(parts, f"{title} over time; values in the table below")
+        parts.append(text_at(x(i), _HEIGHT - 24, f"{day} {points[i][0][11:16]}".strip() if several else day, "middle"))
+    return drawing(parts, f"{title} over time; values in the table below")
 
 
-class LatencyChart(NamedTuple):
-    """Latency curves as SVG, and (label, colour number, dashes) of each."""
+class KeyedChart(NamedTuple):
+    """Curves as SVG, and (label, colour number, dashes) of each."""
 
     svg: Markup
     keys: tuple[tuple[str, int, str], ...]
 
 
-def latency_chart(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> LatencyChart | None:
-    """Draw labelled curves of (share of batches, latency in ms): shares in nines (x), logarithmic latency (y).
+def keys_of(labels: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
+    """Return (label, colour number, dashes) of each curve."""
+    return tuple((label, i % COLOURS + 1, DASHES[i // COLOURS % len(DASHES)]) for i, label in enumerate(labels))
+
+
+def latency_chart(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], samples: str = "batches", width: int = _WIDTH
+) -> KeyedChart | None:
+    """Draw labelled curves of (share of the samples, latency in ms): shares in nines (x), logarithmic latency (y).
 
     Returns None where no latency is above zero.
     """
@@ -117,44 +124,44 @@ def latency_chart(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -
 
     def x(share: float) -> float:
         nines = -math.log10(1 - min(share, _MAX_SHARE)) / -math.log10(1 - _MAX_SHARE)
-        return _LEFT + nines * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + nines * (width - _LEFT - _RIGHT)
 
     def y(latency_ms: float) -> float:
         rise = math.log(max(latency_ms, low) / low) / math.log(high / low)
         return _TOP + (1 - rise) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [_grid(y(value), f"{value:g} ms") for value in _logarithmic_ticks(low, high)]
+    parts = [grid_line(y(value), f"{value:g} ms", width) for value in logarithmic_ticks(low, high)]
     for share, label in _SHARES:
         parts.append(f'<path class="grid" d="M{x(share):.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
-        parts.append(_text(x(share), _HEIGHT - 24, label, "middle"))
-    keys = tuple(
-        (label, i % _COLOURS + 1, _DASHES[i // _COLOURS % len(_DASHES)]) for i, (label, _) in enumerate(curves)
-    )
+        parts.append(text_at(x(share), _HEIGHT - 24, label, "middle"))
+    keys = keys_of([label for label, _ in curves])
     for (label, colour, dashes), (_, curve) in zip(keys, curves, strict=True):
         points = " ".join(f"{x(share):.1f},{y(latency):.1f}" for share, latency in curve)
         title = f"<title>{escape(label)}</title>"
         parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
-    label = "Latency in milliseconds over the share of batches; percentiles in the table above"
-    return LatencyChart(_svg(parts, label, "chart latency"), keys)
+    label = f"Latency in milliseconds over the share of {samples}; percentiles in the table above"
+    return KeyedChart(drawing(parts, label, "chart latency", width), keys)
 
 
-def _logarithmic_ticks(low: float, high: float) -> list[float]:
+def logarithmic_ticks(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 of each decade between two bounds, or equal steps where that gives fewer than two."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     decades = [mantissa * 10.0**exponent for exponent in exponents for mantissa in (1, 2, 5)]
     found = [value for value in decades if low <= value <= high]
-    return found if len(found) > 1 else _ticks(low, high)
+    return found if len(found) > 1 else ticks(low, high)
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round values between two bounds."""
     rough = (high - low) / 5
     power: float = 10.0 ** math.floor(math.log10(rough))
     step = next((power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), power * 10)
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _grid(y: float, label: str) -> str:
-    return f'<path class="grid" d="M{_LEFT},{y:.1f} H{_WIDTH - _RIGHT}"/>' + _text(_LEFT - 8, y + 4, label, "end")
+def grid_line(y: float, label: str, width: int = _WIDTH) -> str:
+    """Draw a horizontal line with its value."""
+    return f'<path class="grid" d="M{_LEFT},{y:.1f} H{width - _RIGHT}"/>' + text_at(_LEFT - 8, y + 4, label, "end")
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -165,10 +172,14 @@ def _point(x: float, y: float, tooltip: str) -> str:
     return f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(tooltip)}</title></circle>'
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+def text_at(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    """Draw text; ``anchor`` is start, middle or end."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], label: str, css_class: str = "chart") -> Markup:
-    head = f'<svg class="{css_class}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+def drawing(
+    parts: Sequence[str], label: str, css_class: str = "chart", width: int = _WIDTH, height: int = _HEIGHT
+) -> Markup:
+    """Return the parts as an SVG with a description."""
+    head = f'<svg class="{css_class}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - all texts in it are escaped

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from accelmark.report.charts import KeyedChart, keys_of
+from accelmark.report.load_charts import LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import scale_text
 from accelmark.report.templating import fill, inline
-from accelmark.results.compare.comparison import Area, Comparison, ContextDifference, Difference, Effect, Pair, Side
+from accelmark.results.compare.comparison import Comparison, Difference, Effect, Pair, Side
+from accelmark.results.compare.context import Area, ContextDifference
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 
@@ -51,12 +54,52 @@ def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
             }
             for pair in comparison.pairs
         ],
+        load=list(_load_charts(comparison)),
         served=served,
         style=inline("page.css"),
         more_style=inline("runs.css"),
         script=inline("theme.js"),
         title="Comparison",
     )
+
+
+def _load_charts(comparison: Comparison) -> Iterator[tuple[str, list[KeyedChart]]]:
+    """Yield the model and the curves of all runs of each serving case of the baseline."""
+    sides: dict[str, list[Side]] = {}
+    for pair in comparison.pairs:
+        if pair.baseline.load_curve:
+            sides.setdefault(f"{pair.baseline.key} {pair.baseline.variant}", [pair.baseline]).append(pair.other)
+    for found in sides.values():
+        keys = keys_of([f"{side.run}: {scale_of_side(side)}" for side in found])
+        latency = tradeoff_chart(
+            [LoadCurve(*key, list(_latency_points(side))) for key, side in zip(keys, found, strict=True)],
+            "output tokens/s",
+            "Median TTFT",
+            is_latency=True,
+        )
+        pareto = tradeoff_chart(
+            [LoadCurve(*key, list(_pareto_points(side))) for key, side in zip(keys, found, strict=True)],
+            "output tokens/s per user",
+            "Output tokens/s per device",
+            is_latency=False,
+        )
+        yield found[0].key.model, [chart for chart in (latency, pareto) if chart is not None]
+
+
+def _latency_points(side: Side) -> Iterator[LoadPoint]:
+    for point in side.load_curve:
+        ttft = point.ttft_p50_ms
+        if ttft is not None and ttft.value is not None:
+            text = f"{side.run}, {point.load}: {digits(ttft.value)} ms at {digits(point.output_token_rate)} tokens/s"
+            yield LoadPoint(point.output_token_rate, ttft.value, ttft.low, ttft.high, point.load, text, point.is_open)
+
+
+def _pareto_points(side: Side) -> Iterator[LoadPoint]:
+    for point in side.load_curve:
+        per_user, per_device = point.token_rate_per_user, point.token_rate_per_device
+        if per_user is not None and per_device is not None:
+            text = f"{side.run}, {point.load}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
+            yield LoadPoint(per_user, per_device, None, None, point.load, text, point.is_open)
 
 
 def lines_of(pair: Pair) -> list[Line]:

@@ -34,7 +34,9 @@ def plots_of(rounds: Sequence[RoundResult]) -> Json:
     hover. A histogram has one more edge than counts, and marks at percentiles.
     """
     shown = [result for result in rounds if result.curves][:_MAX_ROUNDS]
+    is_serving = any(result.serving for result in shown)
     return {
+        "time": "time since the first stage began" if is_serving else "raw training time",
         "progress": list(_progress(shown)),
         "telemetry": list(_telemetry(shown)),
         "bars": [bars for bars in map(_bars, shown) if bars["counts"]],
@@ -51,25 +53,34 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Json]:
         return
     target = rounds[0].target
     names = dict.fromkeys(name for result in rounds for name in result.curves if name not in {"loss", "throughput"})
-    yield _panel("Loss", "", _lines(rounds, "loss"))
+    if losses := _lines(rounds, "loss"):
+        yield _panel("Loss", "", losses)
     for name in names:
         level = target.value if target and target.metric == name else None
-        yield _panel(name.replace("_", " ").capitalize(), "", _lines(rounds, name), markers=True, level=level)
+        is_load = any(result.serving for result in rounds)
+        lines = _lines(rounds, name)
+        yield _panel(
+            name.replace("_", " ").capitalize(), "", lines, markers=not is_load, level=level, from_zero=is_load
+        )
     yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), from_zero=True)
 
 
 def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
     most = max(_MAX_POINTS // len(rounds), 100)
-    found = [(result.round, _kept(result.curves[name], most)) for result in rounds if result.curves.get(name)]
+    found = [
+        (result.round, "stage" if result.serving else "step", _kept(result.curves[name], most))
+        for result in rounds
+        if result.curves.get(name)
+    ]
     return [
         {
             "label": f"round {number}",
             "round": number,
             "x": [point.time_s for point in points],
             "y": [point.value for point in points],
-            "text": [f"step {point.step:,}" for point in points],
+            "text": [f"{word} {point.step:,}" for point in points],
         }
-        for number, points in found
+        for number, word, points in found
     ]
 
 

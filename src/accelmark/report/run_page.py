@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from accelmark.explain.entries import all_terms
 from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
+from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.equivalence import EQUIVALENCE_RULE
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
@@ -30,6 +31,7 @@ REPORT_FILE: Final = "report.html"
 F = FigureName
 HEADLINES: Final = (
     F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.INFERENCE_METRIC, F.LATENCY_P50,
+    F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.SLO_RATE, F.REQUEST_RATE, F.ANSWER_AGREEMENT, F.UNITS_PER_JOULE,
     F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
     F.FINAL_LOSS, F.COMPILE_TIME, F.RAW_TRAIN_TIME,
 )  # fmt: skip
@@ -101,12 +103,17 @@ class CaseView(NamedTuple):
     peak: float | None
     """The chip's dense peak in TFLOP/s at the precision used."""
     hosts: list[tuple[str, list[tuple[str, str]]]]
+    serving: ServingView | None
+    """None for other tasks."""
     settings: list[tuple[bool, list[tuple[str, Provenance]]]]
     """Settings that a layer above the case changed (True), and the others (False), by name."""
     plots: dict[str, Any]
 
 
-_ROUND_COLUMNS: Final = (F.THROUGHPUT_TRAIN, F.STEP_P50, F.RAW_TRAIN_TIME, F.FINAL_METRIC, F.FINAL_LOSS, F.ENERGY)
+_ROUND_COLUMNS: Final = (
+    F.THROUGHPUT_TRAIN, F.STEP_P50, F.RAW_TRAIN_TIME, F.FINAL_METRIC, F.FINAL_LOSS, F.OUTPUT_RATE, F.TTFT_P50,
+    F.TPOT_P50, F.SLO_RATE, F.ENERGY,
+)  # fmt: skip
 
 
 def case_views(run: LoadedRun) -> list[CaseView]:
@@ -156,6 +163,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         ],
         peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
         hosts=list(_hosts(first)) if first else [],
+        serving=serving_view(first),
         settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
         plots=plots_of(rounds),
     )

@@ -25,8 +25,8 @@ F = FigureName
 class _Layout(NamedTuple):
     title: str
     columns: tuple[tuple[str, FigureName], ...]
-    has_engine: bool = False
-    """Whether the table has a column for engine and batch size."""
+    software: str = ""
+    """Title of the column for the engine and batch size, or for the server and load; empty: none."""
 
 
 _LAYOUTS: Final[dict[Task, _Layout]] = {
@@ -38,7 +38,13 @@ _LAYOUTS: Final[dict[Task, _Layout]] = {
         ("In the engine", F.INFERENCE_CORE), ("In the framework", F.VALIDATION_CORE), ("Accuracy", F.INFERENCE_METRIC),
         ("Framework's", F.VALIDATION_METRIC), ("Latency, median", F.LATENCY_P50), ("p99", F.LATENCY_P99),
         ("MFU", F.MFU), ("Energy", F.ENERGY),
-    ), has_engine=True),
+    ), software="Engine and batch"),
+    "serve": _Layout("Serving", (
+        ("Output", F.OUTPUT_RATE), ("Requests", F.REQUEST_RATE), ("TTFT, median", F.TTFT_P50),
+        ("TTFT, p99", F.TTFT_P99),
+        ("TPOT, median", F.TPOT_P50), ("TPOT, p99", F.TPOT_P99), ("Rate within the SLO", F.SLO_RATE),
+        ("Agreement", F.ANSWER_AGREEMENT), ("Per joule", F.UNITS_PER_JOULE),
+    ), software="Server and load"),
     "automl": _Layout("Search", (
         ("Score", F.SEARCH_SCORE), ("Held-out error", F.SEARCH_HELD_OUT_ERROR),
         ("Regulated score", F.SEARCH_REGULATED_SCORE), ("Idle", F.SEARCH_IDLE_SHARE), ("Time", F.SEARCH_TIME),
@@ -47,9 +53,10 @@ _LAYOUTS: Final[dict[Task, _Layout]] = {
 }  # fmt: skip
 _STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
 """Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
-_OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size"})
+_OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size", "server"})
 FIGURES_SHOWN: Final = (
-    F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.TIME_TO_TARGET, F.FINAL_METRIC, F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
+    F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.TIME_TO_TARGET, F.FINAL_METRIC,
+    F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
     F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
 )  # fmt: skip
 _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Chip", "chip"), ("Scale", "scale"),
@@ -162,7 +169,7 @@ def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) ->
         ("Software", left, _software),
         ("Scale and settings", left, _scale),
         ("Precision", left, lambda case: case.first.precision if case.first else NOTHING),
-        *([("Engine and batch", left, _engine)] if layout.has_engine else []),
+        *([(layout.software, left, _engine)] if layout.software else []),
         ("Rounds", right, lambda case: str(case.result.num_rounds)),
         *((title, right, functools.partial(_cell, name)) for title, name in figures),
         ("Verdict", left, _verdict),
@@ -185,8 +192,10 @@ def _machine(case: LoadedCase) -> str:
 
 
 def _software(case: LoadedCase) -> str:
-    version = case.first.environment.started.get("framework_version") if case.first else None
-    return " ".join(filter(None, (case.result.key.framework, version)))
+    started = case.first.environment.started if case.first else {}
+    return " ".join(
+        filter(None, (started.get("framework") or case.result.key.framework, started.get("framework_version")))
+    )
 
 
 def _scale(case: LoadedCase) -> str:
@@ -201,7 +210,10 @@ def _scale(case: LoadedCase) -> str:
 
 
 def _engine(case: LoadedCase) -> str:
-    inference = case.first.inference if case.first else None
+    inference, serving = (case.first.inference, case.first.serving) if case.first else (None, None)
+    if serving:
+        stage = serving.headline_stage
+        return ", ".join([serving.server or "endpoint", *([stage.label] if stage else [])])
     return f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
 
 

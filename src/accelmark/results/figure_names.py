@@ -72,6 +72,23 @@ class FigureName(StrEnum):
     MULTI_STREAM_LATENCY = "multi_stream_latency_p99_ms"
     SERVER_RATE = "server_queries_per_second"
 
+    # Serving.
+    OUTPUT_RATE = "output_tokens_per_second"
+    OUTPUT_RATE_PER_DEVICE = "output_tokens_per_second_per_device"
+    OUTPUT_RATE_PER_USER = "output_tokens_per_second_per_user"
+    REQUEST_RATE = "requests_per_second"
+    TTFT_P50 = "ttft_p50_ms"
+    TTFT_P99 = "ttft_p99_ms"
+    TPOT_P50 = "tpot_p50_ms"
+    TPOT_P99 = "tpot_p99_ms"
+    ITL_P99 = "itl_p99_ms"
+    GOODPUT = "goodput_requests_per_second"
+    SLO_SHARE = "slo_share"
+    SLO_RATE = "slo_rate_requests_per_second"
+    FAILED_SHARE = "failed_request_share"
+    ANSWER_AGREEMENT = "answer_agreement"
+    SERVER_START_TIME = "server_start_time_s"
+
     # AutoML searches.
     SEARCH_SCORE = "search_score"
     SEARCH_REGULATED_SCORE = "search_regulated_score"
@@ -107,9 +124,12 @@ _SHARED: Final = (
     F.ENERGY, F.ENERGY_PER_UNIT, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME,
 )  # fmt: skip
 _NAMES: Final = tuple(FigureName)
-_INFER, _SEARCH = _NAMES.index(F.INFERENCE_CORE), _NAMES.index(F.SEARCH_SCORE)
-INFER_FIGURES: Final = (*_NAMES[_INFER:_SEARCH], *_SHARED)
+_INFER, _SERVE, _SEARCH = map(_NAMES.index, (F.INFERENCE_CORE, F.OUTPUT_RATE, F.SEARCH_SCORE))
+INFER_FIGURES: Final = (*_NAMES[_INFER:_SERVE], *_SHARED)
 """The figures of an inference round."""
+_UNCOUNTED: Final = (F.MFU, F.ACHIEVED_TFLOPS)
+SERVE_FIGURES: Final = (*_NAMES[_SERVE:_SEARCH], *(name for name in _SHARED if name not in _UNCOUNTED))
+"""The figures of a serving round; a server reports no FLOPs."""
 TRAIN_FIGURES: Final = _NAMES[:_INFER]
 """The figures of a training round."""
 

@@ -10,6 +10,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
+from accelmark.results.serving_schema import ServingRound
 from accelmark.spec.inference_events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
@@ -21,7 +22,7 @@ from accelmark.spec.plugins.vendor import Chip
 _ROUNDING: Final = 1e-9
 
 JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
-Task = Literal["train", "infer", "automl"]
+Task = Literal["train", "infer", "serve", "automl"]
 Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machine", "resumed", "edited"]
 """``edited`` is not stored: readers add it where files differ from the manifest or the manifest from its signature."""
 
@@ -213,7 +214,9 @@ class RoundResult(Spec):
     min_rounds: int = 1
     """Rounds that the case requires for a valid result."""
     inference: InferenceRound | None = None
-    """null for training."""
+    """null for other tasks."""
+    serving: ServingRound | None = None
+    """null for other tasks."""
     nodes: tuple[NodeExit, ...] = ()
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)
@@ -261,7 +264,7 @@ class CaseResult(Spec):
     task: Task
     unit: str
     variant: str | None = None
-    """Distinguishes inference cases of one key: engine, precision and batch size."""
+    """Distinguishes cases of one key: engine, precision and batch size, or server and precision."""
     state: JobState
     """``succeeded`` only if every round did."""
     converged: bool | None

@@ -15,9 +15,11 @@ from accelmark.spec.layers import Provenance
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.catalog import FolderRef
+from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
+from accelmark.spec.serving import ServeSettings
 from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
@@ -26,6 +28,8 @@ class BaseWork(Spec):
 
     rank_module: ClassVar[str]
     """Module that each rank runs: ``python -m <rank_module> job.json``."""
+    is_single_process: ClassVar[bool] = False
+    """Whether one rank uses all devices of its host; else the framework derives ranks from devices."""
     unit: Unit = "sample"
     """Unit of throughput."""
     units_per_sample: int = 1
@@ -33,7 +37,7 @@ class BaseWork(Spec):
     """Minimum number of rounds of a valid result."""
 
     @property
-    def _settings(self) -> TrainSettings | InferSettings | None:
+    def _settings(self) -> TrainSettings | InferSettings | ServeSettings | None:
         return getattr(self, "settings", None)
 
     @property
@@ -156,6 +160,19 @@ class InferJob(BaseWork):
     notes: tuple[Note, ...] = ()
 
 
+class ServeJob(BaseWork):
+    """Start a language model's server, or take a running one, and measure it under load."""
+
+    rank_module: ClassVar[str] = "accelmark.serving"
+    is_single_process: ClassVar[bool] = True
+    kind: Literal["serve"] = "serve"
+    unit: Unit = "token"
+    server: ServerSpec | None
+    """Null with an endpoint."""
+    settings: ServeSettings
+    min_agreement: float
+
+
 class ProbeJob(BaseWork):
     """Measure the peak rates of a device or a group of devices."""
 
@@ -166,7 +183,9 @@ class ProbeJob(BaseWork):
     """Approximate time budget for the measurement."""
 
 
-Work = Annotated[TrainJob | InferJob | EvaluateJob | CompareJob | ExternalJob | ProbeJob, Field(discriminator="kind")]
+Work = Annotated[
+    TrainJob | InferJob | EvaluateJob | CompareJob | ExternalJob | ServeJob | ProbeJob, Field(discriminator="kind")
+]
 """The work of a job. Each kind has a planner in ``plan/`` and a reader in ``results/``."""
 
 

@@ -21,7 +21,7 @@ S = TypeVar("S", bound=BaseModel)
 
 ALWAYS_MUTABLE: Final = ("loader.synthetic",)
 """Settings that every layer may change; doing so marks the result."""
-_OPEN_MAPPINGS: Final = ("model", "engine_options")
+_OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""
 _OPTIONS: Final = "engine_options."
 _FP16: Final = {True: "fp16", False: "fp32"}
@@ -180,18 +180,35 @@ class _Merger(Generic[S]):
 
 
 def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved[TrainSettings]:
-    """Merge ``over`` (weakest first) into a case's own training settings.
+    """Merge layers as :func:`resolve_as` does, into training settings."""
+    return resolve_as(TrainSettings, base, over, mutable=mutable, is_open=is_open)
+
+
+def resolve_as(
+    model: type[S],
+    base: Layer,
+    over: Sequence[Layer],
+    *,
+    mutable: Sequence[str],
+    is_open: bool,
+    beneath: Layer | None = None,
+) -> Resolved[S]:
+    """Merge ``over`` (weakest first) into a case's own settings of type ``model``.
+
+    ``beneath`` is weaker than the case and declares further settings (the options of a server).
 
     Raises SpecError with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
     settings that are not mutable.
     """
-    merger = _Merger(TrainSettings, base.name)
-    declared = setting_defaults(TrainSettings)
-    for key, value in base.values.items():
-        if key not in declared and key.partition(".")[0] not in _OPEN_MAPPINGS:
-            merger.problems.append(Problem(base.name, key, "unknown setting", nearest(key, declared)))
-        merger.put(base.name, key, merger.typed(base.name, key, value))
-    known = {*setting_defaults(TrainSettings), *base.values}
+    merger = _Merger(model, base.name)
+    declared = {*setting_defaults(model), *(beneath.values if beneath is not None else ())}
+    weakest = [base] if beneath is None else [beneath, base]
+    for layer in weakest:
+        for key, value in layer.values.items():
+            if key not in declared and key.partition(".")[0] not in _OPEN_MAPPINGS:
+                merger.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, declared)))
+            merger.put(layer.name, key, merger.typed(layer.name, key, value))
+    known = declared | base.values.keys()
     for layer in over:
         for key, given in layer.values.items():
             if key not in known:

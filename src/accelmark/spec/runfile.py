@@ -16,8 +16,8 @@ class CaseRequest(Spec):
 
     key: str
     """``model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]``."""
-    task: Literal["train", "infer"] = "train"
-    """Train the model, or run inference with it."""
+    task: Literal["train", "infer", "serve"] = "train"
+    """Train the model, run inference with it, or measure a server of it under load."""
     data: Path | None = None
     """Directory with the case's data and weights; null: fetch what can be fetched."""
     settings: dict[str, Any] = Field(default_factory=dict)

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[3]
 CASE: Final = Path(__file__).with_name("case")
 _NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_027}
 """The last batch of inference is a short one: 1,027 = 16 x 64 + 3."""
-_TIMEOUT_S: Final = 240
+_TIMEOUT_S: Final = 600
 _MAIN: Final = "from accelmark.cli import main; main()"
 
 VENDOR: Final = """

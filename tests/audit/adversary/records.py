@@ -92,7 +92,7 @@ def scale(value: dict[str, Any], factor: float, *names: str) -> None:
             value[name] *= factor
 
 
-_TIMES: Final = ("wall_ms", "step_ms", "data_wait_ms", "duration_s", "elapsed_s", "e2e_time", "init_time",
+_TIMES: Final = ("wall_ms", "span_ms", "step_ms", "data_wait_ms", "duration_s", "elapsed_s", "e2e_time", "init_time",
                  "raw_train_time", "train_no_eval_time", "pure_training_computing_time")  # fmt: skip
 
 

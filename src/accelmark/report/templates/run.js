@@ -55,7 +55,7 @@
       if (many && labels !== labelsBefore) legend(layout, panel.lines, c, top, narrow ? -14 : 4);
       labelsBefore = labels;
     });
-    layout.xaxis = Object.assign(axis(c), { anchor: count > 1 ? `y${count}` : "y", title: { text: "training time, s", font: { color: c.soft, size: 12 } },
+    layout.xaxis = Object.assign(axis(c), { anchor: count > 1 ? `y${count}` : "y", title: { text: `${data.time}, s`, font: { color: c.soft, size: 12 } },
       separatethousands: true, hoverformat: ",.4~g", range: span(data) });
     return { traces, layout };
   }

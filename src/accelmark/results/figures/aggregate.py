@@ -13,7 +13,7 @@ NARROW: Final = 0.01
 """Half-width of a narrow interval, relative to the mean."""
 WARNED_FIGURES: Final = (
     FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY,
-    FigureName.INFERENCE_CORE,
+    FigureName.INFERENCE_CORE, FigureName.OUTPUT_RATE,
 )  # fmt: skip
 """Figures with a warning about wide intervals."""
 

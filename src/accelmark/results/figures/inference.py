@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.results.schema import Figure
 from accelmark.spec.inference import ANSWER_LIMITS, InferPrecision, Reference
 from accelmark.spec.inference_events import AnswerCheck, ForwardWindow, RepeatCheck
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
@@ -61,14 +65,14 @@ def full_batch_latencies(windows: Iterable[ForwardWindow], batch_size: int) -> l
     )
 
 
-def latency_curve(ordered: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Return (share of batches, latency in ms) in steps of 1 %, in finer steps from 99 %."""
-    if not ordered:
+def latency_curve(ordered: Sequence[float] | npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
+    """Return (share of samples, latency in ms) in steps of 1 %, in finer steps from 99 %; ``ordered`` is sorted."""
+    if not len(ordered):
         return ()
     last = len(ordered) - 1
     shares = [point / 100 for point in range(100)] + [1 - 10 ** (-nines / 10) for nines in range(20, 41)]
     indices = sorted({round(last * share) for share in shares} | {last})
-    return tuple(((index + 1) / len(ordered), round(ordered[index], 5)) for index in indices)
+    return tuple(((index + 1) / len(ordered), round(float(ordered[index]), 5)) for index in indices)
 
 
 def _rate(items: int, took_ms: float) -> Figure:

@@ -40,7 +40,8 @@ EventTimes = dict[str, tuple[EventTime, EventTime]]
 """Name of an event -> when it was first and last logged."""
 
 
-def _note_time(times: EventTimes, record: PerfLogRecord) -> None:
+def note_time(times: EventTimes, record: PerfLogRecord) -> None:
+    """Add when an event was logged."""
     now = EventTime(record.mono_ms / 1e3, record.time_ms / 1e3)
     times[record.event] = times.get(record.event, (now, now))[0], now
 
@@ -154,7 +155,7 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
             end.finished = None
         attempt = log.attempts[-1]
         attempt.last_ms = max(attempt.last_ms, record.mono_ms)
-        _note_time(attempt.times, record)
+        note_time(attempt.times, record)
         try:
             _take(log, attempt, record)
         except (ValidationError, TypeError, ValueError):
@@ -249,7 +250,7 @@ def read_infer_log(path: Path) -> InferLog:
         if log.begin_ms is None:
             log.begin_ms = record.mono_ms
         log.last_ms = max(log.last_ms, record.mono_ms)
-        _note_time(log.times, record)
+        note_time(log.times, record)
         try:
             _take_infer(log, record)
         except (ValidationError, TypeError, ValueError):
@@ -284,10 +285,11 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
         case Event.FINISHED:
             log.finished = record.value_as(InferFinished)
         case Event.WARNING:
-            log.warnings.append(_warning(record.value))
+            log.warnings.append(warning_text(record.value))
 
 
-def _warning(value: Mapping[str, Any]) -> str:
+def warning_text(value: Mapping[str, Any]) -> str:
+    """Return the text of a WARNING event."""
     if "what" in value:
         return f"{value.get('where')}: {value.get('key')}: {value['what']}"
     return str(value.get("message", dict(value)))

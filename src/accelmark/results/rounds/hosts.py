@@ -15,6 +15,7 @@ from accelmark.results.schema import Finding, JobState, Mark, finding
 from accelmark.spec.events import Finished
 from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import JobSpec, NodeExit
+from accelmark.spec.serving import ServeFinished
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""
@@ -118,7 +119,7 @@ def is_busy(findings: Iterable[Finding]) -> bool:
 
 
 def contention_findings(
-    nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | None]
+    nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | ServeFinished | None]
 ) -> Iterable[Finding]:
     """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
 

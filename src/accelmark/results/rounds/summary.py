@@ -21,13 +21,16 @@ from accelmark.results.store.bundle import write_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import InferJob, TrainingWork
+from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.key import CaseKey
 
 _OPTIONS: Final = "engine_options."
 _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
+
+_TASKS: Final[tuple[Task, ...]] = ("infer", "serve")
+"""Tasks that a plan names, besides training."""
 
 Audit = Callable[[Path, Mapping[str, RoundResult], int], CaseVerdict]
 """Returns the verdict on the rounds of one key.
@@ -51,6 +54,10 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
             from accelmark.results.rounds.inference import infer_round
 
             return infer_round(round_dir, job, job.work, nodes, ledger)
+        case ServeJob():
+            from accelmark.results.rounds.serving import serve_round
+
+            return serve_round(round_dir, job, job.work, nodes, ledger)
         case TrainingWork():
             from accelmark.results.rounds.training import train_round
 
@@ -200,7 +207,9 @@ def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobSta
 
 
 def _variant(result: RoundResult) -> str | None:
-    inference = result.inference
+    inference, serving = result.inference, result.serving
+    if serving is not None:
+        return f"{serving.server or 'endpoint'} {result.precision}"
     if inference is None:
         return None
     words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]
@@ -213,7 +222,7 @@ def _variant(result: RoundResult) -> str | None:
 
 def _task(planned: Iterable[Mapping[str, Any]]) -> Task:
     kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned}
-    return "infer" if "infer" in kinds else "train"
+    return next((task for task in _TASKS if task in kinds), "train")
 
 
 def worst(states: Sequence[JobState]) -> JobState:

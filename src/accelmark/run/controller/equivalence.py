@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.equivalence import compare_steps
+from accelmark.results.figures.step_errors import compare_steps
 from accelmark.results.figures.timeline import read_timeline
 from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.store.files import make_directory, write_atomic

@@ -17,6 +17,7 @@ from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name
 from accelmark.run.display.progress import JobProgress
 from accelmark.run.record.states import JobStatus, utc_now
+from accelmark.spec.job import ServeJob
 from accelmark.spec.number_format import digits, duration, percent, quantity
 
 _PLAIN_EVERY_S: Final = 10.0
@@ -25,7 +26,8 @@ _MOST_LOSSES: Final = 4096
 
 _HEADLINES: Final = (
     FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
-    FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.MFU,
+    FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.OUTPUT_RATE, FigureName.TTFT_P50,
+    FigureName.TPOT_P50, FigureName.MFU,
 )  # fmt: skip
 
 
@@ -186,6 +188,8 @@ def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
     parts: list[str] = [progress.phase]
     if progress.step:
         parts.append(f"step {progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else ""))
+    if progress.samples and isinstance(job.job.work, ServeJob):
+        parts.append(f"{progress.samples:,} requests")
     if progress.loss is not None:
         parts.append(f"loss {digits(progress.loss)}")
     if progress.metric is not None:

@@ -16,7 +16,7 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
 from accelmark.run.display.progress import Devices, JobProgress
 from accelmark.run.record.states import JobStatus
-from accelmark.spec.job import TrainingWork
+from accelmark.spec.job import ServeJob, TrainingWork
 from accelmark.spec.number_format import digits, duration, percent, quantity
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
@@ -122,7 +122,9 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
         position.add_row(" ", bar, Text(_position(progress, job), no_wrap=True, overflow="ellipsis"))
         return [position, _measured(board, job, width), *lines]
     if progress.samples:
-        return [Text(f"  {progress.samples:,} items"), _measured(board, job, width), *lines]
+        items = "requests" if isinstance(job.job.work, ServeJob) else "items"
+        share = f"  {percent(progress.share)}" if progress.share is not None else ""
+        return [Text(f"  {progress.samples:,} {items}{share}"), _measured(board, job, width), *lines]
     return lines
 
 

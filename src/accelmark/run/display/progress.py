@@ -18,10 +18,11 @@ from accelmark.spec.inference import InferStep
 from accelmark.spec.inference_events import ForwardWindow, InferEvaluation
 from accelmark.spec.job import TrainingWork, Work
 from accelmark.spec.perflog import PerfLogRecord, decode_line
+from accelmark.spec.serving import ServeProgress
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
-    "compiling", "inferring", "summarising",
+    "compiling", "inferring", "summarising", "starting server", "warming up", "under load", "comparing answers",
 ]  # fmt: skip
 _PHASES: Final[Mapping[str, Phase]] = {
     Event.INIT_START: "initialising",
@@ -168,6 +169,9 @@ class ProgressReader:
                 forward = event.value_as(ForwardWindow)
                 items = sum(forward.items)
                 return {"samples": now.samples + items, "throughput": self._rate(items, forward.wall_ms)}
+            case Event.HEARTBEAT if "phase" in value:
+                served = event.value_as(ServeProgress)
+                return {"phase": served.phase, "samples": served.num_requests, "share": served.share}
             case Event.WARNING:
                 return {"warnings": (*now.warnings, str(value.get("message") or value))}
             case name if name in _PHASES:

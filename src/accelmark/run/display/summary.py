@@ -32,8 +32,12 @@ _TO_CONTINUE: Final = {"cancelled": "", "lost": "", "failed": " --failed", "time
 _NOTHING: Final = "-"
 _NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
-_SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
-_TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
+_SPEED: Final = {
+    "train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
+}  # fmt: skip
+_TIME: Final = {
+    "train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME, "serve": FigureName.E2E_TIME,
+}  # fmt: skip
 
 
 def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:

@@ -18,6 +18,7 @@ from accelmark.spec.errors import nearest
 from accelmark.spec.inference import InferCaseSpec
 from accelmark.spec.layers import flatten, setting_defaults
 from accelmark.spec.model import Spec
+from accelmark.spec.serving import ServeCaseSpec
 from accelmark.spec.settings import TrainSettings
 
 Unit = Literal["image", "token", "sequence", "sample"]
@@ -126,6 +127,7 @@ class CaseSpec(Spec):
     """Requirements in addition to those of its framework: a list for every framework, or one for each by name."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
+    serve: ServeCaseSpec | None = None
 
     def requires_for(self, framework: str) -> tuple[str, ...]:
         """Return the case's own requirements with a framework."""

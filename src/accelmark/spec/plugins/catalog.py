@@ -19,13 +19,14 @@ from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
 from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
+from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
 
 M = TypeVar("M", bound=Spec)
 
-Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
-JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
+Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers", "servers"]
+JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers", "servers")
 """Kinds of plug-ins that a job needs on its hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
 """Environment variable: directories, separated as in ``PATH``, with one folder per kind (``cases/``, ``trainers/``)."""
@@ -36,6 +37,7 @@ _PACKAGE: Final = {
     "frameworks": "accelmark.frameworks",
     "launchers": "accelmark.run.launchers",
     "trainers": "accelmark.train.external.trainers",
+    "servers": "accelmark.serving.servers",
 }
 _SOURCE: Final = Path(__file__).parents[3]
 ENGINES_ENTRY_POINTS: Final = "accelmark.engines"
@@ -226,6 +228,11 @@ def load_framework(name: str) -> FrameworkSpec:
 def load_trainer(name: str) -> TrainerSpec:
     """Read and check the YAML file of one external trainer."""
     return load_spec("trainers", name, TrainerSpec)
+
+
+def load_server(name: str) -> ServerSpec:
+    """Return the declaration of the server ``name``; raises SpecError if it is unknown or wrong."""
+    return load_spec("servers", name, ServerSpec)
 
 
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:

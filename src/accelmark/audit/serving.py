@@ -1,0 +1,272 @@
+"""Rules about serving: the case's fixed values, the load, errors, lengths, tokens, the client, answers and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.results.schema import finding
+from accelmark.results.serving_schema import ServingRound, ServingStage
+from accelmark.spec.job import ServeJob
+from accelmark.spec.layers import flatten, may_change
+from accelmark.spec.number_format import percent
+from accelmark.spec.serving import LoadSettings, ServeSettings
+
+MAX_FAILED_SHARE: Final = 0.01
+"""Share of a stage's requests that may fail with a warning."""
+MAX_LAG_SHARE: Final = 0.01
+"""The client's lag (p99) as a share of the median TTFT."""
+MAX_CLIENT_CPU: Final = 0.9
+"""CPU time of the busiest client process over the stage's duration."""
+MAX_TOKEN_DIFFERENCE: Final = 0.02
+"""Relative difference of both counts of tokens: splitting text into tokens again may give other tokens."""
+MIN_CACHE_SPEEDUP: Final = 2.0
+"""Speed-up of repeated prompts, in the whole duration and per token after the first, of a stored answer."""
+MIN_PREFIX_SPEEDUP: Final = 1.25
+"""Speed-up of the first token of repeated prompts by which a prefix cache is seen."""
+MAX_LITTLES_DIFFERENCE: Final = 0.05
+"""Relative difference of both counts of requests in progress, besides those at the ends of the window."""
+MIN_WINDOW_S: Final = {"mini": 5.0, "standard": 60.0}
+"""Length of a window from which its rates are steady, by the size of a case."""
+
+
+def _serving(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServingRound, ServeJob]]:
+    """Yield the serving rounds that succeeded, with their results and work."""
+    for entry in evidence.succeeded:
+        if entry.result.serving is not None and entry.job is not None and isinstance(entry.job.work, ServeJob):
+            yield entry, entry.result.serving, entry.job.work
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return "; ".join([*parts[:3], *([f"and {len(parts) - 3} more stages"] if len(parts) > 3 else [])])
+
+
+@for_each(_serving)
+def case_contract(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that the values that a serving case fixes are unchanged."""
+    case = entry.reference.case.spec.serve if entry.reference.case is not None else None
+    if case is None:
+        return
+    if case.min_agreement != serve.min_agreement:
+        actual = f"min_agreement was changed from {case.min_agreement:g} to {serve.min_agreement:g}"
+        yield finding("error", "target", "min_agreement of case.yaml", actual)
+    try:
+        fixed = flatten(ServeSettings.model_validate(case.settings).model_dump(mode="json"))
+    except ValidationError:
+        return
+    forced = {name for name, setting in entry.result.settings.items() if setting.forced}
+    changed = [
+        f"{name} is {value} instead of {fixed.get(name)}"
+        for name, value in flatten(serve.settings.model_dump(mode="json")).items()
+        if value != fixed.get(name) and not _may_differ(name, case.mutable) and name not in forced
+    ]
+    if changed:
+        yield deviation(entry, "settings-fixed", "the settings of case.yaml", "; ".join(changed))
+
+
+def _may_differ(name: str, mutable: tuple[str, ...]) -> bool:
+    """Return whether a run may change a setting: those that choose the server always, others where the case says so."""
+    return name.split(".")[0] in ("server", "endpoint", "served_model", "server_options") or may_change(name, mutable)
+
+
+@for_each(_serving)
+def load_complete(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that every stage of the load was measured."""
+    load = serve.settings.load
+    missing = _missing(load, serving)
+    if missing:
+        actual = f"not measured: {', '.join(f'{value:g}' for value in missing)}"
+        what = "concurrency" if load.arrival == "closed" else "rates"
+        yield finding("error", "load-complete", f"every stage of load.{what}", actual)
+    if load.search and not any(stage.is_search for stage in serving.stages):
+        yield finding("error", "load-complete", "a search, as load.search says", "no rate was searched")
+
+
+def _missing(load: LoadSettings, serving: ServingRound) -> list[float]:
+    if load.arrival == "closed":
+        measured: set[Any] = {stage.concurrency for stage in serving.planned_stages}
+        return [value for value in load.concurrency if value not in measured]
+    measured = {stage.rate for stage in serving.planned_stages}
+    return [value for value in load.rates if value not in measured]
+
+
+@for_each(_serving)
+def request_records(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that every request has a record, whose times fit each other and the events."""
+    missing = sum(stage.num_missing for stage in serving.stages)
+    if missing:
+        actual = f"{missing} requests that the load generator counted have no record"
+        yield finding("error", "request-records", "a record of every request", actual)
+    strange = sum(stage.num_implausible for stage in serving.stages)
+    if strange:
+        actual = f"{strange} records contradict each other or the events of their stage"
+        yield finding("error", "request-records", "due, sent, first output, gaps and end in this order", actual)
+
+
+@for_each(_serving)
+def request_errors(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that requests were answered; in a search, failed requests miss the SLO, which is no fault."""
+    for stage in serving.planned_stages:
+        if not stage.num_failed:
+            continue
+        share = stage.num_failed / stage.num_requests
+        kinds = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in sorted(stage.errors.items()))
+        actual = f"{stage.label}: {stage.num_failed} of {stage.num_requests} requests failed ({kinds})"
+        expected = f"at most {percent(MAX_FAILED_SHARE)} of the requests of a stage"
+        yield finding("error" if share > MAX_FAILED_SHARE else "warning", "request-errors", expected, actual)
+
+
+@for_each(_serving)
+def pinned_length(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that every answer has the requested number of tokens, where it is pinned."""
+    wrong = [stage for stage in serving.stages if stage.num_wrong_length]
+    if wrong:
+        number = sum(stage.num_wrong_length for stage in wrong)
+        actual = f"{number} answers have another length: {wrong[0].wrong_length}"
+        yield finding("error", "pinned-length", "the requested number of tokens", actual)
+    elif serving.output_length == "natural":
+        yield finding("info", "pinned-length", "", "answers end where the model ends them (natural length)")
+
+
+@for_each(_serving)
+def token_count(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Compare the tokens by the model's own tokenizer with the server's ``usage``."""
+    stages = serving.stages
+    for what, own, usage in (
+        ("answers", sum(stage.own_tokens for stage in stages), sum(stage.usage_tokens for stage in stages)),
+        (
+            "prompts",
+            sum(stage.own_prompt_tokens for stage in stages),
+            sum(stage.usage_prompt_tokens for stage in stages),
+        ),
+    ):
+        if own == usage:
+            continue
+        difference = abs(own - usage) / max(usage, own)
+        actual = f"{what} have {own:,} tokens by the model's tokenizer and {usage:,} by the server's usage"
+        severity: Any = "open" if what == "answers" and difference > MAX_TOKEN_DIFFERENCE else "info"
+        yield finding(severity, "token-count", f"a difference of at most {percent(MAX_TOKEN_DIFFERENCE)}", actual)
+    if not serving.has_tokenizer and any(stage.num_measured for stage in stages):
+        actual = "tokens are those of the server's usage: there was no tokenizer to count them with"
+        yield finding("open", "token-count", "tokens counted with the model's own tokenizer", actual)
+    unknown = sum(stage.num_tokens_unknown for stage in stages)
+    if unknown:
+        actual = f"{unknown} answers have no number of tokens and are in no rate of tokens"
+        yield finding("warning", "token-count", "", actual)
+
+
+@for_each(_serving)
+def client_limit(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that the load generator did not limit what was measured: medians, and the percentiles above them."""
+    limits = percent(MAX_LAG_SHARE)
+    late = [text for stage in serving.planned_stages for text in _client_limits(stage)]
+    if late:
+        expected = f"a median lag of at most {limits} of the median TTFT, CPU below {percent(MAX_CLIENT_CPU)}"
+        yield finding("open", "client-limit", expected, f"limited by the client: {_listed(late)}")
+    tail = [
+        f"{stage.label}: lag {stage.lag_p99_ms:.3g} ms (p99)"
+        for stage in serving.planned_stages
+        if _exceeds(stage.lag_p99_ms, stage)
+    ]
+    if tail:
+        expected = f"a lag of at most {limits} of the median TTFT (p99)"
+        actual = f"high percentiles include the client's lag: {_listed(tail)}"
+        yield finding("warning", "client-limit", expected, actual)
+
+
+def _client_limits(stage: ServingStage) -> Iterator[str]:
+    if _exceeds(stage.lag_p50_ms, stage):
+        yield f"{stage.label}: median lag {stage.lag_p50_ms:.3g} ms"
+    if stage.client_cpu_share > MAX_CLIENT_CPU:
+        yield f"{stage.label}: a client process used {percent(stage.client_cpu_share)} of a core"
+
+
+def _exceeds(lag_ms: float | None, stage: ServingStage) -> bool:
+    ttft_ms = stage.quantile("ttft", "p50")
+    return ttft_ms is not None and lag_ms is not None and lag_ms > MAX_LAG_SHARE * ttft_ms
+
+
+@for_each(_serving)
+def served_answers(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that answers under load are those of the framework."""
+    answers = serving.answers
+    expected = f"a mean agreement of at least {answers.min_agreement:g}"
+    if answers.num_foreign:
+        actual = f"{answers.num_foreign} comparisons are of answers that no request has"
+        yield finding("error", "served-answers", "answers of requests under load", actual)
+    if answers.agreement is None:
+        where = "an endpoint's weights are unknown" if serving.endpoint else f"num_compared is {answers.num_promised}"
+        actual = f"no answer under load was compared with the framework's: {where}"
+        yield finding("open", "served-answers", expected, actual)
+    elif answers.agreement < answers.min_agreement:
+        actual = (
+            f"{answers.agreement:.3f} of the tokens agree with the framework's greedy answers, from their start "
+            f"(mean of {answers.num_compared} answers, lowest {answers.worst:.3f})"
+        )
+        yield finding("error", "served-answers", expected, actual)
+    elif answers.num_compared < answers.num_promised:
+        actual = f"{answers.num_compared} answers were compared"
+        yield finding("open", "served-answers", f"{answers.num_promised} answers compared", actual)
+
+
+@for_each(_serving)
+def result_cache(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that prompts are unique and that repeated ones are not answered from a store."""
+    use = serving.prompts
+    if not use.num_repeated:
+        return
+    whole, decoding, first = use.e2e_speedup, use.tpot_speedup, use.ttft_speedup
+    if whole is not None and decoding is not None and min(whole, decoding) >= MIN_CACHE_SPEEDUP:
+        actual = (
+            f"repeated prompts are answered {whole:.3g} times as fast per token as new ones, "
+            f"{decoding:.3g} times after the first token"
+        )
+        yield finding("error", "result-cache", f"less than {MIN_CACHE_SPEEDUP:g} times", actual)
+        return
+    actual = f"{use.num_repeated} of {use.num_requests} requests repeat a prompt"
+    if first is not None and first >= MIN_PREFIX_SPEEDUP:
+        actual += f", whose first token comes {first:.3g} times as fast: a prefix cache"
+    yield finding("warning", "unique-prompts", "a new prompt in every request", actual)
+
+
+@for_each(_serving)
+def steady_state(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that stages have figures and were in a steady state."""
+    for stage in serving.planned_stages:
+        if stage.output_token_rate is None:
+            severity: Any = "warning" if serving.headline is not None else "error"
+            actual = f"{stage.label}: no figures: {'; '.join(stage.reasons) or 'no request was answered'}"
+            yield finding(severity, "steady-state", "a steady-state window in every stage", actual)
+        elif stage.is_saturated:
+            actual = f"{stage.label}: the server answered {stage.request_rate:.4g} requests/s and fell behind"
+            yield finding("warning", "steady-state", "a rate that the server keeps up with", actual)
+        elif difference := _littles_difference(stage):
+            expected = "as many requests in progress as rate x latency (Little's law)"
+            yield finding("warning", "steady-state", expected, difference)
+
+
+def _littles_difference(stage: ServingStage) -> str | None:
+    mean, by_law, e2e = stage.mean_concurrency, stage.littles_concurrency, stage.latencies.get("e2e")
+    if not mean or not by_law or e2e is None or not e2e.mean or stage.window_s is None:
+        return None
+    at_the_ends = e2e.mean / 1000 / (stage.window_s[1] - stage.window_s[0])
+    if abs(by_law / mean - 1) <= MAX_LITTLES_DIFFERENCE + at_the_ends:
+        return None
+    return f"{stage.label}: {mean:.3g} requests were in progress, rate x latency is {by_law:.3g}"
+
+
+@for_each(_serving)
+def enough_measured(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+    """Check that the windows are long enough."""
+    least_s = MIN_WINDOW_S[entry.reference.size]
+    short = [
+        f"{stage.label}: {stage.window_s[1] - stage.window_s[0]:.1f} s"
+        for stage in serving.planned_stages
+        if stage.window_s is not None and stage.window_s[1] - stage.window_s[0] < least_s
+    ]
+    if short:
+        expected = f"windows of at least {least_s:g} s for a {entry.reference.size} case: increase load.duration_s"
+        yield finding("warning", "enough-duration", expected, _listed(short))

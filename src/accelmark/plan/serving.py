@@ -1,0 +1,132 @@
+"""Plan serving: the server or endpoint, its settings, data and weights, and its one process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from accelmark.plan.request import KeyRequest, PlannedWork, require_side
+from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.job import ServeJob
+from accelmark.spec.layers import Layer, Resolved, resolve_as
+from accelmark.spec.plugins.catalog import find, load_server
+from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.serving import ServeCaseSpec, ServeSettings
+
+MODEL_FILE: Final = "serve.py"
+"""File of a case with packaged weights: ``write_model`` and ``prompt_text``."""
+
+
+def plan_serving(request: KeyRequest) -> PlannedWork:
+    """Merge the serving settings of a key, and find its data and weights."""
+    run = request.run
+    side = require_side(request, "serve", request.case.serve)
+    over = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
+    base = Layer.of(request.case_file, side.settings)
+    server = _server([base, *over], run.where)
+    resolved = resolve_as(
+        ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=_options(server)
+    )
+    settings = resolved.settings
+    data_dirs = _data(request, side, settings)
+    if problems := list(_problems(request, server, resolved, has_weights="weights" in data_dirs)):
+        raise SpecError(problems)
+    requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
+    if server is not None:
+        requires[f"server {server.name}"] = server.requires
+    return PlannedWork(
+        work=ServeJob(server=server, settings=settings, min_agreement=side.min_agreement),
+        directory=_directory(request.key.slug, settings),
+        data_dirs=data_dirs,
+        provenance=resolved.provenance,
+        requires=requires,
+        warnings=tuple(_warnings(server, settings)),
+    )
+
+
+def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
+    """Return the server that the strongest layer names; None with an endpoint."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values |= layer.values
+    if values.get("endpoint") is not None:
+        return None
+    name = values.get("server")
+    if not isinstance(name, str):
+        what = "names neither a server nor an endpoint"
+        raise SpecError([Problem(where, "server", what, "--server transformers, or --endpoint URL --model NAME")])
+    find("servers", name, where)
+    return load_server(name)
+
+
+def _options(server: ServerSpec | None) -> Layer | None:
+    """Return the layer with the defaults of a server's options."""
+    if server is None:
+        return None
+    values = {f"server_options.{name}": value for name, value in server.options.items()}
+    return Layer(f"servers/{server.name}/server.yaml", values)
+
+
+def _problems(
+    request: KeyRequest, server: ServerSpec | None, resolved: Resolved[ServeSettings], *, has_weights: bool
+) -> Iterator[Problem]:
+    key, settings, where = request.key, resolved.settings, request.run.where
+    if key.nnodes != 1:
+        yield Problem(where, str(key), f"asks for {key.nnodes} hosts; a server runs on one host")
+    for setting, file in (("prompts.file", settings.prompts.file), ("load.trace", settings.load.trace)):
+        if file is not None and request.run.is_here and not Path(file).expanduser().is_file():
+            yield Problem(resolved.provenance[setting].layer, setting, f"{file} is not a file")
+    if server is None:
+        if settings.served_model is None:
+            yield Problem(where, "served_model", "is needed with an endpoint", "--model NAME, as the server lists it")
+        if not str(settings.endpoint).startswith(("http://", "https://")):
+            yield Problem(where, "endpoint", f"{settings.endpoint!r} is not a URL", "http://HOST:PORT")
+        return
+    if server.max_devices is not None and key.nproc > server.max_devices:
+        what = f"asks for {key.nproc} devices; {server.title} uses {server.max_devices}"
+        yield Problem(where, str(key), what)
+    if settings.api not in server.apis:
+        yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
+    if settings.prompts.output_length == "pinned" and not server.can_pin:
+        what = f"{server.title} cannot pin the length of answers"
+        yield Problem(where, "prompts.output_length", what, "set it to natural")
+    precisions = server.flags["precision"].values if "precision" in server.flags else {}
+    if precisions and settings.precision not in precisions:
+        layer = resolved.provenance["precision"].layer
+        yield Problem(
+            layer, "precision", f"{server.title} has no {settings.precision}", f"has: {', '.join(precisions)}"
+        )
+    if not has_weights and not (request.folder.path / MODEL_FILE).is_file():
+        named = request.case.serve.weights if request.case.serve is not None else None
+        what = f"no weights: {named or 'weights'}/ is expected below the directory given with --data"
+        yield Problem(where, str(key), what, "a directory in Hugging Face's layout")
+
+
+def _data(request: KeyRequest, side: ServeCaseSpec, settings: ServeSettings) -> dict[str, Path]:
+    """Return the directories of the required data and weights."""
+    case, given = request.case, request.request.data
+    wanted = set(side.data) if settings.prompts.source == "text" else set()
+    needed = tuple(entry for entry, name in zip(case.data, case.data_names, strict=True) if name in wanted)
+    found = dict(request.run.data_dirs(case.model_copy(update={"data": needed}), given)) if needed else {}
+    if given is not None and side.weights is not None and (given / side.weights / "config.json").is_file():
+        found["weights"] = (given / side.weights).absolute()
+    return found
+
+
+def _warnings(server: ServerSpec | None, settings: ServeSettings) -> Iterator[str]:
+    if server is not None and server.tried is None:
+        yield f"servers/{server.name}/server.yaml follows the documentation of {server.title} and was never run"
+    if settings.endpoint is not None:
+        yield "the endpoint's server, hardware and weights are as its operator says: the result is OPEN at best"
+
+
+def _directory(slug: str, settings: ServeSettings) -> str:
+    """Return the directory of a key's rounds, which differs by server, precision, load and options."""
+    name = f"{slug}-serve-{settings.server or 'endpoint'}-{settings.precision}"
+    varied = settings.model_dump(mode="json", include={"endpoint", "served_model", "api", "load", "server_options"})
+    if varied == ServeSettings().model_dump(mode="json", include=set(varied)):
+        return name
+    return f"{name}-{hashlib.sha256(json.dumps(varied, sort_keys=True).encode()).hexdigest()[:6]}"

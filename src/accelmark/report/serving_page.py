@@ -1,0 +1,290 @@
+"""The part of a run's page about a served model: stages of the load, latencies, trade-offs and a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
+
+from accelmark.report.charts import KeyedChart, keys_of, latency_chart
+from accelmark.report.load_charts import HALF, LoadCurve, LoadPoint, timeline_chart, tradeoff_chart
+from accelmark.results.schema import RoundResult
+from accelmark.results.serving_schema import LATENCIES, PERCENTILES, Distribution, Quantile, ServingRound, ServingStage
+from accelmark.spec.number_format import NOTHING, digits, percent
+from accelmark.spec.serving import Slo
+
+_TITLES: Final = {
+    "ttft": "TTFT", "sent_to_first": "Sent to first token", "tpot": "TPOT", "itl": "ITL", "e2e": "End to end",
+    "queued": "Due to sent",
+}  # fmt: skip
+_CHARTED: Final = ("ttft", "tpot", "itl", "e2e")
+_TRADEOFF: Final = (
+    ("ttft", "p50", 1, "none"), ("ttft", "p99", 1, "7 4"), ("tpot", "p50", 2, "none"), ("tpot", "p99", 2, "7 4"),
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """A value of the table of stages, and what is shown on hover."""
+
+    text: str
+    note: str = ""
+
+
+class Column(NamedTuple):
+    """A column of the table of stages."""
+
+    head: str
+    note: str
+    cell: Callable[[ServingStage], Cell]
+
+
+class StageRow(NamedTuple):
+    """One stage of the table."""
+
+    label: str
+    is_headline: bool
+    is_search: bool
+    cells: list[Cell]
+
+
+class LatencyRow(NamedTuple):
+    """One latency of the headline stage."""
+
+    title: str
+    explanation: str
+    samples: str
+    cells: list[tuple[str, str]]
+    """(value, interval or reason) of each percentile."""
+
+
+class ServingView(NamedTuple):
+    """The values of ``serving.html`` for one case."""
+
+    round: int
+    serving: ServingRound
+    columns: list[Column]
+    rows: list[StageRow]
+    headline: str
+    latencies: list[LatencyRow]
+    percentiles: list[str]
+    tradeoffs: list[tuple[str, str, KeyedChart]]
+    """(title, explanation, chart)."""
+    distributions: list[tuple[str, KeyedChart]]
+    keys: tuple[tuple[str, int, str], ...]
+    """Of all distributions."""
+    timeline: Markup | None
+    facts: list[tuple[str, str]]
+
+
+def serving_view(result: RoundResult | None) -> ServingView | None:
+    """Return the view of a round; None for other tasks."""
+    if result is None or result.serving is None:
+        return None
+    serving = result.serving
+    headline, columns = serving.headline_stage, list(_columns(serving))
+    measured = [stage for stage in serving.stages if stage.window_s is not None]
+    charts = ((name, _distribution_chart(measured, name)) for name in _CHARTED)
+    return ServingView(
+        round=result.round,
+        serving=serving,
+        columns=columns,
+        rows=[
+            StageRow(
+                stage.label,
+                stage.stage == serving.headline,
+                stage.is_search,
+                [column.cell(stage) for column in columns],
+            )
+            for stage in serving.stages
+        ],
+        headline=headline.label if headline else "",
+        latencies=[_latency(name, found) for name in _TITLES if headline and (found := headline.latencies.get(name))],
+        percentiles=list(PERCENTILES),
+        tradeoffs=list(_tradeoffs(measured)),
+        distributions=[(_TITLES[name], chart) for name, chart in charts if chart],
+        keys=keys_of([stage.label for stage in measured]),
+        timeline=timeline_chart(serving.timeline, headline.window_s if headline else None),
+        facts=list(_facts(serving)),
+    )
+
+
+def _columns(serving: ServingRound) -> Iterator[Column]:
+    """Yield the columns of the table; those without any value are left out."""
+    yield Column("Window", "Steady state, in seconds since the stage began", _window)
+    yield Column("Requests", "Due in the window", _requests)
+    yield Column("Failed", "Requests of the whole stage", _failed)
+    yield Column("Requests/s", "Answered in the window", _request_rate)
+    yield Column("Tokens/s", "Output tokens", lambda stage: _number(stage.output_token_rate))
+    if serving.num_devices > 1:
+        yield Column("per device", "Output tokens/s", lambda stage: _number(stage.token_rate_per_device))
+    yield Column("per user", "1 / median TPOT", lambda stage: _number(stage.token_rate_per_user))
+    yield Column("TTFT", "Median and p99 in ms", lambda stage: _pair(stage, "ttft"))
+    yield Column("TPOT", "Median and p99 in ms", lambda stage: _pair(stage, "tpot"))
+    yield Column("ITL p99", "In ms", lambda stage: _number(stage.quantile("itl", "p99")))
+    if any(stage.slo_share is not None for stage in serving.stages):
+        yield Column("In SLO", "Share of the requests that held all limits", _slo_share)
+        yield Column("Goodput/s", "Requests that held all limits", lambda stage: _number(stage.goodput))
+    if any(stage.tokens_per_joule is not None for stage in serving.stages):
+        yield Column("Tokens/J", "Output tokens per joule", lambda stage: _number(stage.tokens_per_joule))
+    yield Column("In progress", "Mean number of requests in the window; by Little's law on hover", _in_progress)
+
+
+def _window(stage: ServingStage) -> Cell:
+    if stage.window_s is None:
+        return Cell(NOTHING, "; ".join(stage.reasons))
+    return Cell(f"{stage.window_s[0]:.1f}–{stage.window_s[1]:.1f}")
+
+
+def _requests(stage: ServingStage) -> Cell:
+    return Cell(f"{stage.num_measured:,}", f"{stage.num_requests:,} in the whole stage")
+
+
+def _failed(stage: ServingStage) -> Cell:
+    kinds = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in stage.errors.items())
+    return Cell(f"{stage.num_failed:,}", kinds)
+
+
+def _request_rate(stage: ServingStage) -> Cell:
+    return _number(stage.request_rate, note="the server fell behind" if stage.is_saturated else "")
+
+
+def _slo_share(stage: ServingStage) -> Cell:
+    if stage.slo_share is None:
+        return Cell(NOTHING)
+    held = "holds the SLO" if stage.holds_slo else "fell behind" if stage.is_saturated else "misses the SLO"
+    return Cell(
+        percent(stage.slo_share, 3),
+        f"{held}; 95 % interval {percent(stage.slo_share_low, 3)} to {percent(stage.slo_share_high, 3)}",
+    )
+
+
+def _in_progress(stage: ServingStage) -> Cell:
+    by_law = stage.littles_concurrency
+    note = "" if by_law is None else f"by Little's law {digits(by_law, 3)}"
+    return _number(stage.mean_concurrency, 3, note)
+
+
+def _number(value: float | None, significant: int = 4, note: str = "") -> Cell:
+    return Cell(NOTHING if value is None else digits(value, significant), note)
+
+
+def _pair(stage: ServingStage, latency: str) -> Cell:
+    """Return median and p99, with their intervals on hover."""
+    found = stage.latencies.get(latency)
+    shown = {name: _shown(found.quantiles[name]) for name in ("p50", "p99")} if found is not None else {}
+    if not shown:
+        return Cell(NOTHING)
+    notes = (f"{name} {interval}" for name, (_, interval) in shown.items() if interval)
+    return Cell(" · ".join(value for value, _ in shown.values()), "; ".join(notes))
+
+
+def _shown(quantile: Quantile) -> tuple[str, str]:
+    """Return a percentile, and its interval or the reason why there is none."""
+    if quantile.value is None:
+        return NOTHING, quantile.reason or ""
+    low = "" if quantile.low is None else digits(quantile.low, 3)
+    high = "" if quantile.high is None else digits(quantile.high, 3)
+    interval = f"{low}–{high}" if low and high else f"≥ {low}" if low else f"≤ {high}" if high else ""
+    return digits(quantile.value), interval
+
+
+def _latency(name: str, found: Distribution) -> LatencyRow:
+    cells = [_shown(found.quantiles[each]) for each in PERCENTILES if each in found.quantiles]
+    return LatencyRow(_TITLES[name], LATENCIES[name], f"{found.count:,}", cells)
+
+
+def _distribution_chart(stages: Sequence[ServingStage], name: str) -> KeyedChart | None:
+    curves = [(stage.label, stage.latencies[name].curve if name in stage.latencies else ()) for stage in stages]
+    return latency_chart(curves, "the samples", HALF)
+
+
+def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, KeyedChart]]:
+    both = len({stage.concurrency is None for stage in stages}) > 1
+    kinds = " Filled: open load." if both else ""
+    latency = tradeoff_chart(
+        [
+            LoadCurve(f"{_TITLES[name]} {share}", colour, dashes, list(_latency_points(stages, name, share)))
+            for name, share, colour, dashes in _TRADEOFF
+        ],
+        "output tokens/s",
+        "Latency",
+        is_latency=True,
+    )
+    if latency is not None:
+        yield (
+            "Throughput and latency",
+            f"One point per stage, with 95 % intervals; better to the lower right.{kinds}",
+            latency,
+        )
+    pareto = tradeoff_chart(
+        [LoadCurve("stages", 1, "none", list(_pareto_points(stages)))],
+        "output tokens/s per user",
+        "Output tokens/s per device",
+        is_latency=False,
+    )
+    if pareto is not None:
+        yield "Speed for one user and for the device", f"One point per stage; better to the upper right.{kinds}", pareto
+
+
+def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> Iterator[LoadPoint]:
+    for stage in sorted(stages, key=_load):
+        found = stage.latencies[name].quantiles.get(share) if name in stage.latencies else None
+        if found is None or found.value is None or stage.output_token_rate is None:
+            continue
+        at = f"{digits(found.value)} ms at {digits(stage.output_token_rate)} tokens/s"
+        text = f"{stage.label}: {_TITLES[name]} {share} {at}"
+        label = stage.short_label if (name, share) == ("ttft", _highest(stage)) else ""
+        yield LoadPoint(
+            stage.output_token_rate, found.value, found.low, found.high, label, text, stage.concurrency is None
+        )
+
+
+def _highest(stage: ServingStage) -> str:
+    """Return the percentile of TTFT that is drawn highest, next to which the stage is named."""
+    return "p99" if stage.quantile("ttft", "p99") is not None else "p50"
+
+
+def _pareto_points(stages: Sequence[ServingStage]) -> Iterator[LoadPoint]:
+    for stage in sorted(stages, key=_load):
+        if stage.token_rate_per_user is not None and stage.token_rate_per_device is not None:
+            per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
+            text = f"{stage.label}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
+            yield LoadPoint(per_user, per_device, None, None, stage.short_label, text, stage.concurrency is None)
+
+
+def _load(stage: ServingStage) -> tuple[bool, float]:
+    return stage.concurrency is None, stage.concurrency or stage.rate or 0.0
+
+
+def slo_text(slo: Slo) -> str:
+    """Return an SLO in words."""
+    limits = [
+        f"{title} ≤ {limit:g} ms"
+        for title, limit in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("end to end", slo.e2e_ms))
+        if limit is not None
+    ]
+    return f"{', '.join(limits)} for {percent(slo.share, 3)} of the requests" if limits else "none"
+
+
+def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
+    answers, prompts = serving.answers, serving.prompts
+    yield ("Server", serving.server) if serving.server else ("Endpoint", serving.endpoint or "")
+    if serving.command:
+        yield "Command line", " ".join(serving.command)
+    yield "Model in requests", f"{serving.served_model or NOTHING} ({serving.api})"
+    yield "Devices of the server", str(serving.num_devices)
+    is_pinned = serving.output_length == "pinned"
+    yield "Length of answers", "pinned to the requested number of tokens" if is_pinned else "natural"
+    yield "Tokens counted by", "the model's own tokenizer" if serving.has_tokenizer else "the server (usage)"
+    yield "SLO", slo_text(serving.slo)
+    if answers.agreement is not None:
+        least = f"at least {percent(answers.min_agreement, 4)} required"
+        agreeing = f"{percent(answers.agreement, 4)} of the tokens of {answers.num_compared} answers under load"
+        yield "Agreement", f"{agreeing}, from their start, equal the framework's greedy answers ({least})"
+    yield "Prompts", f"{prompts.num_unique:,} different in {prompts.num_requests:,} requests"
+    lags = [(stage.lag_p99_ms, stage.label) for stage in serving.stages if stage.lag_p99_ms is not None]
+    if lags:
+        lag_ms, label = max(lags)
+        busiest = percent(max(stage.client_cpu_share for stage in serving.stages))
+        yield "Client", f"timers {digits(lag_ms, 3)} ms late (p99, {label}), busiest process {busiest} of a core"

@@ -1,0 +1,136 @@
+"""The context of a compared case: hardware, software, settings, source and findings, and how two cases differ in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, get_args
+
+from accelmark.results.read.round_dir import planned_jobs
+from accelmark.results.schema import RoundResult
+from accelmark.results.store.loaded_run import LoadedCase
+from accelmark.spec.model import Spec
+
+Area = Literal["hardware", "software", "settings", "source", "audit"]
+ABSENT: Final = "–"
+
+_HOST: Final[dict[Area, tuple[str, ...]]] = {
+    "hardware": ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib"),
+    "software": ("os", "kernel", "python", "drivers", "environment", "virtualisation", "container", "accelmark"),
+}
+"""Parts of ``sys_info.json`` by area."""
+_IGNORED: Final = frozenset({
+    "uuid", "bus_id", "serial", "pid", "schema_version", "ACCELMARK_NODE_DIR", "ACCELMARK_RUN", "ACCELMARK_CACHE",
+})  # fmt: skip
+"""Parts of a host's description that differ between any two runs, or between two cards of the same model."""
+_NAMES: Final[dict[str, tuple[Area, str]]] = {
+    "device_name": ("hardware", "device"),
+    "world_size": ("hardware", "ranks"),
+    "framework": ("software", "framework"),
+    "framework_version": ("software", "framework version"),
+    "model_class": ("source", "model class"),
+    "optimizer_class": ("source", "optimizer class"),
+    "parameter_hash": ("source", "structure of the model"),
+    "checkpoint_hash": ("source", "initial weights"),
+}
+
+Context = dict[tuple[Area, str], str]
+"""(area, name) -> value."""
+
+
+class ContextDifference(Spec):
+    """One value that differs between the sides."""
+
+    area: Area
+    name: str
+    baseline: str
+    other: str
+
+
+def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
+    """Return the values that differ, by area and name."""
+    areas = get_args(Area)
+    names = sorted(baseline.keys() | other.keys(), key=lambda item: (areas.index(item[0]), item[1]))
+    return tuple(
+        ContextDifference(area=area, name=name, baseline=before, other=after)
+        for area, name in names
+        if (before := baseline.get((area, name), ABSENT)) != (after := other.get((area, name), ABSENT))
+    )
+
+
+def context_of(case: LoadedCase) -> Context:
+    """Return the context of a case; values that vary over rounds or hosts are joined."""
+    found: dict[tuple[Area, str], dict[str, None]] = {}
+    for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
+        found.setdefault((area, name), {})[value] = None
+    return {key: ", ".join(values) for key, values in found.items()}
+
+
+def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
+    key, plan = case.result.key, case.run.files.json("plan.json")
+    yield "software", "AccelMark", case.run.summary.accelmark_version
+    yield "hardware", "scale", f"{key.nnodes}x{key.nproc}"
+    for name, title in (("source_sha256", "AccelMark's files"), ("vendor_sha256", "files of the vendor")):
+        if isinstance(plan.get(name), str):
+            yield "source", title, _short(plan[name])
+    jobs = [job for directory, job in planned_jobs(plan).items() if directory in case.result.rounds]
+    for job in jobs:
+        for name, title in (("case", "files of the case"), ("extern", "files of the vendor for the case")):
+            folder = job.get(name)
+            if isinstance(folder, dict) and isinstance(folder.get("sha256"), str):
+                yield "source", title, _short(folder["sha256"])
+
+
+def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
+    started = result.environment.started
+    yield "hardware", "vendor", result.vendor
+    yield "hardware", "chip", result.chip.title if result.chip else ABSENT
+    yield "software", "framework in the key", result.key.framework
+    yield "source", "version of the case", str(result.case_version)
+    yield "settings", "precision", result.precision
+    for name, (area, title) in _NAMES.items():
+        if started.get(name) is not None:
+            yield area, title, _text(started[name])
+    for library, version in sorted((started.get("library_versions") or {}).items()):
+        yield "software", f"library {library}", str(version)
+    for hook, where in sorted((started.get("hooks") or {}).items()):
+        yield "source", f"hook {hook}", str(where)
+    for host, (area, names) in itertools.product(result.environment.hosts, _HOST.items()):
+        yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name)))
+    for name, setting in result.settings.items():
+        yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
+    for finding in result.findings:
+        if finding.severity != "info":
+            yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
+
+
+def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:
+    if name in _IGNORED or value is None:
+        return
+    if isinstance(value, dict):
+        for part, below in value.items():
+            for path, text in _flat(str(part), below):
+                yield f"{name} {path}".replace("_", " ") if not path.isupper() else path, text
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        yield from (found for item in value for found in _flat(name, item))
+    else:
+        yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        return _short(value)
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list | bool) else str(value)
+
+
+def _short(text: str) -> str:
+    """Shorten a SHA-256; return other text unchanged."""
+    return f"{text[:12]}…" if len(text) == 64 and set(text) <= set("0123456789abcdef") else text
+
+
+def context_lines(found: Sequence[ContextDifference]) -> list[str]:
+    """Return each difference as a line for a terminal."""
+    return [f"{entry.area}: {entry.name}: {entry.baseline} -> {entry.other}" for entry in found]

@@ -1,0 +1,94 @@
+"""Compare answers under load with the framework's own greedy answers to the same prompts."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Final, NamedTuple, final
+
+from accelmark.serving.model import ServedModel
+from accelmark.serving.request import PlannedRequest
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import JobSpec, ServeJob
+from accelmark.spec.serving import Answer, RequestRecord
+
+_DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
+"""Precision of a run -> the framework's."""
+_LAST_LINES: Final = 3
+
+
+class Sampled(NamedTuple):
+    """An answer that will be compared."""
+
+    prompt: str
+    record: RequestRecord
+    text: str
+
+
+@final
+class AnswerSample:
+    """A uniform sample of the answers of a run (reservoir sampling, Vitter 1985, algorithm R)."""
+
+    def __init__(self, size: int, rng: random.Random) -> None:
+        self.answers: list[Sampled] = []
+        self._size = size
+        self._rng = rng
+        self._num_seen = 0
+
+    def add(self, request: PlannedRequest, record: RequestRecord, text: str) -> None:
+        """Consider an answer; those to a chat are left out, since their prompt depends on a template."""
+        if not isinstance(request.content, str) or self._size == 0:
+            return
+        self._num_seen += 1
+        sampled = Sampled(request.content, record, text)
+        if len(self.answers) < self._size:
+            self.answers.append(sampled)
+        elif (place := self._rng.randrange(self._num_seen)) < self._size:
+            self.answers[place] = sampled
+
+
+def compare_answers(job: JobSpec, work: ServeJob, model: ServedModel, sample: AnswerSample, path: Path) -> None:
+    """Let the framework answer the sampled prompts in a process of its own; write an :class:`Answer` for each.
+
+    Raises:
+        RunError: the framework failed.
+    """
+    tokens = model.tokens
+    if tokens is None:
+        return
+    prompts = path.with_name("compared_prompts.jsonl")
+    answers = path.with_name("framework_answers.jsonl")
+    pinned = work.settings.prompts.output_length == "pinned"
+    lines = (
+        json.dumps({"text": one.prompt, "max_tokens": one.record.requested_tokens, "pinned": pinned})
+        for one in sample.answers
+    )
+    prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [
+        sys.executable, "-m", "accelmark.serving.reference", str(model.directory), job.device_type,
+        _DTYPES[work.settings.precision], str(prompts), str(answers),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = " / ".join(done.stderr.splitlines()[-_LAST_LINES:])
+        raise RunError(f"the framework could not answer the sampled prompts: {last}")
+    with path.open("w", encoding="utf-8") as stream:
+        expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())
+        for one, text in zip(sample.answers, expected, strict=True):
+            stream.write(_answer(one, tokens(one.text), tokens(text)).model_dump_json() + "\n")
+
+
+def _answer(one: Sampled, given: Sequence[int], expected: Sequence[int]) -> Answer:
+    agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(given, expected, strict=False))
+    return Answer(
+        stage=one.record.stage,
+        number=one.record.number,
+        prompt=one.record.prompt,
+        num_tokens=len(expected),
+        num_agreeing=sum(1 for _ in agreeing),
+    )

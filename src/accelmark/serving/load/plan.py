@@ -1,0 +1,140 @@
+"""All stages of a run: warm-up, those of the settings, and the search for the highest rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+
+from accelmark.serving.client.processes import Load
+from accelmark.serving.load.arrivals import Due, due_times, read_trace
+from accelmark.serving.load.prompts import PromptModel, open_prompts
+from accelmark.serving.load.search import RateSearch, holds_slo, search_rate
+from accelmark.serving.request import PlannedRequest
+from accelmark.spec.errors import DataError
+from accelmark.spec.serving import Arrival, LoadStage, RequestRecord, ServeSettings
+
+RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[RequestRecord]]]
+"""Runs one stage; returns it with the records of its requests."""
+
+_WARMUP_CONCURRENCY: Final = 4
+_FIRST_SHARE: Final = 0.5
+"""First rate of the search as a share of the highest rate of answers in the stages before."""
+_MIN_REQUESTS: Final = 10
+"""Requests that a step of the search has on average at least; fewer say nothing about an objective."""
+
+
+@final
+class LoadPlan:
+    """The load of a run, drawn from its seed."""
+
+    def __init__(self, settings: ServeSettings, model: PromptModel) -> None:
+        """Read the files that the settings name.
+
+        Raises:
+            DataError: a file cannot be used, or has fewer prompts than are needed; the message has file and line.
+        """
+        self._settings = settings
+        self._prompts = open_prompts(settings.prompts, model, settings.api, settings.seed)
+        self._open = self._open_stages()
+        self._num_stages = 0
+        needed = settings.load.warmup_requests + self._num_needed()
+        if (left := self._prompts.num_left) is not None and left < needed:
+            remedy = "give more, shorten the load (max_requests, duration_s), or set prompts.repeat: true"
+            raise DataError(f"{settings.prompts.file}: has {left} prompts, the load needs {needed}; {remedy}")
+
+    @property
+    def duration_s(self) -> float:
+        """Sum of the durations in which requests of the stages are started, without warm-up and search."""
+        load = self._settings.load
+        return load.duration_s * (len(load.concurrency) if load.arrival == "closed" else len(self._open))
+
+    def run(self, run_stage: RunStage) -> RateSearch | None:
+        """Run all stages; return the result of the search, if one is wanted."""
+        load, timeout_s = self._settings.load, self._settings.request_timeout_s
+        if load.warmup_requests:
+            concurrency = min(_WARMUP_CONCURRENCY, load.warmup_requests)
+            warmup = Load(stage=-1, until_s=timeout_s, timeout_s=timeout_s, concurrency=concurrency)
+            run_stage(warmup, islice(self._requests(None), load.warmup_requests))
+        answered: list[float] = []
+        for concurrency in load.concurrency if load.arrival == "closed" else ():
+            closed = Load(self._next(), until_s=load.duration_s, timeout_s=timeout_s, concurrency=concurrency)
+            answered.append(_rate_of(*run_stage(closed, islice(self._requests(None), load.max_requests))))
+        for rate, due in self._open:
+            done = self._run_open(run_stage, load.arrival, rate, due, is_search=False)
+            answered.append(_rate_of(*done))
+        return self._search(run_stage, max(answered, default=0.0)) if load.search else None
+
+    def _search(self, run_stage: RunStage, answered: float) -> RateSearch:
+        load = self._settings.load
+        arrival: Arrival = load.arrival if load.arrival in ("constant", "gamma") else "poisson"
+
+        def holds(rate: float) -> bool:
+            due = self._drawn(arrival, rate)
+            _, records = self._run_open(run_stage, arrival, rate, due, is_search=True)
+            return holds_slo(records, self._settings.slo)
+
+        least = _MIN_REQUESTS / load.duration_s
+        return search_rate(holds, max(_FIRST_SHARE * answered, least), least)
+
+    def _run_open(
+        self, run_stage: RunStage, arrival: Arrival, rate: float | None, due: Sequence[Due], *, is_search: bool
+    ) -> tuple[LoadStage, Sequence[RequestRecord]]:
+        settings = self._settings
+        stage = Load(
+            stage=self._next(),
+            until_s=settings.load.duration_s,
+            timeout_s=settings.request_timeout_s,
+            arrival=arrival,
+            rate=rate,
+            is_search=is_search,
+        )
+        return run_stage(stage, list(self._requests(due)))  # drawn before the stage begins
+
+    def _next(self) -> int:
+        self._num_stages += 1
+        return self._num_stages - 1
+
+    def _requests(self, due: Sequence[Due] | None) -> Iterator[PlannedRequest]:
+        """Yield the requests at the given times, or those of a closed loop without end."""
+        for number in count() if due is None else range(len(due)):
+            at = Due(0.0) if due is None else due[number]
+            prompt = self._prompts.draw(at.input_tokens, at.output_tokens)
+            yield PlannedRequest(
+                number=number,
+                prompt=prompt.number,
+                content=prompt.content,
+                requested_tokens=prompt.requested_tokens,
+                due_s=None if due is None else at.due_s,
+                input_tokens=prompt.input_tokens,
+            )
+
+    def _open_stages(self) -> list[tuple[float | None, list[Due]]]:
+        load = self._settings.load
+        if load.arrival == "closed":
+            return []
+        if load.arrival == "trace":
+            return [(None, read_trace(Path(str(load.trace)), load.duration_s)[: load.max_requests])]
+        return [(rate, self._drawn(load.arrival, rate)) for rate in load.rates]
+
+    def _drawn(self, arrival: Arrival, rate: float) -> list[Due]:
+        """Return the times of a stage; the same rate has the same times, so that stages can be compared."""
+        load = self._settings.load
+        rng = np.random.default_rng((self._settings.seed, 2, round(rate * 1e6)))
+        return due_times(arrival, rate, load.duration_s, load.burstiness, rng)[: load.max_requests]
+
+    def _num_needed(self) -> int:
+        """Return the least number of prompts of the stages."""
+        load = self._settings.load
+        if load.arrival == "closed":
+            return sum(min(each, load.max_requests or each) for each in load.concurrency)
+        return sum(len(due) for _, due in self._open)
+
+
+def _rate_of(stage: LoadStage, records: Sequence[RequestRecord]) -> float:
+    num_ok = sum(record.status == "ok" for record in records)
+    return num_ok / stage.duration_s if stage.duration_s > 0 and math.isfinite(stage.duration_s) else 0.0

@@ -1,0 +1,286 @@
+"""Prompts of a run: windows of a text, JSON lines, or conversations in ShareGPT's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+import numpy as np
+from pydantic import PositiveInt, ValidationError, model_validator
+
+from accelmark.serving.load.arrivals import numbered_lines, read_text
+from accelmark.serving.load.lengths import draw_length, longest
+from accelmark.serving.request import Message
+from accelmark.spec.errors import DataError
+from accelmark.spec.model import Spec, first_error
+from accelmark.spec.serving import Lengths, PromptSettings
+
+Encode = Callable[[str], Sequence[int]]
+Decode = Callable[[list[int]], str]
+
+_TRIES: Final = 200
+"""Windows that are drawn before the text is found too short for another prompt."""
+_CORRECTIONS: Final = 8
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class PromptModel(Protocol):
+    """What prompts need of the served model."""
+
+    @property
+    def tokens(self) -> Encode | None:
+        """Function from a text to its tokens; None without a tokenizer."""
+
+    @property
+    def text(self) -> Decode | None:
+        """Function from tokens to their text."""
+
+    def prompt_text(self) -> str:
+        """Return the text from which prompts are taken."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt with the requested length of its answer."""
+
+    number: int
+    content: str | tuple[Message, ...]
+    input_tokens: int | None
+    """None without a tokenizer, and for messages, whose template is the server's."""
+    requested_tokens: int
+
+
+class Prompts(Protocol):
+    """A source of prompts."""
+
+    def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
+        """Return the next prompt, with lengths as given where the source allows it.
+
+        Raises:
+            DataError: all prompts were used.
+        """
+
+    @property
+    def num_left(self) -> int | None:
+        """Number of prompts left; None where that is not known or not limited."""
+
+
+def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: int) -> Prompts:
+    """Return the source of prompts that the settings name.
+
+    Raises:
+        DataError: a file cannot be used; the message has the file and the line or entry.
+    """
+    rng = np.random.default_rng((seed, 1))
+    if settings.source == "text":
+        text = read_text(Path(settings.file)) if settings.file is not None else model.prompt_text()
+        return TextPrompts(settings, model, text, rng)
+    file = Path(str(settings.file))
+    if settings.source == "jsonl":
+        return FilePrompts(settings, _read_jsonl(file, api, model.tokens), rng, f"{file}")
+    entries = _read_sharegpt(file, settings.input, model.tokens)
+    rng.shuffle(entries)
+    return FilePrompts(settings, entries, rng, f"{file}")
+
+
+@final
+class TextPrompts:
+    """Windows of a text, at random places; with a tokenizer each has exactly the drawn number of tokens.
+
+    Where tokens at the cut merge in another way, so that no window at a place has that number, another place is drawn.
+    Without a tokenizer, words take the place of tokens.
+    """
+
+    def __init__(self, settings: PromptSettings, model: PromptModel, text: str, rng: np.random.Generator) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._encode = model.tokens
+        self._units = _Units(text, model)
+        self._used: set[str] = set()
+        self._num_drawn = 0
+        needed = longest(settings.input) or settings.input.min or 1
+        if len(self._units) < max(needed, settings.shared_prefix_tokens) + 1:
+            what = f"the text has {len(self._units)} tokens, prompts.input needs more than {needed}"
+            raise DataError(f"prompts: {what}: set a shorter input, or prompts.file to a longer text")
+        self._prefixes = [""]
+        if settings.shared_prefix_tokens:
+            self._prefixes = [self._window(settings.shared_prefix_tokens, "") for _ in range(settings.num_prefixes)]
+
+    @property
+    def num_left(self) -> None:
+        """Unknown."""
+        return
+
+    def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
+        """Return a prompt that was not drawn before."""
+        length = input_tokens or draw_length(self._settings.input, self._rng, len(self._units) - 1)
+        prefix = self._prefixes[int(self._rng.integers(len(self._prefixes)))]
+        content = self._window(min(length, len(self._units) - 1), prefix)
+        self._num_drawn += 1
+        return Prompt(
+            number=self._num_drawn - 1,
+            content=content,
+            input_tokens=None if self._encode is None else len(self._encode(content)),
+            requested_tokens=output_tokens or draw_length(self._settings.output, self._rng),
+        )
+
+    def _window(self, length: int, prefix: str) -> str:
+        """Return a text of ``length`` tokens that begins with ``prefix`` and was not used before."""
+        repeated = ""
+        for _ in range(_TRIES):
+            begin = int(self._rng.integers(len(self._units) - length + 1))
+            found = self._units.window(begin, length, prefix)
+            if found is None:
+                continue
+            if found not in self._used:
+                self._used.add(found)
+                return found
+            repeated = found
+        if repeated and self._settings.repeat:
+            return repeated
+        why = "all windows that were drawn are in use already" if repeated else "no window has exactly that length"
+        remedy = "set a longer text (prompts.file), another prompts.input, or prompts.repeat: true"
+        raise DataError(f"prompts: no further prompt of {length} tokens in the text: {why}; {remedy}")
+
+
+@final
+class _Units:
+    """The tokens of a text, or its words."""
+
+    def __init__(self, text: str, model: PromptModel) -> None:
+        self._encode, self._decode = model.tokens, model.text
+        self._tokens: list[int] = list(self._encode(text)) if self._encode is not None else []
+        self._words: list[str] = text.split() if self._encode is None else []
+
+    def __len__(self) -> int:
+        return len(self._tokens) or len(self._words)
+
+    def window(self, begin: int, length: int, prefix: str) -> str | None:
+        """Return ``prefix`` with units from ``begin``, ``length`` in all; None where that is not possible."""
+        if self._encode is None or self._decode is None:
+            num_prefix = len(prefix.split())
+            words = self._words[begin : begin + max(1, length - num_prefix)]
+            return " ".join(([prefix] if prefix else []) + words)
+        num_taken = max(1, length - (len(self._encode(prefix)) if prefix else 0))
+        for _ in range(_CORRECTIONS):
+            found = prefix + self._decode(self._tokens[begin : begin + num_taken])
+            if _REPLACEMENT in found:  # begins or ends within a character
+                return None
+            excess = len(self._encode(found)) - length
+            if excess == 0:
+                return found
+            num_taken -= excess
+            if num_taken < 1 or begin + num_taken > len(self._tokens):
+                return None
+        return None
+
+
+@final
+class FilePrompts:
+    """Prompts of a file, in their order."""
+
+    def __init__(
+        self, settings: PromptSettings, entries: Sequence[_Entry], rng: np.random.Generator, where: str
+    ) -> None:
+        self._settings = settings
+        self._entries = entries
+        self._rng = rng
+        self._where = where
+        self._next = 0
+
+    @property
+    def num_left(self) -> int | None:
+        """Prompts that were not used; None if they may be repeated."""
+        return None if self._settings.repeat else len(self._entries) - self._next
+
+    def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
+        """Return the next prompt; its own length of the answer counts before the given one."""
+        if self._next >= len(self._entries) and not self._settings.repeat:
+            remedy = "give more, shorten the load (max_requests, duration_s), or set prompts.repeat: true"
+            raise DataError(f"{self._where}: all of its {len(self._entries)} prompts were used; {remedy}")
+        number = self._next % len(self._entries)
+        self._next += 1
+        entry = self._entries[number]
+        requested = entry.output_tokens or output_tokens or draw_length(self._settings.output, self._rng)
+        return Prompt(number, entry.content, entry.input_tokens, requested)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    content: str | tuple[Message, ...]
+    output_tokens: int | None
+    input_tokens: int | None
+
+
+class _Message(Spec):
+    role: str
+    content: str
+
+
+class _PromptLine(Spec):
+    prompt: str | None = None
+    messages: tuple[_Message, ...] = ()
+    output_tokens: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> _PromptLine:
+        if bool(self.prompt) == bool(self.messages):
+            raise ValueError("needs either prompt or messages")
+        return self
+
+
+def _read_jsonl(file: Path, api: str, encode: Encode | None) -> list[_Entry]:
+    entries = []
+    for number, text in numbered_lines(file):
+        try:
+            line = _PromptLine.model_validate(json.loads(text))
+        except ValidationError as error:
+            raise DataError(f"{file}:{number}: {first_error(error)}") from error
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: not JSON: {error}") from error
+        if line.messages and api != "chat":
+            raise DataError(f"{file}:{number}: has messages, which need api: chat")
+        content = line.prompt or tuple(message.model_dump() for message in line.messages)
+        entries.append(
+            _Entry(content, line.output_tokens, len(encode(line.prompt)) if encode and line.prompt else None)
+        )
+    if not entries:
+        raise DataError(f"{file}: has no prompts")
+    return entries
+
+
+def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[_Entry]:
+    """Return the first question of each conversation with the length of its answer.
+
+    Conversations that do not begin with a question and an answer are left out, as in vLLM's benchmark, and so are
+    questions outside of ``lengths.min`` and ``lengths.max``.
+    """
+    try:
+        conversations: Any = json.loads(read_text(file))
+    except ValueError as error:
+        raise DataError(f"{file}: not JSON: {error}") from error
+    if not isinstance(conversations, list):
+        raise DataError(f"{file}: is not a list of conversations")
+    entries = []
+    for number, conversation in enumerate(conversations):
+        turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+        if not isinstance(turns, list):
+            raise DataError(f"{file}: entry {number}: has no list of conversations")
+        if len(turns) < 2:
+            continue
+        if not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]):
+            raise DataError(f"{file}: entry {number}: a turn has no value")
+        question, answer = turns[0]["value"], turns[1]["value"]
+        if turns[0].get("from") not in ("human", "user") or not question or not answer:
+            continue
+        num_question, num_answer = (len(encode(text)) if encode else None for text in (question, answer))
+        if num_question is None or (lengths.min or 1) <= num_question <= (lengths.max or num_question):
+            entries.append(_Entry(question, num_answer, num_question))
+    if not entries:
+        raise DataError(f"{file}: no conversation begins with a question within prompts.input.min and max")
+    return entries

@@ -1,0 +1,95 @@
+"""The served model's files: weights in Hugging Face's layout, tokenizer, and the text of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, final
+
+from accelmark.spec.errors import DataError
+from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import folder_module
+
+_MODULE: Final = "serve"
+_BLOCK: Final = 1 << 20
+
+
+@final
+class ServedModel:
+    """The model that a case serves; ``directory`` is None where the case has no weights (an endpoint)."""
+
+    directory: Path | None
+
+    def __init__(self, job: JobSpec, work_dir: Path) -> None:
+        """Find the given weights, else let the case write its own below ``work_dir``.
+
+        Raises:
+            DataError: the tokenizer cannot be read.
+        """
+        self._job = job
+        has_module = (job.case.path / f"{_MODULE}.py").is_file()
+        self._module: Any = folder_module(job.case, _MODULE) if has_module else None
+        self.directory = job.data_dirs.get("weights")
+        if self.directory is None and self._module is not None:
+            self.directory = work_dir / "model"
+            self.directory.mkdir(exist_ok=True)
+            self._module.write_model(self.directory)
+        self._tokenizer = _tokenizer(self.directory) if self.directory is not None else None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether tokens can be counted."""
+        return self._tokenizer is not None
+
+    @property
+    def tokens(self) -> Callable[[str], list[int]] | None:
+        """Function from a text to its tokens, without special ones; None without a tokenizer."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return None
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def text(self) -> Callable[[list[int]], str] | None:
+        """Function from tokens to their text; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.decode
+
+    def prompt_text(self) -> str:
+        """Return the text from which prompts are taken.
+
+        Raises:
+            DataError: there is none.
+        """
+        dirs = {name: path for name, path in self._job.data_dirs.items() if name != "weights"}
+        if self._module is not None:
+            text: str = self._module.prompt_text(dirs)
+            return text
+        files = sorted(path for place in dirs.values() for path in place.rglob("*") if path.suffix in (".md", ".txt"))
+        if not files:
+            raise DataError(f"the case {self._job.case.name} has no text for prompts: set prompts.source and file")
+        return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+    def sha256(self) -> str | None:
+        """Return a hash over names and contents of the model's files; None where there are none."""
+        if self.directory is None:
+            return None
+        whole = hashlib.sha256()
+        for file in sorted(path for path in self.directory.rglob("*") if path.is_file()):
+            whole.update(file.relative_to(self.directory).as_posix().encode() + b"\0")
+            with file.open("rb") as stream:
+                while block := stream.read(_BLOCK):
+                    whole.update(block)
+        return whole.hexdigest()
+
+
+def _tokenizer(directory: Path) -> Any:
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise DataError(f"{file}: not a tokenizer: {error}") from error

@@ -1,0 +1,211 @@
+"""The rank of a serving job: start the server, run the stages of the load, stop the server, compare answers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import random
+import socket
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.serving.answers import AnswerSample, compare_answers
+from accelmark.serving.client.processes import Client
+from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.model import ServedModel
+from accelmark.serving.request import Target
+from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
+from accelmark.serving.stages import Stages
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
+from accelmark.spec.events import Event
+from accelmark.spec.job import JobSpec, ServeJob
+from accelmark.spec.perflog import EventLog
+from accelmark.spec.serving import (
+    ANSWERS_FILE,
+    REQUESTS_FILE,
+    ServeEndReason,
+    ServeFinished,
+    ServePhase,
+    ServeProgress,
+    ServeStarted,
+)
+from accelmark.spec.settings import Scalar
+from accelmark.train.loop.cpu_wait import CpuWait
+from accelmark.train.loop.process import Cancelled, StopRequest
+
+_REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
+    (ServerMissingError, "server_missing"),
+    (NeverHealthyError, "never_healthy"),
+    (ServerDiedError, "server_died"),
+    (RequestError, "bad_request"),
+    (DataError, "bad_request"),
+)
+
+
+def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
+    """Run a serving job in this process; return its exit code."""
+    if not isinstance(job.work, ServeJob):
+        raise RequestError(f"job.json: a serving rank cannot do work of kind {job.work.kind!r}")
+    node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR", "."))
+    run = _ServingRun(job, job.work, node_dir, log)
+
+    def finish(reason: ServeEndReason, message: str | None) -> None:
+        state = "completed" if reason == "completed" else "cancelled" if reason == "cancelled" else "failed"
+        if message is not None:
+            log.event(Event.ERROR, {"message": message})
+        finished = ServeFinished(
+            state=state,
+            end_reason=reason,
+            message=message,
+            e2e_time=time.monotonic() - process_start,
+            num_requests=run.num_requests,
+            core_wait_s=run.cpu_wait.longest_s(),
+        )
+        log.event(Event.FINISHED, finished)
+
+    def overdue(signal_name: str) -> None:
+        finish("cancelled", f"stopped by {signal_name}; the server did not end in time")
+        os._exit(EXIT_CANCELLED)
+
+    if threading.current_thread() is threading.main_thread() and stop.wanted:
+        stop.install(overdue)
+    code = EXIT_FAILED
+    reason: ServeEndReason = "error"
+    message: str | None
+    try:
+        run.run()
+        reason, message, code = "completed", None, EXIT_OK
+    except Cancelled as signal_name:
+        reason, message, code = "cancelled", f"stopped by {signal_name}", EXIT_CANCELLED
+    except AccelmarkError as error:
+        reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "error")
+        message = str(error)
+    except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}"
+    stop.finish()
+    finish(reason, message)
+    return code
+
+
+@final
+@dataclass(slots=True)
+class _ServingRun:
+    """State of the run."""
+
+    job: JobSpec
+    work: ServeJob
+    node_dir: Path
+    log: EventLog
+    stages: Stages | None = None
+    cpu_wait: CpuWait = field(default_factory=CpuWait)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that ended."""
+        return self.stages.num_requests if self.stages is not None else 0
+
+    def run(self) -> None:
+        """Do all of it."""
+        settings = self.work.settings
+        model = ServedModel(self.job, self.node_dir)
+        plan = LoadPlan(settings, model)
+        sample = AnswerSample(settings.num_compared, random.Random(settings.seed))
+        with self._server(model) as (server, started):
+            self.log.event(Event.INIT_END, started)
+            target = Target(
+                base_url=started.endpoint, model=started.served_model, api=settings.api, pinned=self._pinned()
+            )
+            requests = self.node_dir / REQUESTS_FILE
+            with requests.open("w", encoding="utf-8") as stream, Client(target, settings.load.processes) as client:
+                check = server.check if server is not None else lambda: None
+                self.stages = Stages(client, model, self.log, stream, sample, check, plan.duration_s)
+                plan.run(self.stages.run)
+        if model.directory is not None and sample.answers:
+            self._report("comparing answers")
+            compare_answers(self.job, self.work, model, sample, self.node_dir / ANSWERS_FILE)
+
+    @contextmanager
+    def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:
+        """Start the server, or take the endpoint; stop the server at the end."""
+        settings, spec = self.work.settings, self.work.server
+        if spec is None:
+            yield None, self._started(model, None, str(settings.endpoint), str(settings.served_model), None)
+            return
+        if model.directory is None:
+            raise DataError(f"the case {self.job.case.name} has no weights: name their directory with --data")
+        given: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
+        given |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
+        server = ServerProcess(
+            spec,
+            model.directory,
+            self.node_dir,
+            device=self.job.device_type,
+            num_devices=self.job.key.nproc,
+            settings=given,
+        )
+        try:
+            start_s = server.wait_until_healthy(settings.start_timeout_s, lambda: self._report("starting server"))
+            named = settings.served_model or spec.served_model.replace("{model_dir}", str(model.directory))
+            yield server, self._started(model, server, server.endpoint, named, start_s)
+        finally:
+            server.stop()
+
+    def _started(
+        self, model: ServedModel, server: ServerProcess | None, endpoint: str, served_model: str, start_s: float | None
+    ) -> ServeStarted:
+        spec = self.work.server
+        return ServeStarted(
+            framework=spec.name if spec is not None else "endpoint",
+            framework_version=_version(self.work) or "unknown",
+            device_type=self.job.device_type,
+            device_name=self.job.chip.name if self.job.chip is not None else None,
+            hostname=socket.gethostname(),
+            threads=self.work.settings.threads or os.cpu_count() or 1,
+            precision=self.work.settings.precision,
+            library_versions={"python": platform.python_version()} | _versions("httptools", "tokenizers", "torch"),
+            server=spec.name if spec is not None else None,
+            endpoint=endpoint,
+            command=server.command if server is not None else (),
+            served_model=served_model,
+            start_s=start_s,
+            num_devices=self.job.key.nproc,
+            weights_sha256=model.sha256() if server is not None else None,
+            has_tokenizer=model.has_tokenizer,
+        )
+
+    def _pinned(self) -> dict[str, object]:
+        is_pinned = self.work.settings.prompts.output_length == "pinned"
+        return dict(self.work.server.pinned) if is_pinned and self.work.server is not None else {}
+
+    def _report(self, phase: ServePhase, share: float | None = None) -> None:
+        self.log.event(Event.HEARTBEAT, ServeProgress(phase=phase, num_requests=self.num_requests, share=share))
+
+
+def _version(work: ServeJob) -> str | None:
+    if work.server is None:
+        return None
+    if work.server.distribution is not None:
+        return _versions(work.server.distribution).get(work.server.distribution)
+    if work.server.version_command:
+        done = subprocess.run(work.server.version_command, capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout.strip() or None
+    return None
+
+
+def _versions(*names: str) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

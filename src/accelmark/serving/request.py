@@ -1,0 +1,95 @@
+"""A request that the load plans, and the service that it is sent to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, final
+from urllib.parse import urlsplit
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
+
+Api = Literal["completions", "chat"]
+Message = Mapping[str, Any]
+"""A message of a chat: ``role`` and ``content``."""
+
+_PATHS: Final[Mapping[Api, str]] = {"completions": "/completions", "chat": "/chat/completions"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request of a stage."""
+
+    number: int
+    """Position in the stage."""
+    prompt: int
+    """Number of the prompt; the same number is the same prompt."""
+    content: str | tuple[Message, ...]
+    """Text, or the messages of a chat."""
+    requested_tokens: int
+    due_s: float | None = None
+    """Seconds from the beginning of the stage; null in a closed loop."""
+    input_tokens: int | None = None
+    """Tokens of the prompt, where they were counted."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A service with the OpenAI-compatible API."""
+
+    base_url: str
+    """``http://host:port`` or ``https://host/path``, with or without ``/v1`` at its end."""
+    model: str
+    api: Api = "completions"
+    pinned: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of a request; see :class:`accelmark.spec.plugins.server.ServerSpec`."""
+
+    def url(self) -> str:
+        """Return the URL of requests.
+
+        Raises:
+            RequestError: the base URL is not one of http or https.
+        """
+        base = self.base_url.rstrip("/")
+        try:
+            parts = urlsplit(base)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid or parts.query or parts.fragment or parts.username is not None:
+            raise RequestError(f"endpoint: {self.base_url!r} is not a base URL (http://HOST:PORT or https://HOST/PATH)")
+        return f"{base}{'' if base.endswith('/v1') else '/v1'}{_PATHS[self.api]}"
+
+    def body(self, request: PlannedRequest) -> bytes:
+        """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.
+
+        Raises:
+            RequestError: the request has messages, and the API is ``completions``.
+        """
+        fields: dict[str, Any] = {"model": self.model}
+        if self.api == "chat":
+            chat = isinstance(request.content, tuple)
+            fields["messages"] = request.content if chat else [{"role": "user", "content": request.content}]
+        elif isinstance(request.content, str):
+            fields["prompt"] = request.content
+        else:
+            raise RequestError("prompts: messages need api: chat")
+        fields |= {"max_tokens": request.requested_tokens, "temperature": 0.0, "stream": True}
+        fields["stream_options"] = {"include_usage": True}
+        fields |= {name: _filled(value, request.requested_tokens) for name, value in self.pinned.items()}
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _filled(value: Any, output_tokens: int) -> Any:
+    """Return ``value`` with the placeholder of the number of tokens replaced, at any depth."""
+    if value == REQUEST_PLACEHOLDER:
+        return output_tokens
+    if isinstance(value, Mapping):
+        return {name: _filled(each, output_tokens) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(each, output_tokens) for each in value]
+    return value

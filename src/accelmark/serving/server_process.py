@@ -1,0 +1,161 @@
+"""Start a server as a child process, wait until it is healthy, and stop it with its children."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, final
+from urllib.parse import urlsplit
+
+import psutil
+
+from accelmark.spec.errors import RunError
+from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.settings import Scalar
+
+HOST: Final = "127.0.0.1"
+LOG_FILE: Final = "server.log"
+"""In the node's directory: output of the server."""
+_POLL_S: Final = 0.1
+_HEALTH_TIMEOUT_S: Final = 5.0
+_STOP_S: Final = 20.0
+_LAST_LINES: Final = 5
+
+
+class ServerMissingError(RunError):
+    """The server's program does not exist."""
+
+
+class NeverHealthyError(RunError):
+    """The server did not become healthy in time."""
+
+
+class ServerDiedError(RunError):
+    """The server ended by itself."""
+
+
+@final
+class ServerProcess:
+    """A running server."""
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        model_dir: Path,
+        node_dir: Path,
+        *,
+        device: str,
+        num_devices: int,
+        settings: Mapping[str, Scalar],
+    ) -> None:
+        """Start the server. Raises ServerMissingError if its program does not exist."""
+        self.spec = spec
+        self.port = _free_port()
+        values = {
+            "python": sys.executable, "model_dir": str(model_dir), "host": HOST, "port": str(self.port),
+            "device": device, "num_devices": str(num_devices), "node_dir": str(node_dir),
+        }  # fmt: skip
+        self.command = tuple(spec.arguments(values, settings))
+        self.log = node_dir / LOG_FILE
+        self.started_s = time.monotonic()
+        try:
+            with self.log.open("wb") as stream:
+                self._process = subprocess.Popen(
+                    self.command,
+                    cwd=node_dir,
+                    env=_environment(spec.environment, settings.get("threads")),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                )
+        except OSError as error:
+            raise ServerMissingError(f"{self.command[0]}: cannot be started: {error.strerror}") from error
+
+    @property
+    def endpoint(self) -> str:
+        """Base URL of the server."""
+        return f"http://{HOST}:{self.port}"
+
+    def wait_until_healthy(self, timeout_s: float, report: Callable[[], None]) -> float:
+        """Return the seconds from the start until the server answered its health check with status 200.
+
+        Raises NeverHealthyError after ``timeout_s``, ServerDiedError if it ends before.
+        """
+        told_s = 0.0
+        while True:
+            self.check()
+            waited_s = time.monotonic() - self.started_s
+            if is_healthy(f"{self.endpoint}{self.spec.health}"):
+                return waited_s
+            if waited_s > timeout_s:
+                what = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"
+                raise NeverHealthyError(f"{what}{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s")
+            if waited_s - told_s > 1.0:
+                told_s = waited_s
+                report()
+            time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """Raise ServerDiedError if the server has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise ServerDiedError(f"{self.spec.title} ended by itself with status {code}{self._last_lines()}")
+
+    def stop(self) -> None:
+        """End the server and all its children: by SIGTERM, and those left after 20 s by SIGKILL."""
+        try:
+            parent = psutil.Process(self._process.pid)
+            family = [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            family = []
+        for process in family:
+            _signal(process.terminate)
+        _, left = psutil.wait_procs(family, timeout=_STOP_S)
+        for process in left:
+            _signal(process.kill)
+        self._process.wait()
+
+    def _last_lines(self) -> str:
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
+        return f": {' / '.join(lines)}" if lines else " without output"
+
+
+def is_healthy(url: str) -> bool:
+    """Return whether a GET of ``url`` is answered with status 200."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=_HEALTH_TIMEOUT_S)
+    try:
+        connection.request("GET", parts.path or "/")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _signal(send: Callable[[], None]) -> None:
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _environment(own: Mapping[str, str], threads: Scalar) -> dict[str, str]:
+    environment = os.environ | own
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment

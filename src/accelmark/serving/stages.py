@@ -1,0 +1,104 @@
+"""Run the stages of a load one after the other, with their events, records and a sample of their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Final, final
+
+from accelmark.serving.answers import AnswerSample
+from accelmark.serving.client.processes import Client, Load
+from accelmark.serving.model import ServedModel
+from accelmark.serving.request import PlannedRequest
+from accelmark.spec.events import Event
+from accelmark.spec.perflog import EventLog
+from accelmark.spec.serving import LoadStage, RequestRecord, ServeProgress
+
+_PROGRESS_S: Final = 1.0
+
+
+@final
+class Stages:
+    """The stages of a run so far."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: ServedModel,
+        log: EventLog,
+        stream: IO[str],
+        sample: AnswerSample,
+        check_server: Callable[[], None],
+        planned_s: float,
+    ) -> None:
+        """Take what all stages share.
+
+        Args:
+            client: sends the requests.
+            model: counts tokens.
+            log: takes the events.
+            stream: takes a line for each request.
+            sample: takes answers to compare.
+            check_server: raises ServerDiedError if the server ended.
+            planned_s: sum of the planned durations, for the progress.
+        """
+        self.num_requests = 0
+        self._client = client
+        self._tokens = model.tokens
+        self._log = log
+        self._stream = stream
+        self._sample = sample
+        self._check_server = check_server
+        self._planned_s = planned_s
+        self._done_s = 0.0
+        self._begun_s = 0.0
+        self._reported_s = 0.0
+        self._stage = 0
+        self._requests: dict[int, PlannedRequest] = {}
+        """Requests in progress or about to be sent, by number."""
+        self._records: list[RequestRecord] = []
+
+    def run(self, load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, list[RequestRecord]]:
+        """Run one stage; return it with the records of its requests.
+
+        Raises:
+            ServerDiedError: the server ended.
+            RunError: the client ended.
+        """
+        self._requests, self._records = {}, []
+        self._begun_s, self._stage = time.monotonic(), load.stage
+        begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
+        self._log.event(Event.LOAD_BEGIN, begun)
+        done = self._client.run_stage(self._noted(requests), load, self._record, self._watch)
+        self._stream.flush()
+        self._log.event(Event.LOAD_END, done)
+        if load.stage >= 0:
+            self._done_s += load.until_s
+        return done, self._records
+
+    def _noted(self, requests: Iterable[PlannedRequest]) -> Iterator[PlannedRequest]:
+        for request in requests:
+            self._requests[request.number] = request
+            yield request
+
+    def _record(self, record: RequestRecord, text: str) -> None:
+        """Write the record of a request that ended, with the tokens of its answer."""
+        request = self._requests.pop(record.number)
+        if self._tokens is not None and record.status == "ok":
+            record = record.model_copy(update={"output_tokens": len(self._tokens(text))})
+        self._stream.write(record.model_dump_json() + "\n")
+        self._records.append(record)
+        self.num_requests += 1
+        if record.stage >= 0 and record.status == "ok":
+            self._sample.add(request, record, text)
+
+    def _watch(self) -> None:
+        self._check_server()
+        now_s = time.monotonic()
+        if now_s - self._reported_s < _PROGRESS_S:
+            return
+        self._reported_s = now_s
+        is_load = self._stage >= 0
+        share = min(1.0, (self._done_s + now_s - self._begun_s) / self._planned_s) if is_load else None
+        phase: Final = "under load" if is_load else "warming up"
+        self._log.event(Event.HEARTBEAT, ServeProgress(phase=phase, num_requests=self.num_requests, share=share))

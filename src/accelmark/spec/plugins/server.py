@@ -1,0 +1,82 @@
+"""Declaration of a server of language models (``server.yaml``): its command, health and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import Field, model_validator
+
+from accelmark.spec.errors import nearest
+from accelmark.spec.model import Spec
+from accelmark.spec.plugins.trainer import SettingFlag, fill, placeholders
+from accelmark.spec.settings import Scalar
+
+PLACEHOLDERS: Final = ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir")
+"""Placeholders of a server's command."""
+REQUEST_PLACEHOLDER: Final = "{output_tokens}"
+"""In ``pinned``: the requested number of tokens, as a number."""
+_OPTION: Final = "server_options."
+_SETTINGS: Final = ("precision", "threads")
+"""Settings of a run that a server may take as arguments, besides its options."""
+
+
+class ServerSpec(Spec):
+    """A server with the OpenAI-compatible API (``/v1/completions`` or ``/v1/chat/completions``, streamed)."""
+
+    name: str
+    """Name of the folder; ``accelmark serve --server NAME``."""
+    title: str
+    tried: str | None
+    """Version and machine with which this declaration was run; null: it follows the server's documentation only."""
+    command: tuple[str, ...]
+    """Program and arguments; placeholders in braces."""
+    flags: dict[str, SettingFlag] = Field(default_factory=dict)
+    """Setting of a run (``precision``, ``threads``) or option (``server_options.NAME``) -> arguments."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Option -> default; null: the server's own. Every option has an entry in ``flags``."""
+    health: str = "/health"
+    """Path that answers with status 200 as soon as requests are served."""
+    served_model: str = "{model_dir}"
+    """Model name in requests."""
+    apis: tuple[str, ...] = ("completions", "chat")
+    pinned: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a request that pin the length of its answer; ``"{output_tokens}"`` is replaced by the number."""
+    can_pin: bool = True
+    """Whether the length of answers can be pinned; if not, requests that want it are refused."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the server."""
+    distribution: str | None = None
+    """Python package whose version is the server's."""
+    version_command: tuple[str, ...] = ()
+    """Command that prints the version of a server that is not a Python package."""
+    requires: tuple[str, ...] = ()
+    """Requirements to install, as pip takes them."""
+    max_devices: int | None = None
+    """Greatest number of devices of one server; null: no limit."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServerSpec:
+        for name in placeholders(self.command):
+            if name not in PLACEHOLDERS:
+                raise ValueError(f"command has the unknown placeholder {{{name}}} (known: {', '.join(PLACEHOLDERS)})")
+        for key in self.flags:
+            option = key.removeprefix(_OPTION)
+            if key not in _SETTINGS and (option == key or option not in self.options):
+                known = (*_SETTINGS, *(f"{_OPTION}{name}" for name in self.options))
+                raise ValueError(
+                    f"flags names {key!r}, which is neither a setting nor an option ({nearest(key, known)})"
+                )
+        if without := [name for name in self.options if f"{_OPTION}{name}" not in self.flags]:
+            raise ValueError(f"flags has no entry for the option {without[0]!r}")
+        return self
+
+    def arguments(self, values: Mapping[str, str], settings: Mapping[str, Scalar]) -> list[str]:
+        """Return the command with its placeholders replaced by ``values``, and the flags of ``settings``.
+
+        ``settings`` has ``precision``, ``threads`` and ``server_options.NAME``; options that it lacks have their
+        defaults.
+        """
+        given = {f"{_OPTION}{name}": value for name, value in self.options.items()} | dict(settings)
+        flags = (flag.render(given.get(key)) for key, flag in self.flags.items())
+        return [*fill(self.command, values), *(argument for each in flags for argument in each)]

@@ -1,0 +1,296 @@
+"""Serving: settings of a case, the load, and the record of one request."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from accelmark.spec.events import StartedBase
+from accelmark.spec.inference import InferPrecision
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
+
+Arrival = Literal["closed", "constant", "poisson", "gamma", "trace"]
+RequestStatus = Literal["ok", "http_error", "malformed", "dropped", "timed_out", "cancelled"]
+
+REQUESTS_FILE: Final = "requests.jsonl"
+"""In the node's directory: one :class:`RequestRecord` on each line, in the order in which requests ended."""
+ANSWERS_FILE: Final = "answers.jsonl"
+"""In the node's directory: one :class:`Answer` on each line, of the requests that were compared."""
+
+
+class Lengths(Spec):
+    """Distribution of a number of tokens per request."""
+
+    distribution: Literal["fixed", "uniform", "lognormal"] = "fixed"
+    """``fixed``: always ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: with ``mean`` and ``stdev``, cut to
+    ``min`` and ``max``."""
+    mean: PositiveInt = 64
+    """Mean number of tokens; not used by ``uniform``."""
+    stdev: NonNegativeFloat = 0.0
+    """Standard deviation of ``lognormal``."""
+    min: PositiveInt | None = None
+    """Least number of tokens; null: 1."""
+    max: PositiveInt | None = None
+    """Greatest number of tokens; null: no limit, except for ``uniform``, which needs one."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Lengths:
+        if self.distribution == "uniform" and self.max is None:
+            raise ValueError("a uniform distribution needs max")
+        if self.max is not None and (self.min or 1) > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
+class PromptSettings(Spec):
+    """Prompts and the requested lengths of answers."""
+
+    source: Literal["text", "jsonl", "sharegpt"] = "text"
+    """``text``: windows of the case's text; ``jsonl``: one request per line (``prompt`` or ``messages``, and optionally
+    ``output_tokens``); ``sharegpt``: conversations in ShareGPT's layout."""
+    file: str | None = None
+    """File of prompts; null: the case's text."""
+    input: Lengths = Lengths()
+    """Tokens per prompt, for the source ``text``; for ``sharegpt``, ``min`` and ``max`` select prompts."""
+    output: Lengths = Lengths()
+    """Tokens per answer, where the source does not state them."""
+    output_length: Literal["pinned", "natural"] = "pinned"
+    """``pinned``: every answer has exactly the requested number of tokens; ``natural``: at most that number."""
+    shared_prefix_tokens: NonNegativeInt = 0
+    """Tokens at the start of the prompt that many prompts share, which shows the effect of a prefix cache."""
+    num_prefixes: PositiveInt = 1
+    """Number of different shared prefixes."""
+    repeat: bool = False
+    """Whether prompts may be used again when all were used, from which a server's caches profit."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> PromptSettings:
+        if self.source != "text" and self.file is None:
+            raise ValueError(f"source {self.source} needs file")
+        return self
+
+
+class LoadSettings(Spec):
+    """The load: one stage for each concurrency (``closed``) or rate (open arrivals)."""
+
+    arrival: Arrival = "closed"
+    """``closed``: a new request starts when one ends; ``constant``, ``poisson``, ``gamma``: at times that do not depend
+    on the answers; ``trace``: at the times of a file."""
+    concurrency: tuple[PositiveInt, ...] = (1, 4, 16)
+    """Requests in progress in each stage of a closed load."""
+    rates: tuple[PositiveFloat, ...] = ()
+    """Requests per second in each stage of an open load."""
+    burstiness: PositiveFloat = 1.0
+    """Shape of ``gamma`` arrivals: 1 is Poisson, less is burstier, more is more regular."""
+    trace: str | None = None
+    """JSON lines with ``timestamp`` (s), ``input_tokens`` and ``output_tokens`` of each request."""
+    duration_s: PositiveFloat = 30.0
+    """Time in which requests of a stage are started; those in progress are waited for."""
+    max_requests: PositiveInt | None = None
+    """Greatest number of requests in a stage."""
+    warmup_requests: NonNegativeInt = 4
+    """Requests before the first stage, which are in no figure."""
+    search: bool = False
+    """After the stages, search the highest rate that holds the SLO, with Poisson arrivals unless another open arrival
+    is set."""
+    processes: PositiveInt = 1
+    """Client processes, which share the load."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> LoadSettings:
+        if self.arrival in ("constant", "poisson", "gamma") and not self.rates and not self.search:
+            raise ValueError(f"{self.arrival} arrivals need rates")
+        if self.arrival == "trace" and self.trace is None:
+            raise ValueError("trace arrivals need trace, a file")
+        return self
+
+
+class Slo(Spec):
+    """Service level objective: limits that a share of the requests must hold, each where it is not null."""
+
+    ttft_ms: PositiveFloat | None = None
+    """Time to first token."""
+    tpot_ms: PositiveFloat | None = None
+    """Time per output token after the first."""
+    e2e_ms: PositiveFloat | None = None
+    """From when a request was due to its last token."""
+    share: float = Field(default=0.99, gt=0, le=1)
+    """Share of the requests that must hold all limits."""
+
+
+class ServeSettings(Spec):
+    """Settings of a serving run."""
+
+    server: str | None = None
+    """Server to start (``accelmark serve --server``); null with ``endpoint``."""
+    endpoint: str | None = None
+    """Base URL of a running server with the OpenAI-compatible API; no server is started."""
+    served_model: str | None = None
+    """Model name in requests; null: the server's."""
+    api: Literal["completions", "chat"] = "completions"
+    """OpenAI-compatible API of the requests: ``/v1/completions`` or ``/v1/chat/completions``."""
+    precision: InferPrecision = "fp32"
+    """Precision that the server computes in."""
+    threads: PositiveInt | None = None
+    """CPU threads of the server; null: its own default."""
+    load: LoadSettings = LoadSettings()
+    prompts: PromptSettings = PromptSettings()
+    slo: Slo = Slo()
+    request_timeout_s: PositiveFloat = 120.0
+    """Longest duration of a request."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest wait for the server to become healthy."""
+    num_compared: NonNegativeInt = 16
+    """Answers under load that are compared with answers to the same prompts, one at a time, from the framework."""
+    seed: int = 1
+    """Seed of prompts, lengths and arrivals."""
+    server_options: dict[str, Scalar] = Field(default_factory=dict)
+    """Options of the server by the names in its ``server.yaml``."""
+
+    @model_validator(mode="after")
+    def _one_target(self) -> ServeSettings:
+        if self.load.search and not (self.slo.ttft_ms or self.slo.tpot_ms or self.slo.e2e_ms):
+            raise ValueError("load.search needs a limit: slo.ttft_ms, slo.tpot_ms or slo.e2e_ms")
+        return self
+
+
+class ServeCaseSpec(Spec):
+    """The serving side of a case."""
+
+    data: tuple[str, ...] = ()
+    """Data sets of the case whose text gives the prompts."""
+    weights: str | None = None
+    """Directory of weights in Hugging Face's layout below the given data directory."""
+    min_agreement: float = Field(default=0.0, ge=0, le=1)
+    """Least share of an answer's tokens, from its start, that agree with the framework's greedy answer (mean)."""
+    agreement_why: str = ""
+    """Reason for ``min_agreement``."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Defaults of :class:`ServeSettings`."""
+    mutable: tuple[str, ...] = ()
+    """Settings that a run may change; ``a`` allows all of ``a.*``."""
+
+
+class RequestRecord(Spec):
+    """One request as the client saw it. Times are in seconds of the client's monotonic clock since its stage began."""
+
+    stage: int
+    """Stage from 0; -1 for warm-up."""
+    number: int
+    """Position in the stage."""
+    prompt: int
+    """Number of the prompt; the same number is the same prompt."""
+    due_s: float
+    """When the load wanted it sent; latencies count from here."""
+    sent_s: float | None = None
+    """When its last byte was given to the kernel; null where no connection was made."""
+    first_s: float | None = None
+    """Arrival of the first output."""
+    end_s: float
+    """Arrival of the end of the response, or when the request was given up."""
+    gaps_us: tuple[int, ...] = ()
+    """Microseconds between arrivals of outputs, from the first to the last. An output may have several tokens."""
+    status: RequestStatus
+    http_status: int | None = None
+    error: str | None = None
+    """What went wrong, in one line."""
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    """Tokens of the prompt, counted with the model's own tokenizer; null without one."""
+    output_tokens: int | None = None
+    """Tokens of the answer, counted in the same way."""
+    requested_tokens: int
+    """Requested or greatest number of tokens of the answer."""
+    usage_input: int | None = None
+    """``usage.prompt_tokens`` of the server."""
+    usage_output: int | None = None
+    """``usage.completion_tokens`` of the server."""
+    text_sha256: str | None = None
+    """SHA-256 of the answer's text (UTF-8)."""
+
+
+class Answer(Spec):
+    """An answer under load beside the framework's greedy answer to the same prompt."""
+
+    stage: int
+    number: int
+    prompt: int
+    num_tokens: int
+    """Tokens of the framework's answer."""
+    num_agreeing: int
+    """Tokens from the start that agree."""
+
+
+class ServeStarted(StartedBase):
+    """The value of ``INIT_END`` of serving; framework, version and device are the server's."""
+
+    server: str | None
+    endpoint: str
+    command: tuple[str, ...] = ()
+    """Command line of the server; empty for an endpoint."""
+    served_model: str
+    start_s: float | None
+    """From the start of the server to its first healthy answer; null for an endpoint."""
+    num_devices: int
+    weights_sha256: str | None
+    """Over names and contents of the model's files; null for an endpoint."""
+    has_tokenizer: bool
+    """Whether tokens are counted with the model's own tokenizer."""
+
+
+class LoadStage(Spec):
+    """The value of ``LOAD_END``: one stage of the load. Wall-clock and monotonic times are those of the event."""
+
+    stage: int
+    """-1 for warm-up."""
+    arrival: Arrival
+    concurrency: int | None
+    """Of a closed load."""
+    rate: float | None
+    """Requests per second of an open load; null for a closed one and for a trace."""
+    is_search: bool = False
+    """Whether it is a step of the search for the highest rate."""
+    begin_mono_s: float
+    """The client's monotonic clock at the beginning of the stage, to which ``RequestRecord`` refers."""
+    duration_s: float
+    """From the beginning to the end of the last request."""
+    num_requests: int
+    lag_p50_ms: float | None
+    """How late the client's event loop ran its timers, median; null where no sample was taken."""
+    lag_p99_ms: float | None
+    client_cpu_share: float
+    """CPU time of the busiest client process over the stage's duration."""
+
+
+ServePhase = Literal["starting server", "warming up", "under load", "comparing answers"]
+
+
+class ServeProgress(Spec):
+    """The value of ``HEARTBEAT`` of serving."""
+
+    phase: ServePhase
+    num_requests: int = 0
+    """Requests that ended since the first stage."""
+    share: float | None = None
+    """Share of the time of all stages that were planned."""
+
+
+ServeEndReason = Literal[
+    "completed", "server_missing", "never_healthy", "server_died", "unreachable", "bad_request", "cancelled", "error"
+]
+
+
+class ServeFinished(Spec):
+    """The value of ``FINISHED`` of serving."""
+
+    state: Literal["completed", "failed", "cancelled"]
+    end_reason: ServeEndReason
+    message: str | None = None
+    """Cause and remedy if the state is not ``completed``."""
+    e2e_time: float
+    """Seconds from the start of the process."""
+    num_requests: int = 0
+    core_wait_s: float | None = None
+    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

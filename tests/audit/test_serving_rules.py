@@ -1,0 +1,222 @@
+"""Each rule about serving, on records of a simulated queue in which one thing was changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.results.figure_names import FigureName
+from accelmark.results.schema import CaseResult
+from accelmark.run.record.measure import measure_run
+from accelmark.spec.serving import RequestRecord
+from tests.served_run import Queue, Served, Stage, make_served_run
+
+QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)
+SERVED = Served((Stage(QUEUE, 150, concurrency=4),), settings={"load": {"concurrency": [4]}})
+
+Records = Sequence[RequestRecord]
+
+
+def judged(
+    tmp_path: Path, served: Served = SERVED, change: Callable[[list[RequestRecord]], Records] = list
+) -> CaseResult:
+    return measure_run(make_served_run(tmp_path / "run", served, change)).cases[0]
+
+
+def found(case: CaseResult, rule: str) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.actual) for finding in case.findings if finding.rule == rule]
+
+
+def settings(**changed: Any) -> dict[str, Any]:
+    return {"load": {"concurrency": [4]}} | changed
+
+
+def each(change: Callable[[RequestRecord], dict[str, Any]], every: int = 1) -> Callable[[list[RequestRecord]], Records]:
+    """Change the last of every n measured records."""
+
+    def changed(records: list[RequestRecord]) -> Records:
+        return [
+            record.model_copy(update=change(record))
+            if record.stage >= 0 and record.number % every == every - 1
+            else record
+            for record in records
+        ]
+
+    return changed
+
+
+def test_a_run_by_the_rules_is_valid(tmp_path: Path) -> None:
+    case = judged(tmp_path)
+    assert case.verdict == "VALID", case.reasons
+    assert case.variant == "toy fp32"
+    ours = ("request-errors", "pinned-length", "token-count", "client-limit", "served-answers", "result-cache",
+            "unique-prompts", "request-records", "steady-state", "load-complete")  # fmt: skip
+    assert [finding for finding in case.findings if finding.rule in ours] == []
+
+
+@pytest.mark.parametrize(("every", "severity", "verdict"), [(150, "warning", "VALID"), (10, "error", "INVALID")])
+def test_failed_requests_are_counted(tmp_path: Path, every: int, severity: str, verdict: str) -> None:
+    failed = {"status": "http_error", "http_status": 503, "output_tokens": None, "usage_output": None}
+    case = judged(tmp_path, change=each(lambda record: failed, every))
+    assert case.verdict == verdict, case.reasons
+    assert [severity for severity, _ in found(case, "request-errors")] == [severity]
+    assert "http error 503" in found(case, "request-errors")[0][1]
+
+
+def test_a_search_above_the_capacity_may_fail_requests(tmp_path: Path) -> None:
+    search = Stage(QUEUE, 100, rate=15.0, is_search=True)
+    served = Served((*SERVED.stages, search), settings=settings(slo={"ttft_ms": 1000}))
+    case = judged(tmp_path, served, each(lambda record: {"status": "timed_out"} if record.stage == 1 else {}, 5))
+    assert found(case, "request-errors") == []
+    assert case.verdict == "VALID", case.reasons
+
+
+@pytest.mark.parametrize(
+    "changed", [{"usage_output": 15}, {"output_tokens": 8}, {"output_tokens": 12, "usage_output": None}]
+)
+def test_answers_of_another_length_than_the_pinned_one_make_a_run_invalid(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    case = judged(tmp_path, change=each(lambda record: changed, 50))
+    assert case.verdict == "INVALID"
+    ((severity, actual),) = found(case, "pinned-length")
+    assert (severity, actual[:28]) == ("error", "3 answers have another lengt")
+
+
+def test_natural_lengths_are_said(tmp_path: Path) -> None:
+    served = Served(SERVED.stages, settings=settings(prompts={"output_length": "natural"}))
+    case = judged(tmp_path, served, each(lambda record: {"usage_output": 12, "output_tokens": 12}, 3))
+    assert [severity for severity, _ in found(case, "pinned-length")] == ["info"]
+    assert case.verdict == "VALID", case.reasons
+
+
+@pytest.mark.parametrize(("own", "severity", "verdict"), [(15, "open", "OPEN"), (16, None, "VALID")])
+def test_other_tokens_than_the_servers_are_found(tmp_path: Path, own: int, severity: str | None, verdict: str) -> None:
+    case = judged(tmp_path, change=each(lambda record: {"output_tokens": own}))
+    assert [kind for kind, _ in found(case, "token-count")] == ([severity] if severity else [])
+    if severity:
+        assert "2,250 tokens by the model's tokenizer and 2,400" in found(case, "token-count")[0][1]
+    assert case.verdict == verdict, case.reasons
+
+
+def test_a_client_that_is_too_slow_makes_a_run_open(tmp_path: Path) -> None:
+    case = judged(tmp_path, Served(SERVED.stages, settings=SERVED.settings, lag_p99_ms=60.0))
+    assert case.verdict == "OPEN"
+    (limit, tail) = found(case, "client-limit")
+    assert (limit[0], tail[0]) == ("open", "warning")
+    assert "median lag 30 ms" in limit[1]
+    assert "lag 60 ms (p99)" in tail[1]
+
+
+def test_a_client_that_is_late_now_and_then_is_a_warning(tmp_path: Path) -> None:
+    ttft_ms = judged(tmp_path / "a").figures[FigureName.TTFT_P50].mean
+    assert ttft_ms is not None
+    served = Served(SERVED.stages, settings=SERVED.settings, lag_p99_ms=0.015 * ttft_ms)
+    case = judged(tmp_path / "b", served)
+    assert (case.verdict, [severity for severity, _ in found(case, "client-limit")]) == ("VALID", ["warning"])
+
+
+@pytest.mark.parametrize(("agreement", "verdict"), [(0.95, "VALID"), (0.85, "INVALID")])
+def test_answers_have_to_agree_as_far_as_the_case_requires(tmp_path: Path, agreement: float, verdict: str) -> None:
+    case = judged(tmp_path, Served(SERVED.stages, settings=SERVED.settings, agreement=agreement))
+    assert case.verdict == verdict, case.reasons
+    assert bool(found(case, "served-answers")) == (verdict == "INVALID")
+
+
+def test_answers_that_were_not_compared_make_a_run_open(tmp_path: Path) -> None:
+    case = judged(tmp_path, Served(SERVED.stages, settings=settings(num_compared=0)))
+    assert case.verdict == "OPEN"
+    assert found(case, "served-answers")[0][0] == "open"
+
+
+def test_comparisons_of_answers_that_nobody_gave_make_a_run_invalid(tmp_path: Path) -> None:
+    case = judged(tmp_path, change=each(lambda record: {"prompt": record.prompt + 5}))
+    assert case.verdict == "INVALID"
+    assert "no request has" in found(case, "served-answers")[0][1]
+
+
+def test_an_endpoint_is_open(tmp_path: Path) -> None:
+    served = Served(SERVED.stages, settings=settings(server=None, endpoint="http://127.0.0.1:1", num_compared=0))
+    case = judged(tmp_path, served)
+    assert case.verdict == "OPEN", case.reasons
+    assert "endpoint's weights are unknown" in found(case, "served-answers")[0][1]
+
+
+def test_a_server_that_stores_answers_is_found(tmp_path: Path) -> None:
+    def stored(records: list[RequestRecord]) -> Records:
+        seen: set[int] = set()
+        changed = []
+        for record in sorted(records, key=lambda record: (record.stage, record.due_s)):
+            if record.stage >= 0:
+                prompt = record.number % 90
+                told: dict[str, Any] = {"prompt": prompt}
+                if prompt in seen:
+                    told |= {"first_s": record.due_s + 0.01, "end_s": record.due_s + 0.011, "gaps_us": ()}
+                seen.add(prompt)
+                record = record.model_copy(update=told)
+            changed.append(record)
+        return changed
+
+    case = judged(tmp_path, Served(SERVED.stages, settings=settings(num_compared=2)), stored)
+    assert case.verdict == "INVALID"
+    assert [severity for severity, _ in found(case, "result-cache")] == ["error"]
+
+
+def test_repeated_prompts_at_the_usual_speed_are_a_warning(tmp_path: Path) -> None:
+    def repeated(record: RequestRecord) -> dict[str, Any]:
+        return {"prompt": 100_000 + record.number % 90}
+
+    case = judged(tmp_path, change=each(repeated))
+    assert found(case, "unique-prompts") == [("warning", "60 of 150 requests repeat a prompt")]
+    assert case.verdict == "VALID", case.reasons
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"first_s": 0.0},
+        {"gaps_us": (900_000,) * 15},
+        {"gaps_us": (-5,)},
+        {"end_s": 1e6},
+        {"due_s": -1.0, "sent_s": 0.0},
+        {"first_s": None},
+    ],
+)
+def test_records_whose_times_contradict_each_other_make_a_run_invalid(tmp_path: Path, changed: dict[str, Any]) -> None:
+    case = judged(tmp_path, change=each(lambda record: changed, 149))
+    assert "error" in {severity for severity, _ in found(case, "request-records")}
+
+
+def test_requests_without_a_record_make_a_run_invalid(tmp_path: Path) -> None:
+    case = judged(tmp_path, change=lambda records: random.Random(1).sample(records, 140))
+    assert "have no record" in found(case, "request-records")[0][1]
+    assert case.verdict == "INVALID"
+
+
+def test_a_request_with_two_records_makes_a_run_invalid(tmp_path: Path) -> None:
+    case = judged(tmp_path, change=lambda records: [*records, records[-1]])
+    assert "1 records contradict each other" in found(case, "request-records")[0][1]
+
+
+def test_a_stage_that_is_missing_makes_a_run_invalid(tmp_path: Path) -> None:
+    case = judged(tmp_path, Served(SERVED.stages, settings={"load": {"concurrency": [4, 64]}}))
+    assert found(case, "load-complete") == [("error", "not measured: 64")]
+
+
+def test_a_rate_that_the_server_does_not_keep_up_with_is_a_warning(tmp_path: Path) -> None:
+    load = {"arrival": "poisson", "rates": [40.0]}
+    case = judged(tmp_path, Served((Stage(QUEUE, 400, rate=40.0),), settings={"load": load}))
+    ((severity, actual),) = found(case, "steady-state")
+    assert severity == "warning"
+    assert "fell behind" in actual
+
+
+def test_a_round_without_any_figure_is_invalid(tmp_path: Path) -> None:
+    served = Served((Stage(QUEUE, 8, concurrency=8),), settings={"load": {"concurrency": [8]}})
+    case = judged(tmp_path, served)
+    assert case.verdict == "INVALID"
+    assert [severity for severity, _ in found(case, "steady-state")] == ["error"]

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.plan.build import build_plan
+from accelmark.plan.plan import Plan
+from accelmark.plan.request import Detected
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import SpecError
+from accelmark.spec.job import ServeJob
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.runfile import RunSpec
+
+ENDPOINT = {"server": None, "endpoint": "http://10.0.0.7:8000", "served_model": "llama"}
+
+
+def data_dirs(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
+    return {name: Path("/data") / name for name in case.data_names}
+
+
+def plan(settings: dict[str, Any] | None = None, key: str = "llama_mini", **more: Any) -> Plan:
+    request = {"key": key, "task": "serve", "settings": settings or {}}
+    return build_plan(
+        RunSpec.model_validate({"vendor": "cpu", "cases": [request]} | more),
+        cluster=ClusterSpec(),
+        detected=Detected("cpu", "CPU", None, None),
+        data_dirs=data_dirs,
+        created_at="2026-01-01T00:00:00Z",
+        where="run.yaml",
+    )
+
+
+def problems(settings: dict[str, Any], key: str = "llama_mini", **more: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        plan(settings, key, **more)
+    return str(caught.value)
+
+
+def test_a_server_is_planned_as_one_process_with_its_options_and_their_layers() -> None:
+    (planned,) = plan({"server_options.num_blocks": 64}).jobs
+    work = planned.job.work
+    assert isinstance(work, ServeJob)
+    assert work.server is not None
+    assert (work.server.name, planned.job.num_ranks) == ("transformers", 1)
+    assert work.settings.server_options["num_blocks"] == 64
+    assert planned.job.provenance["server_options.num_blocks"].layer == "run.yaml"
+    assert planned.job.provenance["server_options.block_size"].layer == "servers/transformers/server.yaml"
+    assert {"accelmark serve", "server transformers"} <= {need.needed_by for need in planned.requires}
+    assert list(planned.job.data_dirs) == ["shakespeare"]
+
+
+def test_an_endpoint_starts_no_server_and_is_warned_about() -> None:
+    found = plan(ENDPOINT)
+    work = found.jobs[0].job.work
+    assert isinstance(work, ServeJob)
+    assert work.server is None
+    assert any("OPEN at best" in warning for warning in found.warnings)
+
+
+def test_different_loads_have_directories_of_their_own() -> None:
+    keys: list[dict[str, Any]] = [
+        {"load.concurrency": [2]},
+        {"load.concurrency": [4]},
+        {"load.arrival": "poisson", "load.rates": [3]},
+    ]
+    assert len({plan(settings).jobs[0].directory for settings in keys}) == len(keys)
+
+
+def test_a_server_that_was_never_run_is_warned_about() -> None:
+    assert any("was never run" in warning for warning in plan({"server": "vllm"}).warnings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"server": "vlm"}, "unknown server 'vlm' (did you mean 'vllm'?"),
+        ({"server": None}, "names neither a server nor an endpoint"),
+        ({**ENDPOINT, "served_model": None}, "--model NAME"),
+        ({**ENDPOINT, "endpoint": "10.0.0.7:8000"}, "is not a URL"),
+        ({"precision": "int8"}, "transformers serve has no int8"),
+        ({"server_options.num_block": 64}, "server_options.num_block: unknown setting"),
+        ({"load.arrival": "poisson"}, "poisson arrivals need rates"),
+        ({"load.search": True}, "load.search needs a limit"),
+        ({"load.concurrency": [0]}, "load.concurrency"),
+        ({"prompts.input.mean": 8}, "prompts.input.mean: is not mutable"),
+        ({"load.arrival": "trace", "load.trace": "/no/such/trace.jsonl"}, "/no/such/trace.jsonl is not a file"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, Any], what: str) -> None:
+    assert what in problems(settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("resnet_mini", "has no serving side; those that have: llama_mini"),
+        ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
+        ("llama_mini:pytorch:CPU:1:2", "asks for 2 devices; transformers serve uses 1"),
+    ],
+)
+def test_a_key_that_cannot_be_served_says_why(key: str, what: str) -> None:
+    assert what in problems({}, key)
+
+
+def test_an_open_run_may_change_prompts() -> None:
+    found = plan({"prompts.input.mean": 8}, open=True)
+    assert found.jobs[0].job.provenance["prompts.input.mean"].forced

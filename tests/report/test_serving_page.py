@@ -1,0 +1,114 @@
+"""The page, tables, terminal and comparison of serving, of runs made from a simulated queue."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from accelmark.report.comparison import render_comparison
+from accelmark.report.run_page import render_page
+from accelmark.report.tables import results_table, shown_columns, shown_rows
+from accelmark.results.compare.comparison import compare
+from accelmark.results.compare.table import rows_of
+from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.run.display.summary import print_summary
+from accelmark.run.record.measure import measure_run
+from accelmark.spec.errors import RequestError
+from accelmark.spec.serving import ServeFinished
+from tests.served_run import Queue, Served, Stage, make_served_run
+
+QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)
+STAGES = (
+    Stage(QUEUE, 60, concurrency=1),
+    Stage(QUEUE, 160, concurrency=4),
+    Stage(QUEUE, 200, rate=10.0),
+    Stage(QUEUE, 200, rate=15.0, is_search=True),
+)
+SETTINGS = {"slo": {"ttft_ms": 200}, "load": {"concurrency": [1, 4], "rates": [10.0], "search": True}}
+
+
+def run(path: Path, served: Served | None = None) -> LoadedRun:
+    measure_run(make_served_run(path, served or Served(STAGES, settings=SETTINGS)))
+    return load_run(path)
+
+
+def text_of(html: str) -> str:
+    body = re.sub(r"<script.*?</script>|<style.*?</style>", "", html, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+def test_the_page_has_the_stages_latencies_charts_and_the_server(tmp_path: Path) -> None:
+    html = render_page(run(tmp_path / "run"))
+    text = text_of(html)
+    for row in ("1 at a time", "4 at a time", "10/s Poisson", "15/s Poisson search"):
+        assert row in text
+    assert "The figures of this case are those of 4 at a time : the stage with the highest rate" in text
+    assert "TTFT ≤ 200 ms for 99.0\u202f% of the requests" in text.replace(" %", "\u202f%")
+    assert "toy --port 1" in text
+    assert html.count('class="chart load"') == 2
+    assert html.count('class="chart latency"') == 4
+    assert html.count('class="chart timeline"') == 1
+    assert "time since the first stage began" in text
+    assert '"title":"Requests in progress"' in html
+    assert '"title":"Power"' in html
+    assert html.count("<title>request ") == 160
+
+
+def test_a_run_whose_server_died_has_a_page_with_the_reason(tmp_path: Path) -> None:
+    ended = ServeFinished(state="failed", end_reason="server_died", message="it ended with <9>", e2e_time=1.0)
+    text = text_of(render_page(run(tmp_path / "run", Served((), ended=ended))))
+    assert "No stage was measured." in text
+    assert "it ended with &lt;9&gt;" in text
+
+
+def test_a_stage_without_a_window_says_why(tmp_path: Path) -> None:
+    served = Served((STAGES[1], Stage(QUEUE, 8, concurrency=8)), settings={"load": {"concurrency": [4, 8]}})
+    html = render_page(run(tmp_path / "run", served))
+    assert 'title="no request was started after the load was reached: the stage is too short"' in html
+
+
+def test_tables_have_the_server_its_load_and_figures(tmp_path: Path) -> None:
+    loaded = run(tmp_path / "run")
+    table = results_table([loaded]).splitlines()
+    assert "Server and load" in table[0]
+    assert "TTFT, median" in table[0]
+    assert "| toy 1.0 |" in table[2]
+    assert "toy, 4 at a time" in table[2]
+    rows = rows_of([loaded])
+    assert rows[0]["task"] == "serve"
+    assert rows[0]["slo_rate_requests_per_second"] == 10
+    shown = dict(zip(shown_columns(rows)[0], shown_rows(rows)[0], strict=True))
+    assert shown["Output tokens"].endswith("tokens/s")
+
+
+def test_the_terminal_shows_the_rate_of_output_tokens(tmp_path: Path) -> None:
+    loaded = run(tmp_path / "run")
+    out = io.StringIO()
+    print_summary(loaded.summary, loaded.path, None, Console(file=out, width=160))
+    assert re.search(r"toy:pytorch:X1 toy fp32 +VALID +[\d.]+\stokens/s", out.getvalue()), out.getvalue()
+
+
+def test_a_comparison_has_the_curves_of_all_runs(tmp_path: Path) -> None:
+    slower = Queue(slots=4, service_s=lambda noise: 0.3, prefill_share=0.25, tokens=16)
+    stages = tuple(Stage(slower, stage.num_requests, stage.concurrency, stage.rate) for stage in STAGES[:3])
+    runs = [
+        run(tmp_path / "one"),
+        run(tmp_path / "two", Served(stages, settings=SETTINGS)),
+        run(tmp_path / "three", Served(STAGES, settings=SETTINGS)),
+    ]
+    comparison = compare(runs)
+    assert [len(pair.other.load_curve) for pair in comparison.pairs] == [3, 4]
+    html = render_comparison(comparison)
+    assert html.count('class="chart load"') == 2
+    keys = text_of(html).partition("toy under load")[2]
+    assert all(f"{name}: pytorch" in keys for name in ("one", "two", "three"))
+
+
+def test_servers_with_other_precisions_are_not_compared(tmp_path: Path) -> None:
+    other = Served(STAGES, settings=SETTINGS | {"precision": "bf16"})
+    with pytest.raises(RequestError, match="precision bf16, baseline fp32"):
+        compare([run(tmp_path / "one"), run(tmp_path / "two", other)])

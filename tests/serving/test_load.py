@@ -1,0 +1,329 @@
+"""Arrivals, lengths, prompts, the plan of the stages and the search, without a server."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+
+from accelmark.serving.client.processes import Load
+from accelmark.serving.load.arrivals import due_times, read_trace
+from accelmark.serving.load.lengths import draw_length
+from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.load.prompts import Decode, Encode, Prompts, open_prompts
+from accelmark.serving.load.search import PRECISION, holds_slo, search_rate
+from accelmark.serving.request import PlannedRequest
+from accelmark.spec.errors import DataError
+from accelmark.spec.serving import (
+    Arrival,
+    Lengths,
+    LoadSettings,
+    LoadStage,
+    PromptSettings,
+    RequestRecord,
+    ServeSettings,
+    Slo,
+)
+
+WORDS = random.Random(1).choices(["the", "king", "walks", "to", "night", "and", "ghosts", "thee"], k=1500)
+
+
+class PairModel:
+    """A tokenizer that merges: two equal letters are one token, any other letter is one; so cuts change counts."""
+
+    def __init__(self, text: str = " ".join(WORDS)) -> None:
+        self._text = text
+
+    @property
+    def tokens(self) -> Encode | None:
+        def encode(text: str) -> list[int]:
+            found, place = [], 0
+            while place < len(text):
+                is_pair = text[place : place + 2] == 2 * text[place]
+                found.append(1000 * is_pair + ord(text[place]))
+                place += 1 + is_pair
+            return found
+
+        return encode
+
+    @property
+    def text(self) -> Decode | None:
+        return lambda tokens: "".join(chr(token % 1000) * (1 + token // 1000) for token in tokens)
+
+    def prompt_text(self) -> str:
+        return self._text
+
+
+class WordModel(PairModel):
+    """No tokenizer."""
+
+    @property
+    def tokens(self) -> Encode | None:
+        return None
+
+    @property
+    def text(self) -> Decode | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("arrival", "burstiness", "variation"),
+    [("constant", 1.0, 0.0), ("poisson", 5.0, 1.0), ("gamma", 0.25, 2.0), ("gamma", 4.0, 0.5)],
+)
+def test_arrivals_have_the_rate_and_the_variation_asked_for(
+    arrival: Arrival, burstiness: float, variation: float
+) -> None:
+    rng = np.random.default_rng(7)
+    times = [due.due_s for due in due_times(arrival, 50.0, 200.0, burstiness, rng)]
+    gaps = np.diff(times)
+    assert len(times) / 200 == pytest.approx(50, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-6)
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert times[-1] < 200
+
+
+def test_lognormal_lengths_have_their_mean_and_limits() -> None:
+    rng = np.random.default_rng(3)
+    free = Lengths(distribution="lognormal", mean=200, stdev=100)
+    drawn = [draw_length(free, rng) for _ in range(20_000)]
+    assert np.mean(drawn) == pytest.approx(200, rel=0.03)
+    assert np.std(drawn) == pytest.approx(100, rel=0.06)
+    cut = free.model_copy(update={"min": 150, "max": 250})
+    assert {draw_length(cut, rng, most=240) for _ in range(2000)} >= {150, 240}
+    assert all(150 <= draw_length(cut, rng) <= 250 for _ in range(500))
+
+
+def test_uniform_lengths_reach_both_ends() -> None:
+    rng = np.random.default_rng(3)
+    assert {draw_length(Lengths(distribution="uniform", min=3, max=6), rng) for _ in range(200)} == {3, 4, 5, 6}
+    assert draw_length(Lengths(mean=9), rng) == 9
+
+
+@settings_of_hypothesis(max_examples=20)
+@given(st.integers(min_value=1, max_value=120), st.integers(min_value=0, max_value=40), st.integers(0, 5))
+def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, prefix: int, seed: int) -> None:
+    prefix = min(prefix, length // 2)
+    lengths = Lengths(mean=length)
+    settings = PromptSettings(input=lengths, shared_prefix_tokens=prefix, num_prefixes=2, repeat=length < 8)
+    model = PairModel()
+    prompts = open_prompts(settings, model, "completions", seed)
+    drawn = [prompts.draw() for _ in range(12)]
+    encode = model.tokens
+    assert encode is not None
+    assert {len(encode(str(each.content))) for each in drawn} == {length}
+    assert {each.input_tokens for each in drawn} == {length}
+    if length >= 8:
+        assert len({each.content for each in drawn}) == 12
+    if prefix > 2:
+        assert len({str(each.content)[: prefix // 2] for each in drawn}) <= 2
+
+
+def test_the_seed_decides_the_prompts_and_words_replace_tokens_without_a_tokenizer() -> None:
+    def drawn(seed: int) -> list[Any]:
+        prompts = open_prompts(PromptSettings(input=Lengths(mean=20)), WordModel(), "completions", seed)
+        return [prompts.draw(output_tokens=5) for _ in range(4)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert {len(str(each.content).split()) for each in drawn(1)} == {20}
+    assert {(each.input_tokens, each.requested_tokens) for each in drawn(1)} == {(None, 5)}
+
+
+def test_a_text_that_is_too_short_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"the text has 11 tokens, prompts.input needs more than 64"):
+        open_prompts(PromptSettings(), PairModel("hello you al"), "completions", 1)
+    prompts = open_prompts(PromptSettings(input=Lengths(mean=3)), PairModel("abcdefgh"), "completions", 1)
+    with pytest.raises(DataError, match="in use already; set a longer text"):
+        _exhaust(prompts)
+
+
+def _exhaust(prompts: Prompts) -> None:
+    for _ in range(100):
+        prompts.draw()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('{"prompt": "a", "extra": 1}', "prompts.jsonl:3: extra: Extra inputs"),
+        ('{"output_tokens": 4}', "prompts.jsonl:3: Value error, needs either prompt or messages"),
+        ('{"prompt": "a", "output_tokens": 0}', "prompts.jsonl:3: output_tokens: "),
+        ('{"prompt": "a"', "prompts.jsonl:3: not JSON"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "prompts.jsonl:3: has messages, which need api: chat"),
+    ],
+)
+def test_a_bad_line_of_prompts_is_named(tmp_path: Path, line: str, error: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "good"}}\n\n{line}\n', encoding="utf-8")
+    settings = PromptSettings(source="jsonl", file=str(file))
+    with pytest.raises(DataError) as caught:
+        open_prompts(settings, PairModel(), "completions", 1)
+    assert error in str(caught.value)
+
+
+def test_prompts_of_a_file_keep_their_order_and_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "aab", "output_tokens": 9}\n{"prompt": "b"}\n', encoding="utf-8")
+    settings = PromptSettings(source="jsonl", file=str(file), output=Lengths(mean=5))
+    prompts = open_prompts(settings, PairModel(), "completions", 1)
+    drawn = [prompts.draw(), prompts.draw(output_tokens=6)]
+    assert [(each.content, each.input_tokens, each.requested_tokens) for each in drawn] == [("aab", 2, 9), ("b", 1, 6)]
+    with pytest.raises(DataError, match=r"all of its 2 prompts were used; give more.*prompts.repeat"):
+        prompts.draw()
+    again = open_prompts(settings.model_copy(update={"repeat": True}), PairModel(), "completions", 1)
+    assert [again.draw().number for _ in range(5)] == [0, 1, 0, 1, 0]
+
+
+def test_conversations_in_the_layout_of_sharegpt(tmp_path: Path) -> None:
+    file = tmp_path / "conversations.json"
+    turn = {"from": "human", "value": "question"}, {"from": "gpt", "value": "aabb"}
+    conversations: list[Any] = [
+        {"id": "1", "conversations": [*turn, turn[0]]},
+        {"id": "2", "conversations": [turn[0]]},
+        {"id": "3", "conversations": [turn[1], turn[0]]},
+        {"id": "4", "conversations": [{"from": "human", "value": "much longer"}, turn[1]]},
+    ]
+    file.write_text(json.dumps(conversations), encoding="utf-8")
+    settings = PromptSettings(source="sharegpt", file=str(file), input=Lengths(max=8))
+    prompts = open_prompts(settings, PairModel(), "chat", 1)
+    assert prompts.num_left == 1
+    prompt = prompts.draw()
+    assert (prompt.content, prompt.input_tokens, prompt.requested_tokens) == ("question", 8, 2)
+    conversations.append({"id": "5"})
+    file.write_text(json.dumps(conversations), encoding="utf-8")
+    with pytest.raises(DataError, match=r"conversations.json: entry 4: has no list"):
+        open_prompts(settings, PairModel(), "chat", 1)
+
+
+def test_a_trace_gives_times_and_lengths_and_its_bad_lines_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %s, "input_tokens": 30, "output_tokens": 7}\n'
+    file.write_text(line % 100 + line % 100.5 + line % 190, encoding="utf-8")
+    assert [(due.due_s, due.output_tokens) for due in read_trace(file, 60)] == [(0, 7), (0.5, 7)]
+    load = LoadSettings(arrival="trace", trace=str(file), warmup_requests=0, duration_s=60)
+    stages = _stages(ServeSettings(load=load, seed=3))
+    ((stage, requests),) = stages
+    assert (stage.arrival, stage.rate) == ("trace", None)
+    assert [(each.due_s, each.input_tokens, each.requested_tokens) for each in requests] == [(0, 30, 7), (0.5, 30, 7)]
+    file.write_text(line % 5 + line % 4, encoding="utf-8")
+    with pytest.raises(DataError, match=r"trace.jsonl:2: timestamp 4 is before"):
+        read_trace(file, 60)
+    file.write_text(line % 5 + "{}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"trace.jsonl:2: timestamp: Field required"):
+        read_trace(file, 60)
+
+
+def _stages(
+    settings: ServeSettings, answer: Callable[[Load, PlannedRequest], float] = lambda load, request: 0.01
+) -> list[tuple[Load, list[PlannedRequest]]]:
+    """Run a plan against a server that answers after ``answer`` seconds; return its stages."""
+    stages: list[tuple[Load, list[PlannedRequest]]] = []
+
+    def run_stage(load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Sequence[RequestRecord]]:
+        taken = [request for request, _ in zip(requests, range(2000), strict=False)]
+        records = [_record(load, request, answer(load, request)) for request in taken]
+        done = LoadStage(
+            stage=load.stage, arrival=load.arrival, concurrency=load.concurrency, rate=load.rate,
+            is_search=load.is_search, begin_mono_s=0.0, duration_s=10.0, num_requests=len(records),
+            lag_p50_ms=None, lag_p99_ms=None, client_cpu_share=0.0,
+        )  # fmt: skip
+        stages.append((load, taken))
+        return done, records
+
+    plan = LoadPlan(settings, PairModel())
+    found = plan.run(run_stage)
+    assert (found is not None) == settings.load.search
+    return stages
+
+
+def _record(load: Load, request: PlannedRequest, took_s: float, **changes: Any) -> RequestRecord:
+    due_s = request.due_s or 0.0
+    record = RequestRecord(
+        stage=load.stage, number=request.number, prompt=request.prompt, due_s=due_s, sent_s=due_s,
+        first_s=due_s + took_s, end_s=due_s + 2 * took_s, status="ok", requested_tokens=request.requested_tokens,
+    )  # fmt: skip
+    return record.model_copy(update=changes)
+
+
+def test_a_plan_has_warm_up_and_a_stage_for_each_concurrency_and_repeats_no_prompt() -> None:
+    load = LoadSettings(concurrency=(2, 8), max_requests=20, warmup_requests=3)
+    stages = _stages(ServeSettings(load=load))
+    assert [(each.stage, each.concurrency, len(requests)) for each, requests in stages] == [
+        (-1, 3, 3), (0, 2, 20), (1, 8, 20),
+    ]  # fmt: skip
+    numbers = [request.prompt for _, requests in stages for request in requests]
+    assert len(set(numbers)) == len(numbers) == 43
+    assert {request.due_s for _, requests in stages for request in requests} == {None}
+
+
+def test_open_stages_have_the_same_times_in_every_run() -> None:
+    load = LoadSettings(arrival="poisson", rates=(5.0, 20.0), duration_s=10, warmup_requests=0)
+    once, again = (_stages(ServeSettings(load=load, seed=4)) for _ in range(2))
+    assert [requests for _, requests in once] == [requests for _, requests in again]
+    assert [each.rate for each, _ in once] == [5, 20]
+    assert LoadPlan(ServeSettings(load=load), PairModel()).duration_s == 20
+    assert all(request.due_s is not None and request.due_s < 10 for _, requests in once for request in requests)
+
+
+def test_a_file_with_too_few_prompts_is_an_error_before_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n' * 30, encoding="utf-8")
+    load = LoadSettings(arrival="constant", rates=(2.0, 4.0), duration_s=10, warmup_requests=1)
+    settings = ServeSettings(load=load, prompts=PromptSettings(source="jsonl", file=str(file)))
+    with pytest.raises(DataError, match=r"prompts.jsonl: has 30 prompts, the load needs 61; give more"):
+        LoadPlan(settings, PairModel())
+
+
+@pytest.mark.parametrize("arrival", ["closed", "gamma"])
+def test_the_plan_searches_the_highest_rate_that_holds(arrival: Arrival) -> None:
+    slo = Slo(ttft_ms=100.0, share=0.9)
+    load = LoadSettings(arrival=arrival, concurrency=(1,), search=True, duration_s=10, max_requests=500)
+    stages = _stages(ServeSettings(load=load, slo=slo), lambda load, _: 0.05 if (load.rate or 0) < 37 else 0.2)
+    searched = [each for each, _ in stages if each.is_search]
+    assert {each.arrival for each in searched} == {"poisson" if arrival == "closed" else "gamma"}
+    assert [each.stage for each, _ in stages if each.stage >= 0] == list(range(len(stages) - 1))
+    best = max(each.rate or 0 for each in searched if (each.rate or 0) < 37)
+    assert best > 37 / (1 + PRECISION)
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.5, 100))
+def test_a_search_ends_near_the_limit(limit: float, first: float) -> None:
+    tried: list[float] = []
+
+    def holds(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= limit
+
+    found = search_rate(holds, first, max_steps=60)
+    assert found.is_converged
+    assert found.rate is not None
+    assert found.rate <= limit <= found.rate * (1 + PRECISION)
+    assert len(tried) == len(set(tried)) == found.num_steps
+
+
+def test_a_search_is_bounded() -> None:
+    assert search_rate(lambda _: True, 1.0, max_steps=5).num_steps == 5
+    nothing = search_rate(lambda _: False, 1.0, max_steps=5)
+    assert (nothing.rate, nothing.failed_rate, nothing.is_converged) == (None, 1 / 16, False)
+    assert search_rate(lambda _: False, 1.0, least=0.2).failed_rate == 0.25
+
+
+def test_the_slo_counts_failed_requests_and_every_limit() -> None:
+    load = Load(0, 10.0, 60.0)
+    good = _record(load, PlannedRequest(0, 0, "a", 5, due_s=1.0), 0.1, output_tokens=5)
+    assert holds_slo([good], Slo(ttft_ms=101, tpot_ms=26, e2e_ms=201))
+    for limits in ({"ttft_ms": 99}, {"tpot_ms": 24}, {"e2e_ms": 199}):
+        assert not holds_slo([good], Slo.model_validate(limits))
+    failed = good.model_copy(update={"status": "timed_out"})
+    assert holds_slo([good] * 9 + [failed], Slo(ttft_ms=101, share=0.9))
+    assert not holds_slo([good] * 9 + [failed], Slo(ttft_ms=101, share=0.95))
+    assert not holds_slo([], Slo(ttft_ms=101))

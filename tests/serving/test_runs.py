@@ -1,0 +1,104 @@
+"""Whole runs: verb, agent, client and audit with a server that answers letters, and with transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TOY = Path(__file__).with_name("toy_server.py")
+Summary = dict[str, Any]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> dict[str, str]:
+    """Environment in which the toy server is a plug-in."""
+    folder = tmp_path / "plugins/servers/toy"
+    folder.mkdir(parents=True)
+    declaration = {
+        "name": "toy",
+        "title": "Toy server",
+        "tried": None,
+        "command": ["{python}", str(TOY), "{host}", "{port}"],
+        "flags": {"server_options.mode": ["{value}"]},
+        "options": {"mode": "letters"},
+    }
+    (folder / "server.yaml").write_text(json.dumps(declaration))
+    return os.environ | {"ACCELMARK_PLUGINS": str(tmp_path / "plugins"), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def serve(tmp_path: Path, environment: dict[str, str], *arguments: str) -> tuple[int, Summary, str]:
+    """Run ``accelmark serve llama_mini``; return the exit code, the case's result and the output."""
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "serve", "llama_mini", *arguments]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=False, timeout=600,
+    )  # fmt: skip
+    summary = tmp_path / "run/summary.json"
+    case = json.loads(summary.read_text())["cases"][0] if summary.is_file() else {}
+    return done.returncode, case, done.stdout + done.stderr
+
+
+def rules(case: Summary) -> set[tuple[str, str]]:
+    return {(found["severity"], found["rule"]) for found in case["findings"]}
+
+
+def toy(mode: str) -> list[str]:
+    few = ["--concurrency", "2", "--set", "load.max_requests=12", "--set", "load.warmup_requests=0", "--duration", "60"]
+    return ["--server", "toy", "--set", f"server_options.mode={mode}", *few]
+
+
+def test_a_server_that_answers_nonsense_is_measured_and_invalid(tmp_path: Path, servers: dict[str, str]) -> None:
+    code, case, output = serve(tmp_path, servers, *toy("letters"))
+    assert (code, case["state"], case["verdict"]) == (1, "succeeded", "INVALID"), output
+    assert case["figures"]["answer_agreement"]["mean"] < 0.5
+    assert case["figures"]["output_tokens_per_second"]["mean"] > 0
+    records = [json.loads(line) for path in tmp_path.rglob("requests.jsonl") for line in path.read_text().splitlines()]
+    assert len(records) == 12
+    assert all(record["output_tokens"] == record["usage_output"] == 32 for record in records)
+    assert len({record["prompt"] for record in records}) == 12
+    assert not [process for process in psutil.process_iter(["cmdline"]) if str(TOY) in (process.info["cmdline"] or [])]
+    verify = [sys.executable, "-c", "from accelmark.cli import main; main()", "verify", str(tmp_path / "run")]
+    checked = subprocess.run(verify, env=servers, capture_output=True, text=True, check=False, timeout=300)
+    assert "recomputed" in checked.stdout + checked.stderr or checked.returncode in (0, 1)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("mode", "state", "what"),
+    [
+        ("short", "succeeded", "16"),
+        ("refuses", "succeeded", "500"),
+        ("lies", "succeeded", "usage"),
+        ("dies", "failed", "ended by itself with status 9"),
+    ],
+)
+def test_what_a_server_does_wrong_is_in_the_result(
+    tmp_path: Path, servers: dict[str, str], mode: str, state: str, what: str
+) -> None:
+    code, case, output = serve(tmp_path, servers, *toy(mode))
+    assert (code, case["state"]) == (1, state), output
+    assert what in json.dumps(case), json.dumps(case, indent=1)
+
+
+@pytest.mark.heavy
+def test_transformers_serves_the_small_llama_as_the_framework_answers(tmp_path: Path, servers: dict[str, str]) -> None:
+    code, case, output = serve(tmp_path, servers, "--concurrency", "1", "--concurrency", "4", "--duration", "8")
+    assert case["state"] == "succeeded", output
+    assert code == 0, output
+    assert case["figures"]["answer_agreement"]["mean"] > 0.9
+    assert case["figures"]["ttft_p50_ms"]["mean"] > 0
+    assert not [found for found in case["findings"] if found["severity"] == "error"]
+
+
+def test_missing_packages_are_named_before_anything_starts(tmp_path: Path, servers: dict[str, str]) -> None:
+    code, case, output = serve(tmp_path, servers, "--server", "vllm")
+    assert (code, case) == (1, {}), output
+    assert "vllm" in output
+    assert "pip install" in output

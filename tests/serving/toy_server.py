@@ -1,0 +1,61 @@
+"""A server with the streaming completions API that answers with letters; ``MODE`` says how it misbehaves.
+
+``python toy_server.py HOST PORT MODE``: ``letters`` answers as asked, ``short`` half as many tokens, ``dies`` after
+three requests, ``refuses`` with 500 every second request, ``lies`` in ``usage``.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import sys
+import threading
+
+MODE = sys.argv[3]
+LOCK = threading.Lock()
+NUM_REQUESTS = 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        global NUM_REQUESTS
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with LOCK:
+            NUM_REQUESTS += 1
+            number = NUM_REQUESTS
+        if MODE == "dies" and number > 3:
+            os._exit(9)
+        if MODE == "refuses" and number % 2:
+            self.send_response(500)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        length = asked["max_tokens"] // (2 if MODE == "short" else 1)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for _ in range(length):
+            self.event({"choices": [{"index": 0, "text": "a"}]})
+        told = 2 * length if MODE == "lies" else length
+        usage = {"prompt_tokens": len(asked["prompt"].encode()), "completion_tokens": told}
+        self.event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})
+        self.wfile.write(b"0\r\n\r\n")
+
+    def event(self, value: object) -> None:
+        data = b"data: " + json.dumps(value).encode() + b"\n\n"
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+http.server.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
