@@ -125,6 +125,7 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1000)
 def test_an_environment_without_the_framework_is_refused(cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "frameworks" / "made_up"
     folder.mkdir(parents=True)
