@@ -123,7 +123,7 @@ def ready(words: tuple[str, ...]) -> list[str]:
     found = {"RUN": "runs/base", "BASE": "runs/base", "A": "runs/base", "OTHER": "runs/other", "B": "runs/other"}
     found |= {"DIR": "runs"}
     typed = [found.get(word, word) for word in words if word not in ("…", "...")]
-    if typed[0] in ("train", "infer", "run"):
+    if typed[0] in ("train", "infer", "serve", "run"):
         if "--data" in typed:
             at = typed.index("--data")
             typed[at : at + 2] = ["--synthetic"]
@@ -134,10 +134,12 @@ def ready(words: tuple[str, ...]) -> list[str]:
     return typed
 
 
+_TUTORIALS: Final = ("evaluator", "reader", "inference", "serving", "compare")
+_RUN_PAGES: Final = ("README.md", *(f"docs/{name}.md" for name in _TUTORIALS))
 RUN_HERE: Final = [
     command
     for command in COMMANDS
-    if command.page in ("README.md", *(f"docs/{name}.md" for name in ("evaluator", "reader", "inference", "compare")))
+    if command.page in _RUN_PAGES
     and command.page not in FOLLOWED
     and not (command.words and command.words[0] in ELSEWHERE)
     and not HARDWARE.search(command.line)
