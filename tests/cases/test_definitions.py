@@ -150,7 +150,7 @@ def test_a_case_folder_is_loaded_completely(name: str) -> None:
     for heading in ("## Model", "## Data", "## Target, and why", "## Run", "## Results", "## Licence"):
         assert heading in text
     assert "<!-- results -->" in text
-    frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer"))}
+    frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))}
     assert frameworks <= set(folders("frameworks"))
     assert ("pytorch" in frameworks) == (name in CASES)
 

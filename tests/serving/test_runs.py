@@ -98,7 +98,7 @@ def test_transformers_serves_the_small_llama_as_the_framework_answers(tmp_path: 
 
 
 def test_missing_packages_are_named_before_anything_starts(tmp_path: Path, servers: dict[str, str]) -> None:
-    code, case, output = serve(tmp_path, servers, "--server", "vllm")
+    code, case, output = serve(tmp_path, servers | {"COLUMNS": "400"}, "--server", "vllm")
     assert (code, case) == (1, {}), output
     assert "vllm" in output
     assert "pip install" in output

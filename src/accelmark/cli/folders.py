@@ -57,7 +57,7 @@ def cases(
 
 
 def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
-    files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
+    files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))}
     return {
         "name": case.name,
         "version": case.version,

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figures.step_errors import compare_steps
 from accelmark.results.figures.timeline import read_timeline
 from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.store.files import make_directory, write_atomic
@@ -107,6 +106,8 @@ def _train(job: JobSpec) -> TrainJob:
 
 
 def _compared(reference: _Done, other: _Done, inputs: Path, num_steps: int) -> ComparedJob:
+    from accelmark.results.figures.step_errors import compare_steps  # imports NumPy, which planning does not need
+
     tolerance = TOLERANCES[_train(other.job).settings.precision]
     errors, first = compare_steps(reference.results, other.results, inputs, num_steps, tolerance)
     return ComparedJob(
