@@ -16,7 +16,8 @@ from accelmark.cli.runs import detect_devices, plan_request, setting_values
 from accelmark.plan.plan import Plan
 from accelmark.results.equivalence import describe
 from accelmark.run.controller.data import DataFetcher
-from accelmark.run.controller.equivalence import check_equivalence, remember
+from accelmark.run.controller.equivalence import check_equivalence
+from accelmark.run.controller.equivalence_cache import remember
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.preflight.report import run_preflight
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors

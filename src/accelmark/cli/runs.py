@@ -196,7 +196,7 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
-    from accelmark.run.controller.equivalence import with_checks
+    from accelmark.run.controller.equivalence_cache import with_checks
     from accelmark.run.environments.registry import with_environments
 
     given = request.cluster

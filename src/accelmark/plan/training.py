@@ -24,7 +24,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
     problems: list[Problem] = []
     if trainer is None and not (request.folder.path / f"{key.framework}.py").is_file():
-        present = [file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))]
+        present = [
+            file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))
+        ]
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
         problems.append(Problem(run.where, str(key), what, nearest(key.framework, [*present, *folders("trainers")])))
     layers, files = vendor_layers(request.adaptation, run.vendor.name, key, request.capabilities, "config")

@@ -1,4 +1,4 @@
-"""Check that frameworks compute the same from the same weights and batches, and cache the result for later plans."""
+"""Check that frameworks compute the same from the same weights and batches."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pydantic import ValidationError
-
-from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.figures.step_errors import compare_steps
 from accelmark.results.figures.timeline import read_timeline
 from accelmark.results.read.round_dir import node_dirs
-from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import PreflightCheck
 from accelmark.run.controller.evaluate import FetchData
@@ -21,7 +18,7 @@ from accelmark.run.controller.waiting import run_agents
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.record.directory import RunDirectory, safe_name
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.equivalence import TOLERANCES, ComparedJob, EquivalenceCheck, settings_hash
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.events import Started
@@ -106,8 +103,6 @@ def _train(job: JobSpec) -> TrainJob:
 
 
 def _compared(reference: _Done, other: _Done, inputs: Path, num_steps: int) -> ComparedJob:
-    from accelmark.results.figures.step_errors import compare_steps  # imports NumPy, which planning does not need
-
     tolerance = TOLERANCES[_train(other.job).settings.precision]
     errors, first = compare_steps(reference.results, other.results, inputs, num_steps, tolerance)
     return ComparedJob(
@@ -173,52 +168,3 @@ async def _run(
     if started is None or not isinstance(job.job.work, CompareJob):
         raise RunError(f"{job.job.key}: its log has no INIT_END")
     return _Done(job.job, started, job.job.work.results)
-
-
-def remember(check: EquivalenceCheck) -> Path:
-    """Write a check to the cache and return its file; an earlier check of the same versions is replaced."""
-    path = _cache(check.case) / f"{_name(check)}.json"
-    make_directory(path.parent)
-    write_atomic(path, check.model_dump_json(indent=2))
-    return path
-
-
-def _name(check: EquivalenceCheck) -> str:
-    version = check.jobs[0].framework_version
-    return safe_name(f"{check.framework}-{version}-{check.device_type}-{check.precision}-{check.settings_sha256[:12]}")
-
-
-def _cache(case: str) -> Path:
-    return cache_directory() / "checks" / safe_name(case)
-
-
-def with_checks(plan: Plan) -> Plan:
-    """Return the plan with the cached checks that apply to its jobs, for any version of their frameworks."""
-    jobs = tuple(
-        job.model_copy(
-            update={"job": job.job.model_copy(update={"equivalence": _remembered(job.job, plan.source_sha256)})}
-        )
-        for job in plan.jobs
-    )
-    return plan.model_copy(update={"jobs": jobs})
-
-
-def _remembered(job: JobSpec, source_sha256: str) -> tuple[EquivalenceCheck, ...]:
-    if not isinstance(job.work, TrainJob) or job.extern is not None or job.adaptation is not None:
-        return ()
-    wanted = {
-        "case_sha256": job.case.sha256,
-        "source_sha256": source_sha256,
-        "settings_sha256": settings_hash(job.work.settings),
-        "framework": job.key.framework,
-        "device_type": job.device_type,
-    }
-    found = filter(None, map(_read, sorted(_cache(job.case.name).glob("*.json"))))
-    return tuple(check for check in found if all(getattr(check, name) == value for name, value in wanted.items()))
-
-
-def _read(path: Path) -> EquivalenceCheck | None:
-    try:
-        return EquivalenceCheck.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
