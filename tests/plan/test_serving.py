@@ -58,6 +58,7 @@ def test_an_endpoint_starts_no_server_and_is_warned_about() -> None:
     work = found.jobs[0].job.work
     assert isinstance(work, ServeJob)
     assert work.server is None
+    assert "-serve-endpoint-" in plan(ENDPOINT | {"server": "transformers"}).jobs[0].directory
     assert any("OPEN at best" in warning for warning in found.warnings)
 
 

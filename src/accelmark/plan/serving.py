@@ -125,7 +125,8 @@ def _warnings(server: ServerSpec | None, settings: ServeSettings) -> Iterator[st
 
 def _directory(slug: str, settings: ServeSettings) -> str:
     """Return the directory of a key's rounds, which differs by server, precision, load and options."""
-    name = f"{slug}-serve-{settings.server or 'endpoint'}-{settings.precision}"
+    served_by = "endpoint" if settings.endpoint is not None else settings.server
+    name = f"{slug}-serve-{served_by}-{settings.precision}"
     varied = settings.model_dump(mode="json", include={"endpoint", "served_model", "api", "load", "server_options"})
     if varied == ServeSettings().model_dump(mode="json", include=set(varied)):
         return name

@@ -14,7 +14,7 @@ from accelmark.results.serving_schema import TimelineRequest
 from accelmark.spec.number_format import digits
 
 HALF: Final = 470
-"""Width of a chart that stands beside another."""
+"""Width of one of two charts in a row."""
 _HEIGHT: Final = 320
 _LEFT: Final = 78
 _RIGHT: Final = 24

@@ -114,7 +114,10 @@ class _ServingRun:
         return self.stages.num_requests if self.stages is not None else 0
 
     def run(self) -> None:
-        """Do all of it."""
+        """Start the server, run the load, and compare answers.
+
+        Raises AccelmarkError if the server, the client or the framework fails.
+        """
         settings = self.work.settings
         model = ServedModel(self.job, self.node_dir)
         plan = LoadPlan(settings, model)
