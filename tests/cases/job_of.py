@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.spec.events import Event
-from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.plugins.catalog import load_case
@@ -53,7 +53,7 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
 def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     """Train, and return rank 0's events as (name, value)."""
     spec = JobSpec.model_validate_json(job.read_bytes())
-    assert isinstance(spec.work, TrainJob)
+    assert isinstance(spec.work, TrainJob | CompareJob)
     started = num_ranks > 1 or spec.work.settings.loader.num_workers
     code, output = _started(job, num_ranks) if started else _here(spec, job.parent)
     log = (job.parent / "rank0.out.log").read_text(encoding="utf-8")

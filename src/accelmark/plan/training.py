@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
+from accelmark.plan.parallelism import parallelism_problems
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
@@ -40,7 +41,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         raise SpecError(problems)
     settings = resolved.settings
     if trainer is None:
-        _check_settings(key.framework, resolved, request.capabilities.sources)
+        _check_settings(request, resolved)
     units = train.units_per_sample
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
@@ -60,16 +61,19 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     )
 
 
-def _check_settings(framework: str, resolved: Resolved[TrainSettings], capabilities: Collection[str]) -> None:
+def _check_settings(request: KeyRequest, resolved: Resolved[TrainSettings]) -> None:
     """Raise SpecError with all combinations of settings that the framework or the device does not support."""
-    provenance = resolved.provenance
+    provenance, framework = resolved.provenance, request.key.framework
+    spec, capabilities = load_framework(framework), request.capabilities.sources
     problems = [
         Problem(provenance[key].layer, key, f"{provenance[key].value} is refused by {framework}", refused.reason)
-        for refused in load_framework(framework).refused_settings
+        for refused in spec.refused_settings
         if refused.applies(lambda key: provenance[key].value, capabilities)
         for key in refused.when
         if provenance[key].layer != "default"
     ]
+    splits, where = require_side(request, "train", request.case.train).mesh, provenance["parallelism"].layer
+    problems += parallelism_problems(resolved.settings, request.key, spec.parallelism, splits, where)
     if problems:
         raise SpecError(problems)
 

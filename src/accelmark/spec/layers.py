@@ -23,6 +23,8 @@ ALWAYS_MUTABLE: Final = ("loader.synthetic",)
 """Settings that every layer may change; doing so marks the result."""
 _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""
+_WHOLE_MAPPINGS: Final = ("parallelism",)
+"""Settings whose value may be a mapping, which is not a section of settings."""
 _OPTIONS: Final = "engine_options."
 _FP16: Final = {True: "fp16", False: "fp32"}
 
@@ -66,7 +68,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn nested mappings into ``{dotted key: value}``."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in _WHOLE_MAPPINGS:
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.model import Spec
+from accelmark.spec.parallelism import Mesh, Parallelism
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Scalar = bool | int | float | str | None
@@ -132,7 +133,8 @@ class TrainSettings(Spec):
     """All settings of a training run."""
 
     batch_size: PositiveInt
-    """Samples per device in one forward pass; the global batch is this times devices times accumulation."""
+    """Samples in one forward pass of a device, or of the devices that share a model's layers (tp, pp, cp); the global
+    batch is this times their number times accumulation."""
     eval_batch_size: PositiveInt = 256
     """Samples per device in one batch of an evaluation."""
     gradient_accumulation_steps: PositiveInt = 1
@@ -140,8 +142,9 @@ class TrainSettings(Spec):
     precision: Precision = "fp32"
     """Precision of matrix products; weights are fp32, and bf16 and fp16 use autocast. ``fp8``: of the linear layers in
     the model's repeated blocks, all else as with bf16."""
-    parallelism: Literal["ddp", "fsdp2"] = "ddp"
-    """How the model is replicated or sharded over the ranks."""
+    parallelism: Parallelism = "ddp"
+    """How the model is spread over the ranks: ``ddp`` replicates it, ``fsdp2`` shards it over all ranks, ``hsdp`` over
+    those of each host, a mesh such as ``{fsdp: 4, tp: 2}`` by its axes dp, fsdp, tp, pp, cp, ep; see docs/case.md."""
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
     """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""
     channels_last: bool = False
@@ -167,3 +170,16 @@ class TrainSettings(Spec):
     schedule: ScheduleSettings = ScheduleSettings()
     model: dict[str, Scalar] = Field(default_factory=dict)
     """Parameters of the case (width, depth, sequence length); ``case.yaml`` defines their names and types."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks hold parts of the parameters."""
+        return self.parallelism != "ddp"
+
+    def num_data_ranks(self, num_ranks: int) -> int:
+        """Return how many of ``num_ranks`` ranks, or groups of them, train on samples of their own."""
+        return num_ranks // (self.parallelism.ranks_per_sample if isinstance(self.parallelism, Mesh) else 1)
+
+    def samples_per_step(self, num_ranks: int) -> int:
+        """Return the global batch: samples of an optimizer step over all ranks."""
+        return self.batch_size * self.gradient_accumulation_steps * self.num_data_ranks(num_ranks)

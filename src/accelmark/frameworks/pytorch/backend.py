@@ -51,6 +51,7 @@ from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everythi
 from accelmark.spec.errors import AccelmarkError, RequestError, first_line
 from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
@@ -120,7 +121,10 @@ class PyTorchBackend:
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
             self.clock, self.losses = clock, DeviceLosses(clock)
         self._control = self._join()
-        place = Place(ranks.rank, ranks.world_size, device, rank_seed(settings.seed, ranks.rank), settings.seed)
+        mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
+        number, self._num_data_ranks = ranks.rank // mesh.ranks_per_sample, settings.num_data_ranks(ranks.world_size)
+        seed = rank_seed(settings.seed, number)
+        place = Place(number, self._num_data_ranks, device, seed, settings.seed, mesh)
         hooks_class = load_hooks(self._job.extern)
         records = hook_records(hooks_class)
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
@@ -176,21 +180,21 @@ class PyTorchBackend:
         if self._in_process is not None:
             forget_peak_memory(self._device)
             return self._in_process.control
-        return join_ranks(self._job, self._ranks, self._device, needed=self._settings.parallelism == "fsdp2")
+        return join_ranks(self._job, self._ranks, self._device, needed=self._settings.is_sharded)
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings
         batches: Batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
-        self._size = size = EpochSize.of(settings, batches.num_samples, self.world_size)
+        self._size = size = EpochSize.of(settings, batches.num_samples, self._num_data_ranks)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         return batches
 
     def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
-        """Build the model with its weights, or without them where FSDP2 copies them from rank 0.
+        """Build the model with its weights, or without them where a sharded model's are copied from rank 0.
 
         Vendor hooks may read weights: with them, every rank builds the full model.
         """
-        hooks.scatters_weights = self._settings.parallelism == "fsdp2" and self.world_size > 1 and type(hooks) is Hooks
+        hooks.scatters_weights = self._settings.is_sharded and self.world_size > 1 and type(hooks) is Hooks
         if hooks.scatters_weights and self._ranks.rank != 0:
             return build_without_weights(case, self._log)
         return case.build_model()
@@ -210,7 +214,7 @@ class PyTorchBackend:
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
         self._checkpoints = Checkpoints(
-            self._job.checkpoint_dir, self._settings, training, self._device, self._ranks.rank, self.world_size
+            self._job.checkpoint_dir, self._settings, training, case.place, self._ranks.rank, self.world_size
         )
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:

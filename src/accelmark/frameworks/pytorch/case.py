@@ -6,16 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, Literal, Protocol, final
 
 import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
+from accelmark.spec.parallelism import ONE_RANK, Mesh
 from accelmark.spec.settings import Scalar, TrainSettings
 
 Batch = Mapping[str, Tensor]
 """Named tensors with the samples along the first dimension."""
+Split = Literal["columns", "rows"]
+"""How tensor parallelism splits a linear layer: a rank has some of its outputs, or some of its inputs, where the
+outputs of all ranks are added up."""
 
 
 class Batches(Protocol):
@@ -37,7 +41,7 @@ class Batches(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of this process in the job."""
+    """The position of this process among those with samples of their own; ranks of tp that share samples are one."""
 
     rank: int
     world_size: int
@@ -45,6 +49,8 @@ class Place:
     seed: int
     """This rank's own seed; ``shared_seed`` is the same on every rank."""
     shared_seed: int
+    mesh: Mesh = ONE_RANK
+    """All ranks of the job, with the number of replicas."""
 
 
 class TrainCase(ABC):
@@ -116,3 +122,7 @@ class TrainCase(ABC):
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated blocks of ``model``: units of activation checkpointing and of FSDP2's sharding."""
         return [module for module in model.modules() if type(module).__name__ == self.block_class]
+
+    def split_layers(self) -> Mapping[str, Split]:
+        """Return the linear layers that tensor parallelism splits, by their names in a block; empty: it cannot."""
+        return {}

@@ -74,10 +74,10 @@ class Hooks:
     def convert_model(self, model: nn.Module) -> nn.Module:
         """Return the model on its device, in the memory format of the settings.
 
-        With FSDP2 it stays on its current device: ``model_to_ddp`` moves it block by block, so that no device holds all
+        A sharded one stays on its current device: ``model_to_ddp`` moves it block by block, so that no device holds all
         of it.
         """
-        if self.settings.parallelism == "fsdp2":
+        if self.settings.is_sharded:
             return model
         model = model.to(self.device)
         if self.settings.channels_last:
@@ -98,8 +98,8 @@ class Hooks:
         return model, lambda: torch.autocast(device_type, dtype=dtype)
 
     def model_to_ddp(self, model: nn.Module) -> nn.Module:
-        """Return the model for several ranks: ``DistributedDataParallel``, or sharded in place by FSDP2."""
-        if self.settings.parallelism == "fsdp2":
+        """Return the model for several ranks: ``DistributedDataParallel``, or spread over the mesh in place."""
+        if self.settings.is_sharded:
             return self._shard(model)
         if self.place.world_size == 1:
             return model
@@ -108,7 +108,8 @@ class Hooks:
 
     def _shard(self, model: nn.Module) -> nn.Module:
         blocks, dtype = self.case.checkpointed_blocks(model), AUTOCAST_DTYPES.get(self.settings.precision)
-        return shard(model, blocks, self.device, self.place.world_size, dtype, scatter=self.scatters_weights)
+        splits = self.case.split_layers()
+        return shard(model, blocks, self.device, self.place.mesh, splits, dtype, scatter=self.scatters_weights)
 
     def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer over the parameters of ``model``, the case's own by default."""

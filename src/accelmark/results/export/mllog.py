@@ -64,7 +64,7 @@ def mllog_lines(
         "submission_status": "research",
         "submission_platform": f"{job.key.nnodes}x{job.key.nproc}x{job.key.hardware}",
         "seed": settings.seed,
-        "global_batch_size": settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size,
+        "global_batch_size": settings.samples_per_step(job.key.world_size),
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "opt_name": settings.optimizer.name,
         "opt_base_learning_rate": settings.optimizer.lr,

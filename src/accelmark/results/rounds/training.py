@@ -99,7 +99,7 @@ def train_round(
 
 def samples_per_step(job: JobSpec, work: TrainingWork) -> int:
     """Return the samples of an optimizer step over all devices."""
-    return work.settings.batch_size * work.settings.gradient_accumulation_steps * job.key.world_size
+    return work.settings.samples_per_step(job.key.world_size)
 
 
 def _rank_error(timeline: Timeline | None) -> str | None:

@@ -91,6 +91,8 @@ class TrainCaseSpec(Spec):
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.TrainSettings`, for every framework."""
+    mesh: dict[Literal["tp", "pp", "cp", "ep"], tuple[str, ...]] = Field(default_factory=dict)
+    """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]
     """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``."""
 

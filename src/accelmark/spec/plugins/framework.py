@@ -74,6 +74,8 @@ class FrameworkSpec(Spec):
     caches: dict[str, str] = Field(default_factory=dict)
     """Variable -> subdirectory of the node directory for a compiler cache, so that each round starts with empty caches;
     a variable that is already set is not changed."""
+    parallelism: tuple[str, ...] = ("ddp",)
+    """Values of the setting ``parallelism`` that the framework supports: names, and axes of a mesh."""
     refused_settings: tuple[RefusedSettings, ...] = ()
     """Combinations of settings that planning rejects."""
     requires: tuple[str, ...] = ()

@@ -130,7 +130,7 @@ class LogTranslator:
             return round(numbers["samples"] * scale)
         if "tokens" in numbers:
             return round(numbers["tokens"] * scale / self._work.units_per_sample)
-        return step * settings.batch_size * settings.gradient_accumulation_steps * self._world_size
+        return step * settings.samples_per_step(self._world_size)
 
     def _take_evaluation(self, numbers: dict[str, float], at_ns: int) -> None:
         duration_s = numbers.pop("duration", 0.0)

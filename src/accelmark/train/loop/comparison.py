@@ -67,12 +67,13 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     if not hasattr(backend, "comparison"):
         raise RequestError("the backend of this framework has no comparison(): it cannot be compared with another one")
     comparison: Comparison = backend.comparison()
-    num_own, rest = divmod(work.num_batches, place.world_size)
+    num_parts = work.train.settings.num_data_ranks(place.world_size)
+    num_own, rest = divmod(work.num_batches, num_parts)
     if rest:
-        raise RequestError(f"{work.num_batches} batches of a step cannot be divided among {place.world_size} ranks")
+        raise RequestError(f"{work.num_batches} batches of a step cannot be divided among {num_parts} ranks")
     if work.reference is None:
         _export(work, backend, comparison)
-    first = place.rank * num_own
+    first = place.rank * num_parts // place.world_size * num_own
     for step in range(1, work.num_steps + 1):
         _load(_weights_before(work, step), comparison)
         given = _batches(work, step)[first : first + num_own]

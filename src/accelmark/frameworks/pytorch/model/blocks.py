@@ -119,7 +119,7 @@ def wrap_model(case: TrainCase, model: nn.Module, name: str, log: EventLog) -> C
     blocks = case.checkpointed_blocks(model)
     if checkpointing != "off" and not blocks:
         raise RequestError(f"activation_checkpointing: case {name!r} has no repeated blocks for it; leave it off")
-    if checkpointing != "off" or (compiled is not None and blocks and settings.parallelism == "fsdp2"):
+    if checkpointing != "off" or (compiled is not None and blocks and settings.is_sharded):
         wrap_blocks(blocks, checkpointing, compiled)
     elif compiled is not None:
         model.compile(mode=compiled)

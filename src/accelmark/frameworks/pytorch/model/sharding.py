@@ -1,17 +1,18 @@
-"""Sharding a model over ranks by FSDP2, with initial weights that only rank 0 holds."""
+"""Spreading a model over ranks by FSDP2 and tensor parallelism, with initial weights that only rank 0 holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.case import Split, TrainCase
 from accelmark.frameworks.pytorch.model.initialize import materialize
 from accelmark.spec.errors import first_line
 from accelmark.spec.events import Event
+from accelmark.spec.parallelism import Mesh
 from accelmark.spec.perflog import EventLog
 
 
@@ -30,18 +31,20 @@ def shard(
     model: nn.Module,
     blocks: Sequence[nn.Module],
     device: torch.device,
-    world_size: int,
+    mesh: Mesh,
+    splits: Mapping[str, Split],
     dtype: torch.dtype | None,
     *,
     scatter: bool,
 ) -> nn.Module:
-    """Shard ``model`` in place over all ranks, block by block, and return it on ``device``.
+    """Split the layers of ``model`` in place by tp, shard it block by block by fsdp, and return it on ``device``.
 
     Args:
         model: on the CPU, or on the meta device on ranks other than 0 if ``scatter``.
         blocks: modules that are gathered and freed as one.
         device: this rank's device.
-        world_size: number of ranks.
+        mesh: with its number of replicas; its axes are dp, fsdp and tp.
+        splits: layers of a block that tp splits.
         dtype: type that parameters are gathered in; None keeps theirs. Gradients are reduced in fp32.
         scatter: give every rank its shards, and all buffers, of rank 0's model.
     """
@@ -49,14 +52,21 @@ def shard(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(device.type, (world_size,))
+    axes = {"dp": mesh.dp or 1, "fsdp": mesh.fsdp, "tp": mesh.tp}
+    names = tuple(name for name, degree in axes.items() if degree > 1 or name == "fsdp")
+    devices = init_device_mesh(device.type, tuple(axes[name] for name in names), mesh_dim_names=names)
+    data = devices["dp", "fsdp"] if "dp" in names else devices["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     is_source = dist.get_rank() == 0
     # Detached, since sharding moves the parameters themselves to the device.
     whole = {name: each.detach() for name, each in model.named_parameters()} if scatter and is_source else {}
+    if mesh.tp > 1:
+        from accelmark.frameworks.pytorch.model.tensor_parallel import split_layers
+
+        split_layers(model, blocks, splits, devices["tp"])
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=data, mp_policy=policy)
+    fully_shard(model, mesh=data, mp_policy=policy)
     if scatter:
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             materialize(model, device)

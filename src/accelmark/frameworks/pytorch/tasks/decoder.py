@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.case import Batch, Split
 from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
@@ -30,6 +30,18 @@ _NAMES: Final = {
     "seq_length": "max_position_embeddings",
 }
 """Setting under ``model`` -> argument of transformers' configurations; all others have the same name."""
+_SPLITS: Final[Mapping[str, Mapping[str, Split]]] = {
+    "llama": {
+        "self_attn.q_proj": "columns",
+        "self_attn.k_proj": "columns",
+        "self_attn.v_proj": "columns",
+        "self_attn.o_proj": "rows",
+        "mlp.gate_proj": "columns",
+        "mlp.up_proj": "columns",
+        "mlp.down_proj": "rows",
+    },
+}
+"""Family of configurations (``model_type``) -> layers of a block that tensor parallelism splits."""
 _NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout"})
 
 
@@ -94,12 +106,14 @@ class CausalLm(nn.Module):
             arguments["output_router_logits"] = True
         output = self.net.base_model(input_ids=tokens, position_ids=positions, use_cache=False, **arguments)
         hidden: Tensor = output.last_hidden_state
-        head: nn.Linear = self.net.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head: Any = self.net.get_output_embeddings()  # type: ignore[no-untyped-call]
         if labels is None:
             logits: Tensor = head(hidden)
             return logits
         if in_chunks:
-            loss = chunked_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
+            # A DTensor where tensor parallelism replicates the layer: every rank computes the same gradient.
+            weight = head.weight.to_local() if hasattr(head.weight, "to_local") else head.weight
+            loss = chunked_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten())
         else:
             loss = F.cross_entropy(head(hidden).flatten(0, 1).float(), labels.flatten())
         if balances:
@@ -180,6 +194,10 @@ class Pretraining(ChunkedNextToken):
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the layers of the decoder."""
         return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
+
+    def split_layers(self) -> Mapping[str, Split]:
+        """Return the layers of the configuration's family."""
+        return _SPLITS.get(self.config_class.model_type, {})
 
     def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
         """Return windows of ``train`` or of ``val``."""

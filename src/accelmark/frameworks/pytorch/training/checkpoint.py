@@ -18,31 +18,36 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map_only
 
+from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.hooks import Training
-from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state
+from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state, seed_everything
+from accelmark.frameworks.pytorch.training.shards import read_model, read_optimizer, write_shards
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import UpdateSquares
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.contract import ForeignStateError, Progress
+from accelmark.train.tasks.shares import seed_of
 
 _NAME: Final = re.compile(r"^step(\d{9})$")
+_SHARDS: Final = "shards"
 
 
 @final
 class Checkpoints:
     """The checkpoints of a job: a directory each, with the random states of every rank.
 
-    With DDP, weights and optimizer state are one file, the same on every rank; with FSDP2 each rank writes its shards.
-    With several hosts the directory has to be on a shared file system.
+    With DDP, weights and optimizer state are one file, the same on every rank. Of a sharded model each rank writes its
+    shards, which ranks of another mesh can read. With several hosts the directory has to be on a shared file system.
     """
 
     def __init__(
-        self, directory: Path, settings: TrainSettings, training: Training, device: torch.device, rank: int, world: int
+        self, directory: Path, settings: TrainSettings, training: Training, place: Place, rank: int, world: int
     ) -> None:
         self._directory = directory
         self._settings = settings
         self._training = training
-        self._device = device
+        self._place = place
+        self._device = place.device
         self._rank = rank
         self._world = world
 
@@ -50,7 +55,7 @@ class Checkpoints:
         """Hyperparameters and schedule as they were built, before the first step."""
         self._own_state: list[str] | None = None
         """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
-        self._file = f"weights{rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
+        self._file = "weights.pt"
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name.
@@ -76,17 +81,23 @@ class Checkpoints:
         return name
 
     def _write(self, beside: Path, progress: Progress) -> None:
-        if self._rank == 0 or self._settings.parallelism == "fsdp2":
-            training = self._training
+        training = self._training
+        state: dict[str, Any] = {}
+        if self._settings.is_sharded:
+            model, optimizer = unwrapped(training.model).state_dict(), training.optimizer.state_dict()
+            state = write_shards(beside / _SHARDS, model, optimizer)
+        elif self._rank == 0:
             state = {"model": unwrapped(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
+        if self._rank == 0:
             # On the host: not every device's storages can be serialised.
-            torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
+            torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), state), beside / self._file)
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
         if self._rank == 0:
             scaler = self._training.scaler
             record = {
                 "world_size": self._world,
-                "parallelism": self._settings.parallelism,
+                "parallelism": str(self._settings.parallelism),
+                "samples_per_step": self._settings.samples_per_step(self._world),
                 "progress": asdict(progress),
                 "schedule": self._training.schedule.state_dict(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
@@ -140,7 +151,7 @@ class Checkpoints:
             self._training.schedule.load_state_dict(record["schedule"])
             if self._training.scaler is not None and record["scaler"] is not None:
                 self._training.scaler.load_state_dict(record["scaler"])
-            self._random = torch.load(checkpoint / f"random{self._rank}.pt", weights_only=True)
+            self._random = self._random_state(checkpoint, record)
         except RunError:
             raise
         except Exception as error:
@@ -158,8 +169,8 @@ class Checkpoints:
         """
         found = [0.0, 0.0, 0.0]
         try:
-            saved = torch.load(end / self._file, weights_only=True, map_location="cpu", mmap=True)["model"]
             named = [each for each in unwrapped(self._training.model).named_parameters() if each[1].requires_grad]
+            saved = self._saved_parameters(end, dict(named))
             for (name, parameter), old in zip(named, before, strict=True):
                 start = old.cpu().double()
                 replayed, trained = local(parameter).cpu().double() - start, saved[name].double() - start
@@ -177,14 +188,40 @@ class Checkpoints:
             self._random = None
 
     def _check(self, newest: Path, record: dict[str, Any]) -> None:
-        for name, mine in (("world_size", self._world), ("parallelism", self._settings.parallelism)):
+        """Raise RunError where this job cannot go on from a checkpoint; a sharded model can on another mesh."""
+        expected: dict[str, object] = {"samples_per_step": self._settings.samples_per_step(self._world)}
+        if not self._settings.is_sharded or record["parallelism"] == "ddp":
+            expected = {"world_size": self._world, "parallelism": str(self._settings.parallelism)}
+        for name, mine in expected.items():
             if record[name] != mine:
                 raise RunError(
                     f"the checkpoint {newest} has {name} {record[name]}, this job {mine}; use the same, or train again"
                 )
 
+    def _random_state(self, checkpoint: Path, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the saved state of this rank's generators; on another mesh, one that follows from seed and step."""
+        if (record["world_size"], record["parallelism"]) == (self._world, str(self._settings.parallelism)):
+            saved: dict[str, Any] = torch.load(checkpoint / f"random{self._rank}.pt", weights_only=True)
+            return saved
+        seed_everything(seed_of(self._place.seed, record["progress"]["global_steps"]))
+        return random_state(self._device)
+
+    def _saved_parameters(self, checkpoint: Path, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's part of the saved values of ``parameters``, on the CPU."""
+        if not self._settings.is_sharded:
+            saved: dict[str, Tensor] = torch.load(
+                checkpoint / self._file, weights_only=True, map_location="cpu", mmap=True
+            )["model"]
+            return saved
+        parts = {name: torch.empty_like(each) for name, each in parameters.items()}
+        read_model(checkpoint / _SHARDS, parts, {})
+        return {name: local(part).cpu() for name, part in parts.items()}
+
     def _read(self, newest: Path) -> None:
         """Load the tensors, memory-mapped on the CPU: the device never holds two copies."""
+        if self._settings.is_sharded:
+            self._read_shards(newest)
+            return
         training = self._training
         state = torch.load(newest / self._file, weights_only=True, map_location="cpu", mmap=True)
         with torch.no_grad():
@@ -195,18 +232,19 @@ class Checkpoints:
                 part.copy_(saved)
         if state["model"]:
             raise ValueError(f"the model has no {', '.join(state['model'])}")
-        parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
-        for number, values in state["optimizer"]["state"].items():
-            if hasattr(parameters[number], "device_mesh"):
-                # Step counters are no shards; the optimizer chooses their device.
-                shards = {name: value for name, value in values.items() if name != "step"}
-                values.update({name: _sharded_as(parameters[number], value) for name, value in shards.items()})
         training.optimizer.load_state_dict(state["optimizer"])
         for parameter, values in training.optimizer.state.items():
             for name, value in values.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape and type(value) is Tensor:
                     # In the parameter's memory format, which fused optimizers assume: the saved one may differ.
                     values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+    def _read_shards(self, newest: Path) -> None:
+        training = self._training
+        rest = torch.load(newest / self._file, weights_only=True, map_location="cpu")
+        read_model(newest / _SHARDS, unwrapped(training.model).state_dict(), rest)
+        parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
+        training.optimizer.load_state_dict(read_optimizer(newest / _SHARDS, parameters, rest))
 
     def _names(self) -> list[str]:
         """Return the names of complete checkpoints, oldest first."""
@@ -250,14 +288,3 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor, detached: its shard where it is sharded."""
     shard: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
     return tensor.detach() if shard is None else shard().detach()
-
-
-def _sharded_as(parameter: Any, part: Any) -> Any:
-    """Return the tensor of which ``part`` is this rank's shard, sharded as ``parameter``."""
-    # Imported here: it takes most of a second, and most runs do not shard.
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(part, Tensor):
-        return part
-    layout: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
-    return DTensor.from_local(part.to(parameter.device), parameter.device_mesh, parameter.placements, **layout)

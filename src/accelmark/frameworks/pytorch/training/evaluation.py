@@ -28,7 +28,7 @@ def evaluate(
         DataError: no rank has evaluation data.
     """
     settings = case.settings
-    sharded = settings.parallelism == "fsdp2"
+    sharded = settings.is_sharded
     model = plain(training.model)
     share_buffers(model, control)
     was_training = model.training
@@ -46,7 +46,8 @@ def evaluate(
     finally:
         model.train(was_training)
     totals = {name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items()}
-    totals = _over_ranks(totals, control)
+    copies = case.place.mesh.ranks_per_sample
+    totals = {name: value / copies for name, value in _over_ranks(totals, control).items()}
     if not totals:
         raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
     return case.metrics(totals)

@@ -1,0 +1,63 @@
+"""Check how a model is to be spread over the ranks: by the framework, the case and the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from accelmark.spec.errors import Problem
+from accelmark.spec.key import CaseKey
+from accelmark.spec.parallelism import NAMES, Mesh, fitting
+from accelmark.spec.settings import TrainSettings
+
+_KEY = "parallelism"
+
+
+def parallelism_problems(
+    settings: TrainSettings, key: CaseKey, supported: Collection[str], splits: Mapping[str, tuple[str, ...]], where: str
+) -> Iterator[Problem]:
+    """Yield why the setting cannot be used.
+
+    Args:
+        settings: of the job.
+        key: of the job; a rank is a device.
+        supported: names and axes that the framework, or an external trainer, has.
+        splits: axis -> settings under ``model`` that its degree divides, as the case declares them.
+        where: layer that set the value.
+    """
+    mesh = settings.parallelism
+    if not isinstance(mesh, Mesh):
+        if mesh not in supported:
+            yield _refused(where, key, mesh, supported)
+        return
+    for axis, degree in mesh.degrees().items():
+        if degree == 1:
+            continue
+        if axis not in supported:
+            yield _refused(where, key, f"{axis}={degree}", supported)
+        elif axis != "fsdp" and axis not in splits:
+            able = ", ".join(["dp", "fsdp", *splits])
+            yield Problem(where, _KEY, f"the case {key.model!r} cannot be split by {axis}", f"its axes: {able}")
+        else:
+            yield from _indivisible(settings, key, axis, degree, splits.get(axis, ()), where)
+    try:
+        mesh.sized(key.world_size)
+    except ValueError as error:
+        fits = ", ".join(map(str, fitting(key.world_size, {})))
+        yield Problem(where, _KEY, f"{mesh} {error}", f"degrees that divide {key.world_size} ranks: {fits}")
+
+
+def _indivisible(
+    settings: TrainSettings, key: CaseKey, axis: str, degree: int, names: tuple[str, ...], where: str
+) -> Iterator[Problem]:
+    sizes = {name: int(str(settings.model[name])) for name in names}
+    wrong = [f"model.{name} {size}" for name, size in sizes.items() if size % degree]
+    if wrong:
+        fits = ", ".join(map(str, fitting(key.world_size, sizes)))
+        yield Problem(where, _KEY, f"{axis}={degree} does not divide {', '.join(wrong)}", f"{axis} that fits: {fits}")
+
+
+def _refused(where: str, key: CaseKey, value: str, supported: Collection[str]) -> Problem:
+    names = [name for name in NAMES if name in supported]
+    axes = [name for name in supported if name not in NAMES]
+    able = ", ".join(names) + (f", or a mesh of {', '.join(axes)}" if axes else "")
+    return Problem(where, _KEY, f"{value} is refused by {key.framework}", f"it supports {able}")

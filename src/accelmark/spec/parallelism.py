@@ -1,0 +1,113 @@
+"""How a model is replicated, sharded and split over the ranks of a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Annotated, Any, Final, Literal, Self, final
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from accelmark.spec.errors import nearest
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Degrees of parallelism.
+
+    Ranks are numbered with ``tp`` as the fastest axis, then cp, fsdp, pp, and ``dp`` as the slowest; ``ep`` divides the
+    ranks of dp and fsdp once more.
+    """
+
+    dp: int | None = None
+    """Replicas; None: as many as the ranks allow."""
+    pp: int = 1
+    """Stages of a pipeline."""
+    fsdp: int = 1
+    """Ranks over which parameters are sharded."""
+    cp: int = 1
+    """Parts of a sequence."""
+    tp: int = 1
+    """Parts of a layer."""
+    ep: int = 1
+    """Groups of experts."""
+
+    def __str__(self) -> str:
+        """Return the axes in use, as a setting is written: ``fsdp=2,tp=4``."""
+        used = {name: degree for name, degree in self.degrees().items() if degree > 1}
+        if self.dp is not None:
+            used = {"dp": self.dp, **used}
+        return ",".join(f"{name}={degree}" for name, degree in used.items()) or "dp=1"
+
+    def degrees(self) -> dict[str, int]:
+        """Return the degree of each axis but ``dp``."""
+        return dict(zip(AXES[1:], astuple(self)[1:], strict=True))
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """Ranks that work on the same samples: those of tp, pp and cp."""
+        return self.tp * self.pp * self.cp
+
+    def sized(self, num_ranks: int) -> Self:
+        """Return the mesh with its number of replicas.
+
+        Raises:
+            ValueError: it does not divide ``num_ranks``, or has another number of ranks.
+        """
+        others = self.fsdp * self.ranks_per_sample
+        replicas, rest = divmod(num_ranks, others)
+        if rest or replicas != (self.dp or replicas):
+            needed = "a multiple of " if self.dp is None else ""
+            raise ValueError(f"needs {needed}{others * (self.dp or 1)} ranks, the job has {num_ranks}")
+        return replace(self, dp=replicas)
+
+
+AXES: Final = tuple(field.name for field in fields(Mesh))
+NAMES: Final = ("ddp", "fsdp2", "hsdp")
+ONE_RANK: Final = Mesh(dp=1)
+
+
+def _parse(given: Any) -> Any:
+    """Read a name, a mapping, or the form of ``str(Mesh)``."""
+    if isinstance(given, str) and "=" in given:
+        parts = (each.partition("=") for each in given.split(","))
+        given = {name.strip(): degree.strip() for name, _, degree in parts}
+    if isinstance(given, Mapping):
+        return Mesh(**{str(axis): _degree(str(axis), degree) for axis, degree in given.items()})
+    if isinstance(given, str) and given not in NAMES:
+        raise ValueError(f"{given!r} is none of {', '.join(NAMES)}, and no mesh such as fsdp=2,tp=2")
+    return given
+
+
+def _degree(axis: str, given: object) -> int:
+    if axis not in AXES:
+        raise ValueError(f"unknown axis {axis!r} ({nearest(axis, AXES)})")
+    text = str(given)
+    if isinstance(given, bool) or not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{axis} is {given!r}, not a positive number of ranks")
+    return int(text)
+
+
+Parallelism = Annotated[
+    Literal["ddp", "fsdp2", "hsdp"] | Mesh, BeforeValidator(_parse), PlainSerializer(str, return_type=str)
+]
+
+
+def mesh_of(parallelism: Parallelism, num_ranks: int, ranks_per_host: int) -> Mesh:
+    """Return the mesh that a setting describes, with its number of replicas.
+
+    Raises:
+        ValueError: it does not fit the number of ranks.
+    """
+    if isinstance(parallelism, Mesh):
+        return parallelism.sized(num_ranks)
+    sharded = {"ddp": 1, "fsdp2": num_ranks, "hsdp": ranks_per_host}[parallelism]
+    return Mesh(fsdp=sharded).sized(num_ranks)
+
+
+def fitting(num_ranks: int, sizes: Mapping[str, int]) -> list[int]:
+    """Return the degrees of an axis that divide the number of ranks and every one of ``sizes``."""
+    common = math.gcd(num_ranks, *sizes.values())
+    return [degree for degree in range(1, common + 1) if common % degree == 0]

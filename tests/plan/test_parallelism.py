@@ -1,0 +1,108 @@
+"""How a model may be spread over ranks is checked before a start, with the numbers that fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from accelmark.plan.parallelism import parallelism_problems
+from accelmark.spec.errors import SpecError
+from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.parallelism import Mesh, mesh_of
+from accelmark.spec.plugins.catalog import load_case, load_framework
+from accelmark.spec.settings import TrainSettings
+
+TP = {"tp": ("num_heads", "num_kv_heads", "intermediate_size")}
+
+
+def settings(parallelism: Any, **model: Any) -> TrainSettings:
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, **model}
+    return TrainSettings.model_validate(
+        {"batch_size": 2, "end": {"max_steps": 1}, "parallelism": parallelism, "model": sizes}
+    )
+
+
+def problems(parallelism: Any, nnodes: int = 1, nproc: int = 8, framework: str = "pytorch", **model: Any) -> list[str]:
+    key = CaseKey(model="llama", framework=framework, hardware="X1", nnodes=nnodes, nproc=nproc)
+    supported = load_framework(framework).parallelism
+    return [str(each) for each in parallelism_problems(settings(parallelism, **model), key, supported, TP, "run.yaml")]
+
+
+@pytest.mark.parametrize("given", ["ddp", "fsdp2", "hsdp", "tp=8", {"fsdp": 4, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}])
+def test_what_fits_is_planned(given: Any) -> None:
+    assert problems(given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tp": 3}, "tp=3 does not divide model.num_heads 32, model.num_kv_heads 8, model.intermediate_size 14336"),
+        ({"tp": 16}, "tp=16 does not divide model.num_kv_heads 8 (tp that fits: 1, 2, 4, 8)"),
+        ({"fsdp": 3}, "fsdp=3 needs a multiple of 3 ranks, the job has 8 (degrees that divide 8 ranks: 1, 2, 4, 8)"),
+        ({"dp": 2, "tp": 2}, "dp=2,tp=2 needs 4 ranks, the job has 8"),
+        ({"pp": 2}, "pp=2 is refused by pytorch (it supports ddp, fsdp2, hsdp, or a mesh of fsdp, tp)"),
+        ({"cp": 2}, "cp=2 is refused by pytorch"),
+        ({"ep": 2}, "ep=2 is refused by pytorch"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expected: str) -> None:
+    assert expected in " ".join(problems(given))
+
+
+def test_a_framework_without_a_mesh_names_what_it_has() -> None:
+    assert "fsdp2 is refused by jax (it supports ddp)" in problems("fsdp2", framework="jax")[0]
+    assert "tp=2 is refused by paddle (it supports ddp)" in problems({"tp": 2}, framework="paddle")[0]
+
+
+def test_a_case_that_declares_no_axis_cannot_be_split() -> None:
+    key = CaseKey(model="resnet50", framework="pytorch", hardware="X1", nnodes=1, nproc=2)
+    (found,) = parallelism_problems(settings("tp=2"), key, ("ddp", "tp"), {}, "run.yaml")
+    assert "the case 'resnet50' cannot be split by tp (its axes: dp, fsdp)" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("fsdp3", "'fsdp3' is none of ddp, fsdp2, hsdp, and no mesh such as fsdp=2,tp=2"),
+        ({"tensor": 2}, "unknown axis 'tensor'"),
+        ({"tp": 0}, "tp is 0, not a positive number of ranks"),
+        ("tp=two", "tp is 'two', not a positive number of ranks"),
+    ],
+)
+def test_a_wrong_value_is_named(given: Any, expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        settings(given)
+
+
+def test_a_mesh_is_written_and_read_as_text() -> None:
+    given = settings({"fsdp": 4, "tp": 2})
+    dumped = given.model_dump(mode="json")
+    assert dumped["parallelism"] == "fsdp=4,tp=2"
+    assert TrainSettings.model_validate(dumped) == given
+
+
+def test_a_layer_gives_a_mesh_as_a_mapping_or_as_text() -> None:
+    train = load_case("llama3_1_8b").train
+    assert train is not None
+    base = Layer.of("case.yaml", train.settings)
+    for given in ({"fsdp": 4, "tp": 2}, "fsdp=4,tp=2"):
+        resolved = resolve(base, [Layer.of("run.yaml", {"parallelism": given})], mutable=train.mutable, is_open=False)
+        assert resolved.settings.parallelism == Mesh(fsdp=4, tp=2)
+        assert resolved.provenance["parallelism"].value == "fsdp=4,tp=2"
+    with pytest.raises(SpecError, match="unknown axis 'tq'"):
+        resolve(base, [Layer("run.yaml", {"parallelism": {"tq": 2}})], mutable=train.mutable, is_open=False)
+
+
+def test_ranks_that_share_samples_count_once_in_the_global_batch() -> None:
+    assert settings("fsdp=2,tp=4").samples_per_step(8) == 2 * 2
+    assert settings("fsdp2").samples_per_step(8) == 2 * 8
+
+
+def test_names_are_meshes_over_all_ranks_or_those_of_a_host() -> None:
+    assert mesh_of("ddp", 8, 4) == Mesh(dp=8)
+    assert mesh_of("fsdp2", 8, 4) == Mesh(dp=1, fsdp=8)
+    assert mesh_of("hsdp", 8, 4) == Mesh(dp=2, fsdp=4)
+    assert mesh_of(Mesh(tp=2), 8, 4) == Mesh(dp=4, tp=2)

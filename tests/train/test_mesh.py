@@ -1,0 +1,108 @@
+"""A Llama on meshes of ranks takes the steps that it takes on one rank, and its checkpoints go on on another mesh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from accelmark.results.figures.step_errors import compare_steps
+from accelmark.spec.equivalence import TOLERANCES
+from accelmark.spec.events import Event
+from accelmark.spec.job import CompareJob, JobSpec, TrainJob
+from tests.cases.job_of import job_of, run, value_of
+
+STEPS: Final = 3
+NUM_BATCHES: Final = 4
+SMALL: Final[dict[str, Any]] = {
+    "model.vocab_size": 100,
+    "model.hidden_size": 32,
+    "model.intermediate_size": 48,
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.num_kv_heads": 2,
+    "model.seq_length": 16,
+    "precision": "fp32",
+    "batch_size": 2,
+    "optimizer.lr": 1e-2,
+    "schedule.warmup_steps": 2,
+    "gradient_clip_norm": 0.5,
+    "activation_checkpointing": "off",
+    "threads": 1,
+    "loader.num_workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tokens")
+    for split in ("train", "val"):
+        (directory / split).mkdir()
+        (np.arange(16 * 40 + 1) ** 2 % 97).astype("<u2").tofile(directory / split / "a.bin")
+    return directory
+
+
+def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int, num_own: int) -> Path:
+    """Take the first steps of ``num_own`` batches a rank or group of ranks, and return the directory of the results."""
+    over = {**SMALL, "parallelism": parallelism, "gradient_accumulation_steps": num_own, "end.max_steps": STEPS}
+    path = job_of("llama2_7b", directory, {"llama_tokens": tokens}, over)
+    job = JobSpec.model_validate_json(path.read_bytes())
+    assert isinstance(job.work, TrainJob)
+    reference = directory.parent / "one"
+    work = CompareJob(
+        train=job.work,
+        inputs=reference / "inputs",
+        results=directory / "results",
+        reference=None if directory == reference else reference / "results",
+        num_steps=STEPS,
+        num_batches=NUM_BATCHES,
+    )
+    path.write_text(job.model_copy(update={"work": work}).model_dump_json())
+    assert value_of(run(path, num_ranks), Event.FINISHED)["global_steps"] == STEPS
+    return directory / "results"
+
+
+@pytest.fixture(scope="module")
+def one(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("steps")
+    first_steps(tokens, directory / "one", "ddp", 1, NUM_BATCHES)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_ranks", "num_own"),
+    [
+        ("tp=2", 2, 4),
+        pytest.param("fsdp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
+        pytest.param("dp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
+        pytest.param("dp=2,fsdp=2", 4, 1, marks=pytest.mark.heavy),
+    ],
+)
+def test_a_mesh_takes_the_steps_of_one_rank(one: Path, tokens: Path, mesh: str, num_ranks: int, num_own: int) -> None:
+    results = first_steps(tokens, one / mesh.replace(",", "-"), mesh, num_ranks, num_own)
+    errors, first = compare_steps(one / "one/results", results, one / "one/inputs", STEPS, TOLERANCES["fp32"])
+    assert first is None, (errors, first)
+    assert errors.weights < 1e-4, errors
+
+
+def trained(tokens: Path, directory: Path, parallelism: str, num_ranks: int, batch_size: int, **more: Any) -> float:
+    """Train for six steps, or go on from a checkpoint in ``directory``; return the final loss on held-out tokens."""
+    over = {**SMALL, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
+    path = job_of("llama2_7b", directory, {"llama_tokens": tokens}, over | {"checkpoint.every_steps": 3})
+    job = JobSpec.model_validate_json(path.read_bytes())
+    path.write_text(job.model_copy(update=more).model_dump_json())
+    loss: float = value_of(run(path, num_ranks), Event.FINISHED)["final_metrics"]["eval_loss"]
+    return loss
+
+
+@pytest.mark.heavy
+def test_a_checkpoint_goes_on_on_another_mesh(tokens: Path, tmp_path: Path) -> None:
+    whole = trained(tokens, tmp_path / "first", "fsdp=2,tp=2", 4, 2)
+    for number, (mesh, num_ranks, batch_size) in enumerate([("tp=2", 2, 4), ("fsdp2", 2, 2), ("fsdp2", 1, 4)]):
+        directory = tmp_path / str(number)
+        (directory / "checkpoints").mkdir(parents=True)
+        saved = tmp_path / "first/checkpoints/step000000003"
+        (directory / "checkpoints" / saved.name).symlink_to(saved)
+        assert trained(tokens, directory, mesh, num_ranks, batch_size, resume=True) == pytest.approx(whole, rel=1e-5)
