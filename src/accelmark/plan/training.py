@@ -100,6 +100,10 @@ def _trainer_problems(
         if changed and not trainer.passes(setting) and setting not in _NOT_PASSED:
             hint = f"it is given: {', '.join(trainer.settings) or 'no setting'}"
             yield Problem(origin.layer, setting, f"the trainer {trainer.name} has no argument for it", hint)
+    if trainer.passes("parallelism"):
+        splits = require_side(request, "train", request.case.train).mesh
+        where = resolved.provenance["parallelism"].layer
+        yield from parallelism_problems(resolved.settings, key, trainer.parallelism, splits, where)
     if not {"samples", "tokens"} & trainer.log.step_groups() and not trainer.passes("batch_size"):
         what = "is not passed on, and log.step has neither samples nor tokens: throughput would be unknown"
         yield Problem(f"trainer {trainer.name}", "batch_size", what)

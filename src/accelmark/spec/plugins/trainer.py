@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, model_validator
 
 from accelmark.spec.model import Spec
+from accelmark.spec.parallelism import AXES
 from accelmark.spec.plugins.vendor import Regex
 from accelmark.spec.settings import Scalar
 
@@ -18,9 +19,10 @@ STEP_GROUPS: Final = (
 """Allowed named groups of ``log.step``."""
 PLACEHOLDERS: Final = (
     "python", "rank", "local_rank", "world_size", "nnodes", "nproc", "model", "precision", "trainer_dir", "case_dir",
-    "checkpoint_dir", "node_dir",
+    "checkpoint_dir", "node_dir", "global_batch_size", *(f"mesh:{axis}" for axis in AXES),
 )  # fmt: skip
-"""Placeholders of a command template, besides ``data:<data set>`` and ``setting:<dotted key>``."""
+"""Placeholders of a command template, besides ``data:<data set>``, ``setting:<dotted key>`` and ``env:<variable>``."""
+_FREE: Final = ("data:", "setting:", "env:")
 _PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
 
 
@@ -122,6 +124,8 @@ class TrainerSpec(Spec):
     """Case -> further arguments. Other cases cannot be trained."""
     settings: dict[str, SettingFlag] = Field(default_factory=dict)
     """Dotted setting -> the arguments that pass it to the trainer."""
+    parallelism: tuple[str, ...] = ()
+    """Values of the setting ``parallelism``, names and axes of a mesh, that the placeholders ``mesh:AXIS`` pass on."""
     resume: tuple[str, ...] = ()
     """Further arguments to resume a round; if empty, the round starts from the beginning."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -133,12 +137,17 @@ class TrainerSpec(Spec):
     def _placeholders_are_known(self) -> TrainerSpec:
         for part, arguments in {"command": self.command, "resume": self.resume, **self.cases}.items():
             for name in placeholders(arguments):
-                if name not in PLACEHOLDERS and not name.startswith(("data:", "setting:")):
-                    known = ", ".join((*PLACEHOLDERS, "data:NAME", "setting:KEY"))
+                if name not in PLACEHOLDERS and not name.startswith(_FREE):
+                    known = ", ".join((*PLACEHOLDERS, "data:NAME", "setting:KEY", "env:VARIABLE"))
                     raise ValueError(f"{part} has the unknown placeholder {{{name}}} (known: {known})")
         return self
 
     def passes(self, setting: str) -> bool:
         """Return whether a dotted setting is passed to the trainer."""
         arguments = (*self.command, *(argument for more in self.cases.values() for argument in more))
+        given = {name.partition(":")[0]: name for name in placeholders(arguments)}
+        if setting == "parallelism":
+            return "mesh" in given
+        if setting == "gradient_accumulation_steps" and "global_batch_size" in given:
+            return True
         return setting in self.settings or f"setting:{setting}" in placeholders(arguments)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from io import TextIOWrapper
 from typing import Final, final
 
@@ -18,6 +19,7 @@ from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestE
 from accelmark.spec.events import Event
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.layers import flatten
+from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.perflog import PERFLOG_PREFIX, EventLog
 from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.trainer import fill
@@ -71,6 +73,7 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
     trainer, key = work.trainer, job.key
     folder = find("trainers", trainer.name, "job.json").path
     settings = flatten(work.settings.model_dump(mode="json"))
+    mesh = mesh_of(work.settings.parallelism, key.world_size, key.nproc)
     values = {
         **{name: str(value) for name, value in place.items()},
         "python": sys.executable,
@@ -84,6 +87,9 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
         "node_dir": os.environ.get("ACCELMARK_NODE_DIR", "."),
         **{f"data:{name}": str(path) for name, path in job.data_dirs.items()},
         **{f"setting:{name}": str(value) for name, value in settings.items()},
+        **{f"env:{name}": value for name, value in os.environ.items()},
+        "global_batch_size": str(work.settings.samples_per_step(key.world_size)),
+        **{f"mesh:{axis}": str(degree) for axis, degree in asdict(mesh).items()},
     }
     flags = [part for name, flag in trainer.settings.items() for part in flag.render(settings.get(name))]
     template = (*trainer.command, *trainer.cases[key.model])
@@ -91,7 +97,9 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
         resume = fill(trainer.resume, values) if job.resume else []
         return [*fill(template, values), *flags, *resume]
     except KeyError as error:
-        raise RequestError(f"trainer {trainer.name}: placeholder {{{error.args[0]}}} has no value") from error
+        what = f"trainer {trainer.name}: placeholder {{{error.args[0]}}} has no value"
+        hint = "; set it in the environment of the cluster file" if str(error.args[0]).startswith("env:") else ""
+        raise RequestError(f"{what}{hint}") from error
 
 
 @final
