@@ -122,6 +122,23 @@ def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Pat
         assert said in left
 
 
+def test_the_frameworks_on_top_of_pytorch_become_pytorch_or_the_trainer(tmp_path: Path) -> None:
+    table = {"llama2_7b:deepspeed_0.10:A100:1:8:1": None, "llama3_1_8b:flagscale:A100:1:8:1": None}
+    table |= {"llama3_1_8b:megatron_core060:A100:2:8:1": None, "bert:deepspeed:A100:1:8:1": None}
+    converted = convert(
+        write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=f'VENDOR = "nvidia"\nCASES = {table}\n')
+    )
+    assert [case["key"] for case in converted.run["cases"]] == [
+        "llama2_7b:pytorch:A100:1:8:1",
+        "llama3_1_8b:megatron-lm:A100:1:8:1",
+        "llama3_1_8b:megatron-lm:A100:2:8:1",
+        "bert:pytorch:A100:1:8:1",
+    ]
+    left = "\n".join(str(problem) for problem in converted.left_over)
+    assert "becomes llama2_7b:pytorch:A100:1:8:1: the case's setting parallelism shards as ZeRO does" in left
+    assert "FlagScale trains with Megatron-LM" in left
+
+
 def test_an_unknown_vendor_is_left_out_and_the_one_of_the_machine_is_measured(tmp_path: Path) -> None:
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py='VENDOR = "ilvatar"\nCASES = {}\n'))
     assert "vendor" not in converted.cluster

@@ -122,12 +122,12 @@ def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, 
     for item in cases:
         table = item.read(_table)
         for key, data in table.items():
-            wanted = _without_version(key, cluster)
+            wanted, changed = _own_key(key, cluster)
             why = _take_case(wanted, data, len(cluster.get("hosts", ("localhost",))), listed)
             if why:
                 left_over.append(item.left(f"{key}: {why}"))
-            elif wanted != key.strip():
-                left_over.append(item.left(f"{key}: becomes {wanted}: the vendor has no image of this version"))
+            elif changed:
+                left_over.append(item.left(f"{key}: becomes {wanted}: {changed}"))
         if not table:
             left_over.append(item.left("names no case"))
     level = given.get("FLAGPERF_LOG_LEVEL")
@@ -170,14 +170,22 @@ def _take_case(written: str, data: str | None, num_hosts: int, listed: dict[tupl
     return "" if before == case else f"is given twice, also as {before['key']} with {before.get('data') or 'no data'}"
 
 
-def _without_version(written: str, cluster: Values) -> str:
-    """Return a key with AccelMark's name of its case, without a framework version that the vendor has no image of."""
+def _own_key(written: str, cluster: Values) -> tuple[str, str]:
+    """Return a key with AccelMark's names of its case and framework, and why it differs from the one written.
+
+    A framework version that the vendor has no image of is left out.
+    """
     model, *parts = written.strip().split(":")
+    why = "this is AccelMark's name of the case" if model in TABLES["cases"] else ""
     vendor = cluster.get("vendor")
-    if parts and vendor is not None and "container" in cluster:
+    own = TABLES["frameworks"].get(parts[0].partition("_")[0]) if parts else None
+    if own is not None:
+        parts[0], why = own["name"], own["why"]
+    elif parts and vendor is not None and "container" in cluster:
         has_image = (find("vendors", vendor).path / "images" / parts[0] / "Dockerfile").is_file()
-        parts[0] = parts[0] if has_image else parts[0].partition("_")[0]
-    return ":".join([TABLES["cases"].get(model, model), *parts])
+        if not has_image and "_" in parts[0]:
+            parts[0], why = parts[0].partition("_")[0], "the vendor has no image of this version"
+    return ":".join([TABLES["cases"].get(model, model), *parts]), why
 
 
 def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
