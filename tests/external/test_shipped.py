@@ -16,7 +16,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.job import ExternalJob
 from accelmark.spec.model import parse
-from accelmark.spec.perflog import PERFLOG_PREFIX, EventLog, PerfLogWriter
+from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.runfile import RunSpec
 from accelmark.train.external.rank import trainer_command
 from accelmark.train.external.translate import LogTranslator
@@ -42,7 +42,7 @@ def events_of(trainer: str, lines: list[str], directory: Path) -> list[dict[str,
     assert isinstance(work, ExternalJob)
     with (directory / "log").open("wb") as log:
         account = Account(process_start=0.0, job=work)
-        translator = LogTranslator(work, 8, EventLog(PerfLogWriter(0, log.fileno())), account)
+        translator = LogTranslator(work, 8, PerfLogWriter(0, log.fileno()), account)
         for second, line in enumerate(lines, start=100):
             translator.line(line, int(second * 1e9))
         translator.close()
