@@ -90,7 +90,7 @@ class Checkpoints:
             state = {"model": unwrapped(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
         if self._rank == 0:
             # On the host: not every device's storages can be serialised.
-            torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), state), beside / self._file)
+            torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
         if self._rank == 0:
             scaler = self._training.scaler
