@@ -121,6 +121,7 @@ import json, sys
 from contextlib import nullcontext
 from pathlib import Path
 import testchip, torch
+from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
@@ -132,7 +133,7 @@ def checkpoints(settings, directory):
     model = torch.nn.Linear(4, 4).to(device)
     optimizer = build_optimizer(model, settings.optimizer, device)
     training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
-    return training, Checkpoints(directory, settings, training, device, 0, 1)
+    return training, Checkpoints(directory, settings, training, Place(0, 1, device, 1, 1), 0, 1)
 
 def resume(name, fused):
     directory = Path(sys.argv[1], f"{name}-{fused}")
