@@ -53,8 +53,9 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
 def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     """Train, and return rank 0's events as (name, value)."""
     spec = JobSpec.model_validate_json(job.read_bytes())
-    assert isinstance(spec.work, TrainJob | CompareJob)
-    started = num_ranks > 1 or spec.work.settings.loader.num_workers
+    work = spec.work.train if isinstance(spec.work, CompareJob) else spec.work
+    assert isinstance(work, TrainJob)
+    started = num_ranks > 1 or work.settings.loader.num_workers
     code, output = _started(job, num_ranks) if started else _here(spec, job.parent)
     log = (job.parent / "rank0.out.log").read_text(encoding="utf-8")
     assert code == 0, log + output

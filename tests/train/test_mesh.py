@@ -90,7 +90,9 @@ def test_a_mesh_takes_the_steps_of_one_rank(one: Path, tokens: Path, mesh: str, 
 def trained(tokens: Path, directory: Path, parallelism: str, num_ranks: int, batch_size: int, **more: Any) -> float:
     """Train for six steps, or go on from a checkpoint in ``directory``; return the final loss on held-out tokens."""
     over = {**SMALL, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
-    path = job_of("llama2_7b", directory, {"llama_tokens": tokens}, over | {"checkpoint.every_steps": 3})
+    path = job_of(
+        "llama2_7b", directory, {"llama_tokens": tokens}, over | {"checkpoint.every_steps": 3, "checkpoint.keep": 2}
+    )
     job = JobSpec.model_validate_json(path.read_bytes())
     path.write_text(job.model_copy(update=more).model_dump_json())
     loss: float = value_of(run(path, num_ranks), Event.FINISHED)["final_metrics"]["eval_loss"]
