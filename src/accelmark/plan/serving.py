@@ -90,7 +90,7 @@ def _problems(
         yield Problem(where, str(key), what)
     if settings.api not in server.apis:
         yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
-    if settings.prompts.output_length == "pinned" and not server.can_pin:
+    if settings.is_pinned and not server.can_pin:
         what = f"{server.title} cannot pin the length of answers"
         yield Problem(where, "prompts.output_length", what, "set it to natural")
     precisions = server.flags["precision"].values if "precision" in server.flags else {}
@@ -107,10 +107,9 @@ def _problems(
 
 def _data(request: KeyRequest, side: ServeCaseSpec, settings: ServeSettings) -> dict[str, Path]:
     """Return the directories of the required data and weights."""
-    case, given = request.case, request.request.data
+    given = request.request.data
     wanted = set(side.data) if settings.prompts.source == "text" else set()
-    needed = tuple(entry for entry, name in zip(case.data, case.data_names, strict=True) if name in wanted)
-    found = dict(request.run.data_dirs(case.model_copy(update={"data": needed}), given)) if needed else {}
+    found = request.data_of(wanted)
     if given is not None and side.weights is not None and (given / side.weights / "config.json").is_file():
         found["weights"] = (given / side.weights).absolute()
     return found

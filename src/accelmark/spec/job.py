@@ -155,6 +155,7 @@ class InferJob(BaseWork):
     metric: str
     tolerance: float
     reference: Reference | None
+    min_agreement: float = 0.0
     settings: InferSettings
     parameters: dict[str, Scalar]
     notes: tuple[Note, ...] = ()
