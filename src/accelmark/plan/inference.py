@@ -80,7 +80,7 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
     """Return the directories of the required data and weights, and warnings about missing ones."""
     if settings.synthetic:
         return {}, ["synthetic data: the figures are of speed only"]
-    case, named = request.case, request.request.data
+    named = request.request.data
     warnings: list[str] = []
     wanted = set(side.data)
     for name in side.optional_data:

@@ -51,6 +51,12 @@ class ServedModel:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     @property
+    def input_tokens(self) -> Callable[[str], list[int]] | None:
+        """Function from a prompt to the tokens that the model computes, with the special ones of its tokenizer."""
+        tokenizer = self._tokenizer
+        return None if tokenizer is None else lambda text: list(tokenizer.encode(text).ids)
+
+    @property
     def text(self) -> Callable[[list[int]], str] | None:
         """Function from tokens to their text; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.decode

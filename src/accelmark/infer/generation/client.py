@@ -75,7 +75,8 @@ class EngineClient:
             for request, answer in zip(batch.requests, answers, strict=True):
                 times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in batch_ns]
                 text = self._decode(answer)
-                record(_record(request, load.stage, (batch_due_ns - begin_ns) / 1e9, times_us, text), text)
+                due_s = (batch_due_ns - begin_ns) / 1e9
+                record(_record(request, load.stage, due_s, batch.tokens.shape[1], times_us, text), text)
         return LoadStage(
             stage=load.stage,
             arrival=load.arrival,
@@ -101,7 +102,9 @@ class EngineClient:
         return [at_ns for at_ns, _ in steps], torch.stack([tokens for _, tokens in steps], 1).tolist()
 
 
-def _record(request: PlannedRequest, stage: int, due_s: float, times_us: Sequence[int], text: str) -> RequestRecord:
+def _record(
+    request: PlannedRequest, stage: int, due_s: float, input_tokens: int, times_us: Sequence[int], text: str
+) -> RequestRecord:
     return RequestRecord(
         stage=stage,
         number=request.number,
@@ -113,7 +116,7 @@ def _record(request: PlannedRequest, stage: int, due_s: float, times_us: Sequenc
         gaps_us=tuple(later - earlier for earlier, later in pairwise(times_us)),
         status="ok",
         finish_reason="length",
-        input_tokens=request.input_tokens,
+        input_tokens=input_tokens,
         output_tokens=len(times_us),
         requested_tokens=request.requested_tokens,
         text_sha256=hashlib.sha256(text.encode()).hexdigest(),

@@ -33,11 +33,11 @@ def generate(
         AccelmarkError: the engine or the framework failed, or the text has too few prompts.
     """
     load = generation_load(settings)
-    if model.tokens is None or model.text is None:
+    if model.input_tokens is None or model.text is None:
         raise DataError("generation needs the model's tokenizer (tokenizer.json)")
     plan = LoadPlan(load, model)
     sample = AnswerSample(load.num_compared, random.Random(load.seed))
-    client = EngineClient(process, model.tokens, model.text)
+    client = EngineClient(process, model.input_tokens, model.text)
     with (node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
         stages = Stages(client, model, emit, stream, sample, lambda: None, plan.duration_s)
         plan.run(stages.run)
