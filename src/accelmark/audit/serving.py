@@ -233,6 +233,28 @@ def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeS
 
 
 @for_each(_serving)
+def benchmarks(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Check that benchmarks were measured in full, and that a published accuracy was reproduced where there is one."""
+    scores = {score.task: score for score in serving.scores}
+    if missing := [task for task in settings.benchmarks if task not in scores]:
+        yield finding("error", "benchmark-accuracy", "a score of every task", f"no score of {', '.join(missing)}")
+    for task, score in scores.items():
+        if score.limit is not None:
+            actual = f"{task}: {score.limit} questions of each task or subject"
+            yield finding("open", "benchmark-accuracy", "all questions", actual)
+    work = entry.job.work if entry.job is not None else None
+    published = work.benchmarks if isinstance(work, ServeJob) else {}
+    for task, reference in published.items():
+        if task in scores and abs(scores[task].value - reference.value) > reference.within:
+            actual = f"{task}: {scores[task].value:.4f}"
+            expected = f"{reference.value:.4f} ± {reference.within:g} ({reference.source})"
+            yield finding("error", "benchmark-accuracy", expected, actual)
+    if published and not scores:
+        actual = "no published accuracy of the weights was reproduced"
+        yield finding("open", "benchmark-accuracy", f"a score of {' or '.join(published)} (benchmarks)", actual)
+
+
+@for_each(_serving)
 def result_cache(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that prompts are unique and that repeated ones are not answered from a store."""
     use = serving.prompts

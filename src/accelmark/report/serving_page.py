@@ -302,6 +302,11 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
         least = f"at least {percent(answers.min_agreement, 4)} required"
         agreeing = f"{percent(answers.agreement, 4)} of the tokens of {answers.num_compared} answers under load"
         yield "Agreement", f"{agreeing}, from their start, equal the framework's greedy answers ({least})"
+    for score in serving.scores:
+        deviation = f" ± {percent(score.stderr, 2)} (standard error)" if score.stderr is not None else ""
+        of = f"{score.num_questions:,} questions, {score.num_fewshot} examples each, {score.metric}"
+        harness = f"lm-evaluation-harness {score.harness_version}, task version {score.task_version}"
+        yield score.task.upper(), f"{percent(score.value, 4)}{deviation} of {of} ({harness})"
     yield "Prompts", f"{prompts.num_unique:,} different in {prompts.num_requests:,} requests"
     lags = [(stage.lag_p99_ms, stage.label) for stage in serving.stages if stage.lag_p99_ms is not None]
     if lags:

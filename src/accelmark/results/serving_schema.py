@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import Field, FiniteFloat
 
 from accelmark.spec.model import Spec
-from accelmark.spec.serving import Arrival, Slo
+from accelmark.spec.serving import Arrival, BenchmarkScore, Slo
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 LATENCIES: Final = {
@@ -235,6 +235,8 @@ class ServingRound(Spec):
     highest_rate_note: str = ""
     answers: AnswersCompared
     prompts: PromptUse
+    scores: tuple[BenchmarkScore, ...] = ()
+    """Accuracy in tasks of lm-evaluation-harness."""
     timeline: tuple[TimelineRequest, ...] = ()
     malformed_lines: int = 0
     """Lines of requests.jsonl and answers.jsonl that could not be read."""

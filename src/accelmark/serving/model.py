@@ -10,6 +10,7 @@ from typing import Any, Final, final
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import folder_module
+from accelmark.spec.serving import BENCHMARKS
 
 _MODULE: Final = "serve"
 _BLOCK: Final = 1 << 20
@@ -67,7 +68,7 @@ class ServedModel:
         Raises:
             DataError: there is none.
         """
-        dirs = {name: path for name, path in self._job.data_dirs.items() if name != "weights"}
+        dirs = {name: path for name, path in self._job.data_dirs.items() if name not in ("weights", *BENCHMARKS)}
         if self._module is not None:
             text: str = self._module.prompt_text(dirs)
             return text

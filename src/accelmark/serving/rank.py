@@ -11,13 +11,14 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.serving.answers import AnswerSample, compare_answers
+from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.client.processes import Client
 from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
@@ -141,9 +142,22 @@ class _ServingRun:
                 check = server.check if server is not None else lambda: None
                 self.stages = Stages(client, model, self.log.event, stream, sample, check, plan.duration_s)
                 plan.run(self.stages.run)
+            if settings.benchmarks:
+                self._report("answering benchmarks")
+                dirs = self.job.data_dirs
+                run_benchmarks(settings, target, model.directory, dirs, self.node_dir, self._watch(check))
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
             compare_answers(settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE)
+
+    def _watch(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that checks the server and reports that the run goes on."""
+
+        def watch() -> None:
+            check()
+            self._report("answering benchmarks")
+
+        return watch
 
     @contextmanager
     def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:

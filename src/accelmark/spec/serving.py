@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.events import StartedBase
-from accelmark.spec.inference import InferPrecision, InferSettings
+from accelmark.spec.inference import InferPrecision, InferSettings, Reference
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Scalar
 
@@ -19,6 +19,13 @@ REQUESTS_FILE: Final = "requests.jsonl"
 """In the node's directory: one :class:`RequestRecord` on each line, in the order in which requests ended."""
 ANSWERS_FILE: Final = "answers.jsonl"
 """In the node's directory: one :class:`Answer` on each line, of the requests that were compared."""
+
+
+SCORES_FILE: Final = "scores.jsonl"
+"""In the node's directory: one :class:`BenchmarkScore` on each line."""
+Benchmark = Literal["mmlu", "gsm8k"]
+BENCHMARKS: Final[tuple[Benchmark, ...]] = get_args(Benchmark)
+"""Tasks of lm-evaluation-harness that are run through a server, by their names there."""
 
 
 class Lengths(Spec):
@@ -151,6 +158,12 @@ class ServeSettings(Spec):
     """Answers under load that are compared with answers to the same prompts, one at a time, from the framework."""
     seed: int = 1
     """Seed of prompts, lengths and arrivals."""
+    benchmarks: tuple[Benchmark, ...] = ()
+    """Tasks of lm-evaluation-harness that the server answers after the load; needs ``--data`` with their data."""
+    benchmark_limit: PositiveInt | None = None
+    """Questions of each task or subject; null: all, without which the result is OPEN."""
+    benchmark_timeout_s: PositiveFloat = 1500.0
+    """Longest duration of a task."""
     server_options: dict[str, Scalar] = Field(default_factory=dict)
     """Options of the server by the names in its ``server.yaml``."""
 
@@ -196,6 +209,8 @@ class ServeCaseSpec(Spec):
     """Least share of an answer's tokens, from its start, that agree with the framework's greedy answer (mean)."""
     agreement_why: str = ""
     """Reason for ``min_agreement``."""
+    benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
+    """Task of lm-evaluation-harness -> published accuracy of these weights; one of them has to be reproduced."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Defaults of :class:`ServeSettings`."""
     mutable: tuple[str, ...] = ()
@@ -252,6 +267,22 @@ class Answer(Spec):
     """Tokens from the start that agree."""
 
 
+class BenchmarkScore(Spec):
+    """Accuracy of the served model in a task of lm-evaluation-harness."""
+
+    task: Benchmark
+    metric: str
+    """Name in the harness (``acc,none``)."""
+    value: float
+    stderr: float | None
+    num_questions: int
+    limit: int | None
+    """Questions of each task or subject; null: all."""
+    num_fewshot: int
+    task_version: str
+    harness_version: str
+
+
 class ServeStarted(StartedBase):
     """The value of ``INIT_END`` of serving; framework, version and device are the server's."""
 
@@ -299,7 +330,7 @@ class LoadStage(Spec):
     """CPU time of the busiest client process over the stage's duration."""
 
 
-ServePhase = Literal["starting server", "warming up", "under load", "comparing answers"]
+ServePhase = Literal["starting server", "warming up", "under load", "answering benchmarks", "comparing answers"]
 
 
 class ServeProgress(Spec):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec, first_error
-from accelmark.spec.serving import Answer, RequestRecord
+from accelmark.spec.serving import Answer, BenchmarkScore, RequestRecord
 
 S = TypeVar("S", bound=Spec)
 
@@ -160,6 +160,12 @@ def read_answers(path: Path) -> tuple[list[Answer], LinesReport]:
     """Read ``answers.jsonl``; a missing file has no answers. Raises RunError when it cannot be read."""
     report = LinesReport()
     return list(_lines(path, Answer, report)), report
+
+
+def read_scores(path: Path) -> tuple[list[BenchmarkScore], LinesReport]:
+    """Read ``scores.jsonl``; a missing file has no scores. Raises RunError when it cannot be read."""
+    report = LinesReport()
+    return list(_lines(path, BenchmarkScore, report)), report
 
 
 def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:

@@ -14,7 +14,7 @@ from accelmark.results.figures.served_answers import compared_answers, prompt_us
 from accelmark.results.figures.serving import has_limits, timeline_of
 from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.rank_log import EndedStage
-from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests
+from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests, read_scores
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.read.serving_log import ServeLog, read_serve_log
 from accelmark.results.rounds.consistency import agreement_findings
@@ -23,7 +23,7 @@ from accelmark.results.rounds.load import Consumption, consumed, curves_of, head
 from accelmark.results.schema import Environment, Figure, Finding, RoundResult, finding
 from accelmark.results.serving_schema import ServingRound, ServingStage
 from accelmark.spec.job import JobSpec, ServeJob
-from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason
+from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, SCORES_FILE, ServeEndReason
 
 _ENDS: Final[dict[ServeEndReason, str]] = {
     "server_missing": "the server is not installed",
@@ -131,6 +131,7 @@ def _serving(
 ) -> ServingRound:
     settings, started, requests = serve.settings, records.log.started, records.requests
     answers, answer_lines = read_answers(records.node.path / ANSWERS_FILE if records.node else Path(ANSWERS_FILE))
+    scores, score_lines = read_scores(records.node.path / SCORES_FILE if records.node else Path(SCORES_FILE))
     headline, why = headline_of(stages, has_slo=has_limits(settings.slo))
     rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
     return ServingRound(
@@ -153,8 +154,9 @@ def _serving(
         highest_rate_note=note,
         answers=compared_answers(answers, requests, settings.num_compared, serve.min_agreement),
         prompts=prompt_use(requests),
+        scores=tuple(scores),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=records.lines.malformed + answer_lines.malformed,
+        malformed_lines=records.lines.malformed + answer_lines.malformed + score_lines.malformed,
     )
 
 
