@@ -53,7 +53,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
 def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSettings) -> dict[str, tuple[str, ...]]:
     """Return the packages that LoadGen's scenarios and the reader of packaged or given weights need."""
     found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {}
-    if settings.generate_batches:
+    if request.case.infer is not None and request.case.infer.generates:
         found["generation"] = ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")
     if any(request.folder.path.glob("*.safetensors")) or "weights" in data:
         found["weights of the case"] = ("safetensors>=0.4",)
