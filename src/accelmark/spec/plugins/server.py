@@ -64,8 +64,8 @@ class ServerSpec(Spec):
         for where, command in (("prepare", self.prepare), ("command", self.command)):
             for name in placeholders(command):
                 if name not in PLACEHOLDERS:
-                    known = ", ".join(PLACEHOLDERS)
-                    raise ValueError(f"{where} has the unknown placeholder {{{name}}} (known: {known})")
+                    what = f"{where} has the unknown placeholder {{{name}}}"
+                    raise ValueError(f"{what} (known: {', '.join(PLACEHOLDERS)})")
         for key in self.flags:
             option = key.removeprefix(_OPTION)
             if key not in _SETTINGS and (option == key or option not in self.options):
