@@ -66,9 +66,12 @@ def case_contract(entry: RoundEvidence, serve: ServeJob) -> Findings:
         actual = f"min_agreement was changed from {case.min_agreement:g} to {serve.min_agreement:g}"
         yield finding("error", "target", "min_agreement of case.yaml", actual)
     try:
-        fixed = flatten(ServeSettings.model_validate(case.settings).model_dump(mode="json"))
+        standard = ServeSettings.model_validate(case.settings)
     except ValidationError:
         return
+    fixed = flatten(standard.model_dump(mode="json"))
+    if standard.is_pinned == serve.settings.is_pinned:  # earlier versions state the default
+        fixed["prompts.output_length"] = serve.settings.prompts.output_length
     forced = {name for name, setting in entry.result.settings.items() if setting.forced}
     changed = [
         f"{name} is {value} instead of {fixed.get(name)}"
