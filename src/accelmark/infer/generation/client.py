@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.serving.load.plan import Load
+from accelmark.serving.client.processes import Load
 from accelmark.serving.load.prompts import Decode, Encode
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.serving import LoadStage, RequestRecord
@@ -61,7 +61,7 @@ class EngineClient:
             self._generate(warm_up)
             took_ns = max(time.monotonic_ns() - before_ns, 1)
         wanted = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
-        batches = []
+        batches: list[_Batch] = []
         while len(batches) < wanted and len(chosen := list(islice(planned, size))) == size:
             batches.append(self._batch(chosen))
         begin_ns = due_ns = time.monotonic_ns()

@@ -43,7 +43,7 @@ class CausalModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CausalModel:
         """Convert or move the model; frequencies of rotary embeddings stay in fp32, as transformers loads them."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for module, name, frequencies in self._frequencies:
             module.register_buffer(name, frequencies.to(getattr(module, name).device), persistent=False)
         return self
