@@ -161,7 +161,7 @@ def test_the_small_llama_generates_as_the_framework_does(tmp_path: Path) -> None
     assert code == 0, output
     figures = case["figures"]
     assert figures["inference_metric"]["mean"] == pytest.approx(6.4, abs=0.2)
-    assert figures["validation_metric"]["mean"] == pytest.approx(5.871, abs=0.01)
+    assert figures["validation_metric"]["mean"] == pytest.approx(5.839, abs=0.01)
     assert figures["answer_agreement"]["mean"] > 0.9
     assert figures["prefill_tokens_per_second"]["mean"] > figures["decode_tokens_per_second"]["mean"] > 0
     assert figures["kv_cache_mib"]["mean"] > 0

@@ -45,7 +45,6 @@ def main(arguments: list[str]) -> int:
         tasks=[task],
         num_fewshot=_FEWSHOT,
         limit=request["limit"],
-        bootstrap_iters=0,
         log_samples=False,
     )
     metric = _METRICS[task]
