@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.generation.model import CausalModel, Costs
+from accelmark.infer.language_model.model import CausalModel, Costs
 from accelmark.results.figures.generation import ModelCosts, generation_stage
 from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import requests_of

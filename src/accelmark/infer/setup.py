@@ -22,7 +22,7 @@ from accelmark.infer.batches import first_batches, pinned_batches, synthetic_bat
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import device_name
 from accelmark.infer.failures import InferenceError, shortened
-from accelmark.infer.generation.case import Generation
+from accelmark.infer.language_model.case import LanguageModelCase
 from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.inference import InferSettings, Note, file_at
@@ -147,7 +147,7 @@ def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
     found = getattr(folder_module(job.case, name), "Case", None)
     if not (isinstance(found, type) and issubclass(found, InferCase)):
         raise RunError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
-    if issubclass(found, Generation):
+    if issubclass(found, LanguageModelCase):
         return found(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
     return found(infer.settings, infer.parameters, job.data_dirs)
 
@@ -207,7 +207,7 @@ def check_generation(engine: EngineFacts, case: InferCase, settings: InferSettin
     """
     if not settings.generate_batches:
         return
-    if not isinstance(case, Generation):
+    if not isinstance(case, LanguageModelCase):
         raise RequestError("generate_batches: the case is not a language model; take the setting out")
     if not engine.generates:
         what = f"generate_batches: the engine {settings.compiler} generates no text"

@@ -21,10 +21,10 @@ from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
-from accelmark.infer.generation.case import Generation
-from accelmark.infer.generation.model import CausalModel
 from accelmark.infer.generation.run import generate
 from accelmark.infer.hashes import file_hash, model_hashes
+from accelmark.infer.language_model.case import LanguageModelCase
+from accelmark.infer.language_model.model import CausalModel
 from accelmark.infer.measure import Emit, Forward, Measured, measure
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
@@ -275,7 +275,7 @@ class SevenSteps:
                 checked = CheckedPass(self.case, self.batches, process, reference, self.emit)
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
-                if settings.generate_batches and isinstance(self.case, Generation):
+                if settings.generate_batches and isinstance(self.case, LanguageModelCase):
                     self._generate(self.case)
                 if settings.scenarios:
                     scenarios = Scenarios(checked, self._facts().fixed_batch, self.node_dir, self._context("scenarios"))
@@ -285,7 +285,7 @@ class SevenSteps:
             if engine is not None:
                 engine.close()
 
-    def _generate(self, case: Generation) -> None:
+    def _generate(self, case: LanguageModelCase) -> None:
         with torch.inference_mode(False):
             generate(
                 self.settings,

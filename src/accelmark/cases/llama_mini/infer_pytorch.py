@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from accelmark.infer.generation.case import Generation
+from accelmark.infer.language_model.case import LanguageModelCase
 
 
-class Case(Generation):
+class Case(LanguageModelCase):
     """The model that ``serve.py`` writes, in transformers."""

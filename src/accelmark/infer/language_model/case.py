@@ -13,14 +13,14 @@ from torch import Generator, Tensor, nn
 
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatch, InferCase, swap_neighbours
-from accelmark.infer.generation.model import load_model
+from accelmark.infer.language_model.model import load_model
 from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import DataError
 from accelmark.spec.inference import InferSettings
 from accelmark.spec.settings import Scalar
 
 
-class Generation(InferCase):
+class LanguageModelCase(InferCase):
     """A language model: subclass it as ``Case`` in ``cases/<model>/infer_pytorch.py``.
 
     An item is a window of the case's text, ``seq_length`` tokens long; ``windows`` of them are spread evenly over it.
