@@ -16,7 +16,8 @@ from accelmark.serving.server_process import NeverHealthyError, ServerDiedError,
 from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
-from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
+from accelmark.spec.plugins.trainer import fill
 from accelmark.spec.settings import Scalar
 
 HEALTHY = """
@@ -88,10 +89,11 @@ def test_a_program_that_does_not_exist_is_named(start: Start) -> None:
 
 
 def test_every_declaration_gives_a_command() -> None:
-    values = {name: name for name in ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir")}
+    values = {name: name for name in PLACEHOLDERS}
     for name in folders("servers"):
         server = load_server(name)
         command = server.arguments(values, {"precision": "bf16", "threads": None})
+        command += fill(server.prepare, values)
         assert {"model_dir", "host", "port"} <= set(command)
         assert not [part for part in command if "{" in part]
 

@@ -118,6 +118,7 @@ class ComputeDevice:
             precision=settings.precision,
             compiler=settings.compiler,
             isolated=True,
+            counts_own_memory=True,
             library_versions={"python": platform.python_version(), **_versions()},
         )
 

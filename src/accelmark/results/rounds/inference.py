@@ -213,7 +213,7 @@ def _computation(job: JobSpec, infer: InferJob, phase: PhaseFigures) -> Figures:
 
 def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
     """Return the peak of the devices, or of the computing process where it computes on the CPU, and their memory."""
-    is_cpu = job.device_type == "cpu"
+    is_cpu = job.device_type == "cpu" and log.started is not None and log.started.counts_own_memory
     computed = log.stage(InferStep.INFER if "inference" in log.spans_ms else InferStep.VALIDATE)
     of = ([computed] if computed is not None else []) if is_cpu else log.stages
     reported = [stage.details.get(f"peak_{'host' if is_cpu else 'device'}_memory_mib") for stage in of]
