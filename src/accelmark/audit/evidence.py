@@ -72,6 +72,12 @@ class RoundEvidence(NamedTuple):
     """What each host executed of the vendor's folder."""
 
     @property
+    def has_same_case(self) -> bool:
+        """Whether the round used the files of the case on this machine."""
+        case = self.reference.case
+        return case is not None and self.job is not None and self.job.case.sha256 == case.sha256
+
+    @property
     def number(self) -> int:
         """Number of the round, from 1."""
         return self.result.round

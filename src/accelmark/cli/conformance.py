@@ -156,7 +156,7 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
         return [Check("missing", line, "correct this key") for line in str(error).splitlines()]
     checks = [Check("good", f"case.yaml describes {case.title}, version {case.version}")]
     if case.train is not None and case.train.target is None and case.train.reference_loss is None:
-        do = "add train.target (with why) or train.reference_loss, so that the audit can detect a wrong implementation"
+        do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
         checks.append(Check("missing", "no criterion for correct training", do))
     if case.train is not None:
         frameworks = [framework for framework in folders("frameworks") if (folder / f"{framework}.py").is_file()]

@@ -16,7 +16,7 @@ from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
-    from accelmark.spec.plugins.case import CaseSpec
+    from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
     from accelmark.spec.plugins.catalog import Folder
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -57,8 +57,6 @@ def cases(
 
 
 def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
-    target = case.train.target if case.train else None
-    symbol = {"at_least": ">=", "at_most": "<="}
     files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
     return {
         "name": case.name,
@@ -67,7 +65,7 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
         "size": case.size,
         "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
         "frameworks": sorted(files),
-        "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
+        "target": _criterion(case.train) if case.train else None,
         "data": list(case.data_names),
         "from": folder.origin,
     }
@@ -97,13 +95,21 @@ def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
         typer.echo(f"  {title}: {', '.join(names) or 'none'}")
     if case.train is not None:
         target = case.train.target
-        typer.echo(f"train: {row['target'] or 'no target'}" + (f" ({target.why})" if target else ""))
+        typer.echo(f"train: {row['target']}" + (f" ({target.why})" if target else ""))
         for key, value in flatten(case.train.settings).items():
             typer.echo(f"  {key:<38} {value}" + ("" if may_change(key, case.train.mutable) else "  (immutable)"))
     if case.infer is not None:
         typer.echo(f"infer: {case.infer.metric}, tolerance {case.infer.tolerance:g} ({case.infer.tolerance_why})")
         for key, value in flatten({**case.infer.configurations, **case.infer.parameters}).items():
             typer.echo(f"  {key:<38} {value}")
+
+
+def _criterion(train: TrainCaseSpec) -> str:
+    """Return the criterion of correct training in a few words."""
+    target, reference = train.target, train.reference_loss
+    if target is not None:
+        return f"{target.metric} {'>=' if target.direction == 'at_least' else '<='} {target.value:g}"
+    return f"loss curve within {reference.max_mean_relative_error:.0%}" if reference is not None else "no reference yet"
 
 
 def new(
@@ -150,13 +156,38 @@ def check(
     kind: Kind,
     name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
+    frameworks: Annotated[
+        str | None, Option("--frameworks", metavar="A,B", help="Compare the case's first steps in these frameworks.")
+    ] = None,
+    steps: Annotated[int, Option("--steps", min=1, help="Optimizer steps to compare.")] = 8,
+    data: options.Data = None,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Keep the compared weights and outputs here.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check the folder of a vendor or a case for completeness.
 
     A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
-    A case: description, code, and training on synthetic data.
+    A case: description, code, and training on synthetic data. With --frameworks: whether each framework, on one rank
+    and on two, computes the same outputs, losses and weights as PyTorch from the same weights and batches.
     """
+    if frameworks is not None:
+        if kind != "case":
+            raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
+        from accelmark.cli.equivalence import Request, compare_frameworks
+
+        request = Request(name, frameworks, data, vendor, settings or (), synthetic, steps)
+        if not compare_frameworks(request, out, as_json=as_json):
+            raise typer.Exit(EXIT_FAILED)
+        return
+    if data or vendor or settings or synthetic or out:
+        raise RequestError(
+            "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
+        )
     from accelmark.cli.conformance import case_checks, vendor_checks
 
     checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)

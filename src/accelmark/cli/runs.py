@@ -39,6 +39,12 @@ def train(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    write_reference: Annotated[
+        bool, Option("--write-reference", help="Store the loss curve as the reference of the case, in its folder.")
+    ] = False,
+    reference_file: Annotated[
+        Path | None, Option("--reference-file", metavar="FILE", help="Store the loss curve in this file instead.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a case and measure it. Writes a run directory with a report page."""
@@ -47,7 +53,15 @@ def train(
     case = CaseRequest(key=key, data=data and data.expanduser())
     request = RunSpec(name=_run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     plan = plan_request(request, settings or (), synthetic=synthetic)
-    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    if not (write_reference or reference_file):
+        _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+        return
+    from accelmark.cli import reference
+
+    file = reference.reference_file(plan, reference_file)
+    directory = _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    if directory is not None:
+        reference.write_reference(directory, plan, file, as_json=as_json)
 
 
 def infer(
@@ -175,6 +189,7 @@ def plan_request(
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
+    from accelmark.run.controller.equivalence import with_checks
     from accelmark.run.environments.registry import with_environments
 
     given = request.cluster
@@ -186,13 +201,13 @@ def plan_request(
         data_dirs=data_dirs,
         created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         where=where,
-        command_line=_setting_values(settings, synthetic=synthetic),
+        command_line=setting_values(settings, synthetic=synthetic),
     )
-    plan = with_environments(plan)
+    plan = with_environments(with_checks(plan))
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
-def _setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
+def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
     """Return ``--set`` options as dotted keys; raises SpecError with those that are not ``key=value``."""
     from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import read_value
@@ -275,8 +290,11 @@ def _run_name(key: str) -> str:
     return name.strip(".-_")[:57] or "case"
 
 
-def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
-    """Execute ``plan``, or only print it, and end the command with the exit code of the run."""
+def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
+    """Execute ``plan``, or only print it, and end the command with the exit code of the run unless it is 0.
+
+    Returns the run directory, or None where nothing was started.
+    """
     from accelmark.run.record.directory import default_path
     from accelmark.spec.errors import RequestError
 
@@ -287,7 +305,7 @@ def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_j
         from accelmark.cli.dry_run import print_plan
 
         print_plan(plan, path, as_json=as_json)
-        return
+        return None
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.preflight.report import run_preflight
@@ -299,6 +317,7 @@ def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_j
     with _host_problems_as_table(as_json=as_json):
         outcome = coordinator.start(plan, path, DataFetcher(offline), run_preflight, as_json=as_json)
     _finish(outcome, as_json=as_json)
+    return outcome.directory
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from accelmark.explain.entries import all_terms
 from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
 from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.results.equivalence import EQUIVALENCE_RULE
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
@@ -85,6 +86,8 @@ class CaseView(NamedTuple):
     scale: str
     marks: list[str]
     target: str
+    equivalence: str
+    """What a check of frameworks found about this case's; empty without one that applies."""
     tiles: list[Tile]
     groups: list[tuple[str, list[FigureRow]]]
     missing: dict[str, list[str]]
@@ -133,6 +136,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         scale=scale_text(key, result.variant),
         marks=[_MARKS[mark] for mark in result.marks],
         target=_target(first),
+        equivalence=next((found.actual for found in result.findings if found.rule == EQUIVALENCE_RULE), ""),
         tiles=[_tile(title(name), name, known[name], result.unit) for name in HEADLINES if name in known][:NUM_TILES],
         groups=[(group, rows) for group, rows in groups if rows],
         missing=missing,

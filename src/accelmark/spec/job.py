@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from accelmark.spec.equivalence import EquivalenceCheck
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
@@ -117,6 +118,29 @@ class EvaluateJob(BaseWork):
         return self.train.settings
 
 
+class CompareJob(BaseWork):
+    """Take the first optimizer steps of a case from given weights on given batches, and record each step's results."""
+
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
+    kind: Literal["compare"] = "compare"
+    train: TrainJob
+    """The training whose steps are taken; its optimizer steps have ``num_batches`` batches over all ranks."""
+    inputs: Path
+    """Directory of the initial weights and the batches, the same for all jobs that are compared."""
+    results: Path
+    """Directory for the results of each step."""
+    reference: Path | None = None
+    """``results`` of the reference job, from whose weights each step starts; None for that job itself, which first
+    writes ``inputs`` from its own initial weights and training data."""
+    num_steps: PositiveInt
+    num_batches: PositiveInt
+    """Batches of an optimizer step: each rank takes an equal share, and accumulates its gradients."""
+
+    @property
+    def _settings(self) -> TrainSettings:
+        return self.train.settings
+
+
 class InferJob(BaseWork):
     """Run a trained model through an inference engine, in seven steps."""
 
@@ -141,7 +165,7 @@ class ProbeJob(BaseWork):
     """Approximate time budget for the measurement."""
 
 
-Work = Annotated[TrainJob | InferJob | EvaluateJob | ExternalJob | ProbeJob, Field(discriminator="kind")]
+Work = Annotated[TrainJob | InferJob | EvaluateJob | CompareJob | ExternalJob | ProbeJob, Field(discriminator="kind")]
 """The work of a job. Each kind has a planner in ``plan/`` and a reader in ``results/``."""
 
 
@@ -174,6 +198,8 @@ class JobSpec(Spec):
     """Contents of the vendor's folder for this case; null without one."""
     ceilings: Ceilings | None = None
     """Rates that ``accelmark probe`` measured on this device; null if it was not probed."""
+    equivalence: tuple[EquivalenceCheck, ...] = ()
+    """Checks of this case, framework and device with these settings, for any version of the framework."""
     chip: Chip | None = None
     """The chip under test as its vendor describes it; null if unknown (then MFU is null)."""
     data_dirs: dict[str, Path]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,15 @@ class Case(ImageClassification):
 
     image_shape = (1, SIDE, SIDE)
     num_classes = NUM_CLASSES
+    reference_names: ClassVar = {
+        r"^stem\.": "features.0.",
+        r"^norm\.": "features.1.",
+        r"^blocks\.0\.": "features.3.",
+        r"^blocks\.1\.": "features.4.",
+        r"^blocks\.2\.": "features.5.",
+        r"\.shortcut\.": ".shortcut.0.",
+        r"\.shortcut_norm\.": ".shortcut.1.",
+    }
 
     def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """Build the network with PyTorch's distribution of initial weights."""

@@ -18,6 +18,7 @@ import optax
 
 from accelmark.frameworks.jax.arrays import from_arrays, to_arrays
 from accelmark.frameworks.jax.case import TrainCase
+from accelmark.frameworks.jax.comparison import Comparison
 from accelmark.frameworks.jax.counting import count_flops
 from accelmark.frameworks.jax.devices import Devices
 from accelmark.frameworks.jax.optimizers import OPTIMIZER_CLASSES
@@ -90,7 +91,7 @@ class JaxBackend:
         case = self._case = self._open_case()
         self._open_data(case)
         start = time.monotonic()
-        self._compiled = step = Step(case, settings)
+        self._compiled = step = Step(case, settings, devices.mesh)
         state = step.initial_state()
         arrays = to_arrays(state.parameters)
         self._log.event(Event.CONVERT_MODEL, {"duration_s": round(time.monotonic() - start, 6)})
@@ -253,6 +254,14 @@ class JaxBackend:
             name = self._checkpoints.save(arrays, progress)
         self._devices.mean([0.0])  # no rank goes on before the checkpoint is complete
         return name
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+
+        def write(state: State) -> None:
+            self._state = state
+
+        return Comparison(self._case, self._compiled, self._devices, lambda: self._state, write)
 
     def synchronize(self) -> None:
         """Wait for the device."""

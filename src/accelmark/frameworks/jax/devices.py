@@ -42,8 +42,8 @@ class Devices:
                 local_device_ids=None if device_type == "cpu" else [place.local_rank],
             )
         self.own = jax.local_devices()[0]
-        self._mesh = Mesh(np.array(jax.devices() if self._is_one_of_many else [self.own]), (_DATA,))
-        self._whole, self._split = (NamedSharding(self._mesh, spec) for spec in (PartitionSpec(), PartitionSpec(_DATA)))
+        self.mesh = Mesh(np.array(jax.devices() if self._is_one_of_many else [self.own]), (_DATA,))
+        self._whole, self._split = (NamedSharding(self.mesh, spec) for spec in (PartitionSpec(), PartitionSpec(_DATA)))
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from flax.training.dynamic_scale import DynamicScale
+from jax.sharding import Mesh, PartitionSpec
 
 from accelmark.frameworks.jax.case import Batch, TrainCase
 from accelmark.frameworks.jax.optimizers import direction
@@ -31,23 +32,40 @@ class State(NamedTuple):
 class Step:
     """Compiled functions of a case's model and optimizer; nothing is computed on the host."""
 
-    def __init__(self, case: TrainCase, settings: TrainSettings) -> None:
+    def __init__(self, case: TrainCase, settings: TrainSettings, mesh: Mesh) -> None:
+        """``mesh`` has the ranks' devices along one axis, over which batches are split."""
         self._case, self._clip_norm = case, settings.gradient_clip_norm
+        self._axis: Any = mesh.axis_names[0] if mesh.size > 1 else None
         self._seed, self._precision = settings.seed, settings.precision
         self._optimizer = direction(settings.optimizer)
-        abstract = nnx.eval_shape(self._model)
-        self.model_class = type(abstract).__name__
-        self._graph = nnx.graphdef(abstract)
-        self.take = jax.jit(self._take, donate_argnums=0)
+        self._abstract = nnx.eval_shape(self._model)
+        self.model_class = type(self._abstract).__name__
+        self._graph = nnx.graphdef(self._abstract)
+        take: Any = self._take
+        if self._axis is not None:
+            whole, split = PartitionSpec(), PartitionSpec(self._axis)
+            take = jax.shard_map(
+                take, mesh=mesh, in_specs=(whole, whole, split), out_specs=(whole, whole), check_vma=False
+            )
+        self.take = jax.jit(take, donate_argnums=0)
         """``take(state, learning rate, batches) -> (state, loss)``; ``state`` may not be used again."""
         self.sums = jax.jit(self._sums)
         """``sums(parameters, rest, batch) -> sums of the case``."""
+        self.outputs = jax.jit(self._outputs)
+        """``outputs(parameters, rest, batch) -> the model's outputs in training mode``."""
 
     def initial_state(self) -> State:
         """Return the state before the first step, on the default device."""
         parameters, rest = jax.jit(lambda: nnx.split(self._model(), nnx.Param, ...)[1:])()
         scaler = DynamicScale() if self._precision == "fp16" else None
         return State(parameters, rest, self._optimizer.init(parameters), scaler)
+
+    def disable_dropout(self) -> None:
+        """Let all values through dropout; only before the first step."""
+        for _, module in nnx.iter_modules(self._abstract):
+            if isinstance(module, nnx.Dropout):
+                module.rate = 0.0
+        self._graph = nnx.graphdef(self._abstract)
 
     def loss(self, parameters: Any, rest: Any, batch: Batch) -> tuple[jax.Array, Any]:
         """Return the loss of a training batch, and the model's other variables after it."""
@@ -60,19 +78,27 @@ class Step:
         return self._case.build_model(nnx.Rngs(self._seed))
 
     def _take(self, state: State, rate: jax.Array, batches: list[Batch]) -> tuple[State, jax.Array]:
-        """Apply the mean of the batches' gradients, clipped, in the optimizer's direction."""
+        """Apply the mean of all ranks' gradients, clipped, in the optimizer's direction.
+
+        With several ranks this runs on each device with its own batches.
+        """
         parameters, rest, moments, scaler = state
+        rest = self._own_keys(rest)
         total, gradients, finite = jnp.zeros(()), None, jnp.array(True)
         for batch in batches:
             if scaler is None:
                 (loss, rest), found = jax.value_and_grad(self.loss, has_aux=True)(parameters, rest, batch)
             else:
-                scaled = scaler.value_and_grad(self.loss, has_aux=True)(parameters, rest, batch)
+                # The mean over the ranks is part of it, so that all ranks agree on the next scale.
+                scaled = scaler.value_and_grad(self.loss, has_aux=True, axis_name=self._axis)(parameters, rest, batch)
                 scaler, is_finite, (loss, rest), found = scaled
                 finite &= is_finite
             total += loss / len(batches)
             found = jax.tree.map(lambda gradient: gradient / len(batches), found)
             gradients = found if gradients is None else jax.tree.map(jnp.add, gradients, found)
+        if self._axis is not None:
+            gradients = jax.lax.pmean(gradients, self._axis) if scaler is None else gradients
+            total, rest = jax.lax.pmean(total, self._axis), self._joint(state.rest, rest)
         if self._clip_norm is not None:
             factor = jnp.minimum(1.0, self._clip_norm / (optax.global_norm(gradients) + 1e-6))
             gradients = jax.tree.map(lambda gradient: gradient * factor, gradients)
@@ -84,7 +110,40 @@ class Step:
             new_moments = jax.tree.map(keep, new_moments, moments)
         return State(new_parameters, rest, new_moments, scaler), total
 
+    def _own_keys(self, rest: Any) -> Any:
+        """Make the random keys of this rank's batches its own."""
+        if self._axis is None:
+            return rest
+        index = jax.lax.axis_index(self._axis)
+        return jax.tree.map(lambda leaf: jax.random.fold_in(leaf, index) if _is_key(leaf) else leaf, rest)
+
+    def _joint(self, before: Any, after: Any) -> Any:
+        """Return the mean of all ranks' running statistics, and the keys that all ranks share."""
+
+        def joint(old: Any, new: Any) -> Any:
+            if _is_key(old):
+                return old
+            return jax.lax.pmean(new, self._axis) if jnp.issubdtype(new.dtype, jnp.floating) else new
+
+        return jax.tree.map(joint, before, after)
+
     def _sums(self, parameters: Any, rest: Any, batch: Batch) -> Any:
         model = nnx.merge(self._graph, parameters, rest, copy=True)
         model.eval()
         return self._case.eval_sums(model, batch)
+
+    def _outputs(self, parameters: Any, rest: Any, batch: Batch) -> Any:
+        model = nnx.merge(self._graph, parameters, rest, copy=True)
+        model.train()
+        kept: list[Any] = []
+
+        def recorded(*inputs: Any) -> Any:
+            kept.append(model(*inputs))
+            return kept[-1]
+
+        self._case.loss(recorded, batch)
+        return jax.tree.leaves(kept[0])[0]
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

@@ -22,6 +22,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 from paddle.utils import unique_name
 
 from accelmark.frameworks.paddle.case import Batch, TrainCase, case_class
+from accelmark.frameworks.paddle.comparison import Comparison
 from accelmark.frameworks.paddle.counting import count_flops
 from accelmark.frameworks.paddle.optimizers import OPTIMIZER_CLASSES, build_optimizer
 from accelmark.frameworks.paddle.platform import (
@@ -347,6 +348,10 @@ class PaddleBackend:
             self._scaler.load_state_dict({key: value if value.ndim else value.item() for key, value in scaler.items()})
         self._steps_done = progress.global_steps
         return progress
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+        return Comparison(self._case, self._model, self._autocast, self._to_device)
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -32,6 +32,7 @@ from accelmark.frameworks.pytorch.model.identity import (
 )
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local, plain
+from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
 from accelmark.frameworks.pytorch.training.losses import DeviceLosses
 from accelmark.frameworks.pytorch.training.platform import (
@@ -299,6 +300,10 @@ class PyTorchBackend:
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""
         return self._checkpoints.save(progress)
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+        return Comparison(self._case, self._training, self._device)
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -117,14 +117,18 @@ def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | N
     return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
 
 
-def converged(timeline: Timeline | None, train: TrainingWork, checked: Reevaluation | None) -> bool | None:
+def converged(
+    timeline: Timeline | None, train: TrainingWork, samples_per_step: int, checked: Reevaluation | None
+) -> bool | None:
     """Return whether target and reference loss were reached; None without either, or for synthetic data."""
-    if train.settings.loader.synthetic or (train.target is None and train.reference_loss is None):
+    reference = train.reference_loss
+    reference = reference if reference is not None and reference.applies(samples_per_step) else None
+    if train.settings.loader.synthetic or (train.target is None and reference is None):
         return None
     if timeline is None or (train.target is not None and first_hit(timeline, train, checked) is None):
         return False
     error = reference_error(timeline, train)
-    return train.reference_loss is None or (error is not None and error <= train.reference_loss.max_mean_relative_error)
+    return reference is None or (error is not None and error <= reference.max_mean_relative_error)
 
 
 def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from accelmark.results.equivalence import equivalence_finding
 from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
@@ -26,6 +27,7 @@ from accelmark.results.rounds.hosts import contention_findings, host_infos, job_
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
 
+REFERENCE_RULE: Final = "reference-loss"
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""
 
@@ -46,8 +48,7 @@ def train_round(
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
-    settings = work.settings
-    per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size
+    settings, per_step = work.settings, samples_per_step(job, work)
     return RoundResult(
         key=job.key,
         task="train",
@@ -56,7 +57,7 @@ def train_round(
         unit=work.unit,
         state=state,
         reason=reason,
-        converged=converged(timeline, work, checked),
+        converged=converged(timeline, work, per_step, checked),
         target=work.target,
         marks=round_marks(
             job,
@@ -83,6 +84,11 @@ def train_round(
         settings=job.provenance,
         findings=tuple(findings),
     )
+
+
+def samples_per_step(job: JobSpec, work: TrainingWork) -> int:
+    """Return the samples of an optimizer step over all devices."""
+    return work.settings.batch_size * work.settings.gradient_accumulation_steps * job.key.world_size
 
 
 def _rank_error(timeline: Timeline | None) -> str | None:
@@ -151,22 +157,35 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)
-    yield from _reference_finding(work, timeline)
+    equivalence = equivalence_finding(job, timeline.lead_end.started)
+    if equivalence is not None:
+        yield equivalence
+    yield from _reference_finding(job, work, timeline)
 
 
-def _reference_finding(train: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
-    if train.reference_loss is None or train.settings.loader.synthetic:
+def _reference_finding(job: JobSpec, train: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
+    """Yield how the losses compare with the reference curve, or why they are not compared."""
+    reference = train.reference_loss
+    if train.settings.loader.synthetic:
         return
-    limit = train.reference_loss.max_mean_relative_error
+    if reference is None:
+        if train.target is None:
+            do = "'accelmark train CASE --write-reference' measures a reference loss curve"
+            yield finding("info", REFERENCE_RULE, "", f"no reference yet: convergence was not judged; {do}")
+        return
+    per_step = samples_per_step(job, train)
+    if not reference.applies(per_step):
+        expected, actual = f"{reference.samples_per_step} samples a step", f"{per_step}: losses were not compared"
+        yield finding("warning", REFERENCE_RULE, expected, actual)
+        return
+    limit = reference.max_mean_relative_error
     error = reference_error(timeline, train)
     if error is None:
-        last = max(train.reference_loss.steps, default=0)
-        actual = f"no finite loss at step {last}, the last step of the reference curve"
-    elif error > limit:
-        actual = f"mean relative error {error:.2%} against the reference loss"
+        actual = f"no finite loss at step {max(reference.steps)}, the last step of the reference curve"
     else:
-        return
-    yield finding("error", "reference-loss", f"at most {limit:.2%}", actual)
+        actual = f"mean relative error {error:.2%} against the reference loss ({reference.source})"
+    followed = error is not None and error <= limit
+    yield finding("info" if followed else "error", REFERENCE_RULE, f"at most {limit:.2%}", actual)
 
 
 def _flops_finding(timeline: Timeline) -> Iterable[Finding]:

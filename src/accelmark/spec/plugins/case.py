@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    FiniteFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from accelmark.spec.errors import nearest
 from accelmark.spec.inference import InferCaseSpec
@@ -32,17 +40,37 @@ class Target(Spec):
         return metric >= self.value if self.direction == "at_least" else metric <= self.value
 
 
+REFERENCE_FILE: Final = "reference_loss.yaml"
+"""In a case's folder: a :class:`ReferenceLoss` that ``accelmark train CASE --write-reference`` wrote."""
+
+
 class ReferenceLoss(Spec):
     """Convergence by a reference loss curve: a limit on the mean relative error of the losses."""
 
-    steps: tuple[int, ...]
+    steps: tuple[PositiveInt, ...] = Field(min_length=1)
     """Optimizer steps of the reference curve."""
-    loss: tuple[float, ...]
-    """Losses at these steps."""
+    loss: tuple[FiniteFloat, ...]
+    """Mean losses over all ranks at these steps."""
     max_mean_relative_error: PositiveFloat = 0.02
     """Largest accepted mean of ``|loss - reference| / reference``."""
     source: str
     """Run or publication that the curve comes from."""
+    samples_per_step: PositiveInt | None = None
+    """Samples of an optimizer step over all ranks, which a compared run has to have too; null: any number."""
+    data: dict[str, str] = Field(default_factory=dict)
+    """Data set -> fingerprint of the data that was trained on."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """All settings of the measured run, by dotted key."""
+
+    @model_validator(mode="after")
+    def _is_a_curve(self) -> Self:
+        if len(self.steps) != len(self.loss) or list(self.steps) != sorted(set(self.steps)):
+            raise ValueError("steps have to increase, with one loss each")
+        return self
+
+    def applies(self, samples_per_step: int) -> bool:
+        """Whether the losses of a run with this many samples in an optimizer step can be compared."""
+        return self.samples_per_step in (None, samples_per_step)
 
 
 class TrainCaseSpec(Spec):

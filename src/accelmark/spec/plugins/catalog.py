@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeVar, cast, final
 
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.model import Spec, parse, read_yaml
-from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
 from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
@@ -193,8 +193,19 @@ def _load(path: Path, name: str, model: type[M]) -> M:
 
 
 def load_case(name: str) -> CaseSpec:
-    """Read and check ``case.yaml`` of one case."""
-    return load_spec("cases", name, CaseSpec)
+    """Read and check ``case.yaml`` of one case, with the reference loss of a file next to it."""
+    case, path = load_spec("cases", name, CaseSpec), find("cases", name).path / REFERENCE_FILE
+    if case.train is None or not path.is_file():
+        return case
+    if case.train.reference_loss is not None:
+        raise SpecError([Problem(str(path), "", "case.yaml states a reference_loss too", "remove one of the two")])
+    train = case.train.model_copy(update={"reference_loss": _reference(path)})
+    return case.model_copy(update={"train": train})
+
+
+@cache
+def _reference(path: Path) -> ReferenceLoss:
+    return parse(ReferenceLoss, read_yaml(path), str(path))
 
 
 def load_vendor(name: str) -> VendorSpec:

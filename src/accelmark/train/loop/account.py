@@ -63,8 +63,9 @@ class Account:
         answers = []
         if self.job.target is not None:
             answers.append(self.progress.reached)
-        if self.job.reference_loss is not None:
-            answers.append(follows_reference(self.job.reference_loss, self.progress.reference_losses))
+        reference = self.job.reference_loss
+        if reference is not None and (self.backend is None or reference.applies(self.backend.samples_per_step)):
+            answers.append(follows_reference(reference, self.progress.reference_losses))
         return all(answers) if answers else None
 
     def finished(self, end: End) -> Finished:

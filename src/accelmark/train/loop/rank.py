@@ -19,7 +19,7 @@ from typing import Final, NoReturn, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
-from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.model import parse
 from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
@@ -72,7 +72,7 @@ class RankOutcome:
 def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
     """Run this rank's part of a job; returns the exit code of its process, 0 only when the work completed."""
     work = job.work
-    train = work.train if isinstance(work, EvaluateJob) else work
+    train = work.train if isinstance(work, EvaluateJob | CompareJob) else work
     if not isinstance(train, TrainJob):
         raise RequestError(f"job.json: a training rank cannot do work of kind {work.kind!r}")
     account = Account(process_start=process_start, job=train)
@@ -90,6 +90,8 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
 
     if isinstance(work, EvaluateJob):
         outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log), log, account)
+    elif isinstance(work, CompareJob):
+        outcome = run_work(backend, lambda opened: _take_first_steps(work, opened), log, account)
     else:
         outcome = run_training(train, backend, log, account, stop, job.checkpoint_dir)
     stop.finish()
@@ -199,6 +201,13 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
         value = Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began)
         log.event(Event.EVALUATED, value)
     return End("evaluated")
+
+
+def _take_first_steps(work: CompareJob, backend: Backend) -> End:
+    from accelmark.train.loop.comparison import take_first_steps  # NumPy, which a training rank does not need here
+
+    take_first_steps(work, backend, RankPlace.from_environment())
+    return End("max_steps")
 
 
 def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog) -> float:

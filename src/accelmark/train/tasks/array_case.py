@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -33,6 +33,10 @@ class Batches(Protocol):
 
 class ArrayCase(ABC):
     """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+
+    reference_names: ClassVar[Mapping[str, str]] = {}
+    """Regular expression -> replacement: applied in order, they turn the names of this model's weights into those of
+    the case in PyTorch."""
 
     def __init__(self, settings: TrainSettings, data_dirs: Mapping[str, Path], place: RankPlace) -> None:
         self.settings = settings

@@ -1,0 +1,154 @@
+"""``accelmark check case NAME --frameworks ...``: compare the first steps of frameworks, and of one rank with two."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import typer
+
+from accelmark.cli import options
+from accelmark.cli.runs import detect_devices, plan_request, setting_values
+from accelmark.plan.plan import Plan
+from accelmark.results.equivalence import describe
+from accelmark.run.controller.data import DataFetcher
+from accelmark.run.controller.equivalence import check_equivalence, remember
+from accelmark.run.display.displays import RunObserver
+from accelmark.run.preflight.report import run_preflight
+from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.layers import flatten
+from accelmark.spec.plugins.catalog import folders, load_case, load_framework
+from accelmark.spec.runfile import CaseRequest, RunSpec
+from accelmark.spec.settings import TrainSettings
+
+REFERENCE: Final = "pytorch"
+"""The framework whose weights and batches all jobs start from."""
+_NUM_BATCHES: Final = 2
+"""Batches of an optimizer step, so that one rank accumulates over what two ranks divide."""
+
+
+class _Notes(RunObserver):
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+
+    def note(self, text: str) -> None:
+        """Print a note."""
+        if not self._silent:
+            typer.echo(text)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A check as the command line gives it."""
+
+    case: str
+    frameworks: str
+    """Names, separated by commas."""
+    data: Path | None
+    vendor: str | None
+    settings: Sequence[str]
+    synthetic: bool
+    num_steps: int
+
+
+def compare_frameworks(request: Request, out: Path | None, *, as_json: bool) -> bool:
+    """Check that each framework computes the same as the reference; returns whether all do.
+
+    ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
+    """
+    frameworks, train = _frameworks(request.frameworks), load_case(request.case).train
+    if train is None:
+        raise RequestError(f"case {request.case!r} is not trained: there are no steps to compare")
+    standard = flatten(TrainSettings.model_validate(train.settings).model_dump(mode="json"))
+    given = setting_values(request.settings, synthetic=request.synthetic)
+    values = standard | given
+    own = str(values["precision"])
+    precisions = [own] if "precision" in given else list(dict.fromkeys(["fp32", own]))
+    unknown = [precision for precision in precisions if precision not in TOLERANCES]
+    if unknown:
+        known = ", ".join(TOLERANCES)
+        raise RequestError(f"precision {unknown[0]}: no tolerance was measured for it ({known} have one)")
+    changed = {"batch_size": max(1, values["batch_size"] // _NUM_BATCHES), "end.max_steps": request.num_steps}
+    checks: list[EquivalenceCheck] = []
+    with tempfile.TemporaryDirectory(prefix="accelmark-check-") as temporary:
+        for precision in precisions:
+            plan = _plan(request, frameworks, changed | {"precision": precision})
+            path = (out or Path(temporary)) / precision
+            notes = _Notes(silent=as_json)
+            checks += check_equivalence(
+                plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
+            )
+    if not checks:
+        raise RequestError(
+            f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
+        )
+    for check in checks:
+        remember(check)
+    _show(checks, as_json=as_json)
+    return all(check.equivalent for check in checks)
+
+
+def _frameworks(given: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
+    for name in names:
+        if name not in folders("frameworks"):
+            raise RequestError(f"--frameworks: unknown framework {name!r} ({nearest(name, folders('frameworks'))})")
+    if not names:
+        raise RequestError("--frameworks: name at least one framework")
+    return names
+
+
+def _plan(request: Request, frameworks: Sequence[str], changed: Mapping[str, object]) -> Plan:
+    """Plan the reference on one rank, then each framework on one rank and on two."""
+    here = detect_devices(request.vendor)
+    most = here.num_devices if here.num_devices is not None else 2
+    cases = []
+    for framework in dict.fromkeys([REFERENCE, *frameworks]):
+        for nproc in (1, 2):
+            if nproc > most or (framework == REFERENCE and nproc == 2 and REFERENCE not in frameworks):
+                continue
+            num_ranks = load_framework(framework).ranks_per_host(nproc)
+            key = f"{request.case}:{framework}:{here.hardware}:1:{nproc}"
+            accumulated = {"gradient_accumulation_steps": _NUM_BATCHES // num_ranks}
+            data = request.data and request.data.expanduser()
+            cases.append(CaseRequest(key=key, data=data, settings=accumulated))
+    run = RunSpec(name="check", vendor=here.vendor, open=True, cases=tuple(cases))
+    settings = [*request.settings, *(f"{key}={value}" for key, value in changed.items())]
+    plan = plan_request(run, settings, synthetic=request.synthetic)
+    if len(plan.jobs) == 1:
+        what = f"this machine has one device: {REFERENCE} on two ranks cannot be compared with one"
+        raise RequestError(f"{what}; name another framework with --frameworks")
+    return plan
+
+
+def _show(checks: Sequence[EquivalenceCheck], *, as_json: bool) -> None:
+    if as_json:
+        values = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
+        typer.echo(json.dumps(values, indent=2))
+        return
+    from rich.console import Console
+
+    table = options.plain_table("framework", "ranks", "precision", *Errors.model_fields, "verdict")
+    for column in table.columns:
+        column.no_wrap = True
+    for check in checks:
+        for job in check.jobs:
+            errors = [f"{getattr(job.errors, kind):.0e} / {limit:.0e}" for kind, limit in check.tolerance]
+            verdict = "equivalent" if job.first_difference is None else "differs"
+            version = f"{job.framework} {job.framework_version}"
+            table.add_row(version, str(job.num_ranks), check.precision, *errors, verdict)
+    first = checks[0]
+    data = "synthetic data" if first.synthetic else "the case's data"
+    reference = f"{first.reference} {first.reference_version} on one rank"
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{first.case}: {first.num_steps} steps on {data}, compared with {reference}")
+    console.print("Largest relative error of all steps / tolerance:")
+    console.print(table)
+    for check in checks:
+        console.print(f"{check.framework}, {check.precision}: {describe(check)}")

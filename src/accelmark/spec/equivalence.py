@@ -1,0 +1,133 @@
+"""The record of a check that frameworks compute the same, its tolerances, and the files that its jobs exchange."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final, Literal
+
+from pydantic import Field
+
+from accelmark.spec.layers import flatten
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Precision, TrainSettings
+
+INITIAL_FILE: Final = "initial.safetensors"
+"""Initial weights of the case, in the directory of the inputs."""
+
+
+def batches_file(step: int) -> str:
+    """Return the name of the file with the batches of a step, from 1: ``<batch>/<array>``."""
+    return f"batches-{step:04d}.safetensors"
+
+
+def results_file(step: int, rank: int | str) -> str:
+    """Return the name of the file with a rank's results of a step: outputs, and on rank 0 loss and weights."""
+    return f"step-{step:04d}-rank{rank}.safetensors"
+
+
+class Errors(Spec):
+    """Differences between two jobs, or their limits. All are relative, so that they have no unit."""
+
+    outputs: float
+    """Largest difference of an output, over the root mean square of the batch's outputs."""
+    loss: float
+    """Difference of the loss, over the loss."""
+    weights: float
+    """Euclidean norm of a parameter's difference, over that of its change in the step."""
+
+
+TOLERANCES: Final[dict[Precision, Errors]] = {
+    "fp32": Errors(outputs=1e-3, loss=1e-4, weights=1e-2),
+    "bf16": Errors(outputs=1e-1, loss=1e-2, weights=2e-1),
+}
+"""Limits of an equivalent job, provisional: ``docs/case.md`` has what was measured."""
+
+
+class Difference(Spec):
+    """The first step at which a job is beyond the tolerance."""
+
+    step: int
+    """Number of the optimizer step, from 1."""
+    what: str
+    """``outputs of batch 0``, ``loss``, or the name of a weight."""
+    error: float
+    """Its relative error; see :class:`Errors`."""
+    limit: float
+    """The tolerance."""
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.what} differs by {self.error:.2g} (tolerance {self.limit:.2g})"
+
+
+class ComparedJob(Spec):
+    """One job of a check, compared with the reference job."""
+
+    framework: str
+    """Name of the framework."""
+    framework_version: str
+    """Version that the ranks report."""
+    library_versions: dict[str, str]
+    """Versions of other libraries that the ranks report."""
+    num_ranks: int
+    """Number of ranks of the job."""
+    errors: Errors
+    """The largest over all steps."""
+    first_difference: Difference | None
+    """null where the job is equivalent."""
+
+
+class EquivalenceCheck(Spec):
+    """``accelmark check case NAME --frameworks ...`` of one framework at one precision on one kind of device."""
+
+    schema_version: Literal[1] = 1
+    """Version of this format."""
+    case: str
+    """Name of the case."""
+    case_version: int
+    """Version of the case."""
+    case_sha256: str
+    """Hash over the case's files."""
+    source_sha256: str
+    """Hash over AccelMark's files."""
+    settings_sha256: str
+    """See :func:`settings_hash`."""
+    framework: str
+    """The framework that was checked."""
+    device_type: str
+    """The framework's name of the device (``cuda``, ``cpu``)."""
+    precision: Precision
+    """Precision of matrix products of all jobs."""
+    reference: str
+    """The reference framework."""
+    reference_version: str
+    """Its version."""
+    num_steps: int = Field(ge=1)
+    """Optimizer steps of each job."""
+    synthetic: bool
+    """Whether the batches were synthetic."""
+    tolerance: Errors
+    """Limits of the errors."""
+    jobs: tuple[ComparedJob, ...] = Field(min_length=1)
+    """The framework's jobs, by number of ranks."""
+    checked_at: str
+    """UTC, ISO 8601."""
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether all jobs are within the tolerance."""
+        return all(job.first_difference is None for job in self.jobs)
+
+
+_WITHOUT_EFFECT: Final = (
+    "batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed", "threads", "log_every_steps", "end.",
+    "evaluate.", "checkpoint.", "loader.", "optimizer.lr",
+)  # fmt: skip
+"""Settings that a check sets itself, or that do not change what a step computes from its weights and batches."""
+
+
+def settings_hash(settings: TrainSettings) -> str:
+    """Return the SHA-256 over the settings that change what a step computes from its weights and batches."""
+    values = flatten(settings.model_dump(mode="json"))
+    kept = {key: value for key, value in values.items() if not f"{key}.".startswith(_WITHOUT_EFFECT)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

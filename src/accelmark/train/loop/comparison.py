@@ -1,0 +1,153 @@
+"""Take the first optimizer steps of a case from given weights on given batches, and write each step's results.
+
+Every step starts from the weights that the reference job had before it, so that differences of rounding, which the
+first steps of a training amplify, do not accumulate; the optimizer's state is the job's own.
+Frameworks are compared by these files. Weights have the names and the layout of the reference framework: a case's file
+for another framework declares how its names are converted (``reference_names``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+
+from accelmark.spec.equivalence import INITIAL_FILE, batches_file, results_file
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.job import CompareJob
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.tensor_file import Array, read_tensors, write_tensors
+from accelmark.train.loop.contract import Backend
+
+_MAX_OUTPUTS: Final = 2**22
+"""Largest number of output values of a batch that are written."""
+_MAX_LISTED: Final = 3
+
+
+class Comparison(Protocol):
+    """A backend's model as NumPy arrays, returned by ``Backend.comparison``, which also turns dropout off."""
+
+    reference_names: Mapping[str, str]
+    """Regular expression -> replacement, applied in order to this framework's names of weights."""
+
+    def parameters(self) -> dict[str, Array]:
+        """Return the trainable weights as float32, in the layout of PyTorch's layers; all ranks call it together."""
+        ...
+
+    def statistics(self) -> dict[str, Array]:
+        """Return other state of the layers as float32, for example the running means of batch normalization."""
+        ...
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Set all parameters and statistics from arrays as the two methods above return them."""
+        ...
+
+    def arrays(self, batch: object) -> dict[str, Array]:
+        """Return a batch of ``Backend.open_epoch`` as arrays; only the reference framework needs it."""
+        ...
+
+    def batch(self, arrays: Mapping[str, Array]) -> object:
+        """Return a batch for ``Backend.step`` from this rank's arrays."""
+        ...
+
+    def outputs(self, arrays: Mapping[str, Array]) -> Array:
+        """Return the model's outputs in training mode for this rank's arrays, as float32, and change no state."""
+        ...
+
+
+def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> None:
+    """Take ``work.num_steps`` optimizer steps, and write the results of each.
+
+    Raises:
+        RequestError: the framework cannot be compared, or the batches cannot be divided among the ranks.
+        RunError: the weights of the model are not those of the reference.
+    """
+    if not hasattr(backend, "comparison"):
+        raise RequestError("the backend of this framework has no comparison(): it cannot be compared with another one")
+    comparison: Comparison = backend.comparison()
+    num_own, rest = divmod(work.num_batches, place.world_size)
+    if rest:
+        raise RequestError(f"{work.num_batches} batches of a step cannot be divided among {place.world_size} ranks")
+    if work.reference is None:
+        _export(work, backend, comparison)
+    first = place.rank * num_own
+    for step in range(1, work.num_steps + 1):
+        _load(_weights_before(work, step), comparison)
+        given = _batches(work, step)[first : first + num_own]
+        results = {f"outputs/{first + number}": _outputs(comparison, arrays) for number, arrays in enumerate(given)}
+        loss = backend.step([comparison.batch(arrays) for arrays in given])
+        read = backend.losses.fetch([backend.losses.keep(loss)])
+        results["loss"] = np.array(backend.mean(read())[0], np.float64)
+        results |= _named("weights", comparison.parameters(), comparison)
+        if place.world_size == 1:  # of several ranks, each has the statistics of its own batches
+            results |= _named("statistics", comparison.statistics(), comparison)
+        if place.rank:
+            results = {name: array for name, array in results.items() if name.startswith("outputs/")}
+        write_tensors(work.results / results_file(step, place.rank), results)
+
+
+def _export(work: CompareJob, backend: Backend, comparison: Comparison) -> None:
+    """Write the initial weights, and the batches of the first steps after augmentation."""
+    write_tensors(work.inputs / INITIAL_FILE, {**comparison.parameters(), **comparison.statistics()})
+    step = epoch = 0
+    while step < work.num_steps:
+        for batches in backend.open_epoch(epoch, 0):
+            step += 1
+            arrays = [comparison.arrays(batch) for batch in batches]
+            named = {f"{n}/{name}": array for n, batch in enumerate(arrays) for name, array in batch.items()}
+            write_tensors(work.inputs / batches_file(step), named)
+            if step == work.num_steps:
+                break
+        epoch += 1
+
+
+def _weights_before(work: CompareJob, step: int) -> dict[str, Array]:
+    """Return the reference job's weights and statistics before a step."""
+    if step == 1:
+        return read_tensors(work.inputs / INITIAL_FILE)
+    done = read_tensors((work.reference or work.results) / results_file(step - 1, 0))
+    parts = ((name.partition("/"), array) for name, array in done.items())
+    return {name: array for (kind, _, name), array in parts if kind in ("weights", "statistics")}
+
+
+def _batches(work: CompareJob, step: int) -> list[dict[str, Array]]:
+    found: list[dict[str, Array]] = [{} for _ in range(work.num_batches)]
+    for name, array in read_tensors(work.inputs / batches_file(step)).items():
+        number, _, own = name.partition("/")
+        found[int(number)][own] = array
+    return found
+
+
+def _outputs(comparison: Comparison, arrays: Mapping[str, Array]) -> Array:
+    return comparison.outputs(arrays).reshape(-1)[:_MAX_OUTPUTS]
+
+
+def _named(kind: str, weights: Mapping[str, Array], comparison: Comparison) -> dict[str, Array]:
+    return {f"{kind}/{reference_name(name, comparison)}": array for name, array in weights.items()}
+
+
+def reference_name(name: str, comparison: Comparison) -> str:
+    """Return the reference framework's name of a weight."""
+    for pattern, replacement in comparison.reference_names.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _load(given: Mapping[str, Array], comparison: Comparison) -> None:
+    own = {**comparison.parameters(), **comparison.statistics()}
+    names = {reference_name(name, comparison): name for name in own}
+    shapes = {name: own[mine].shape for name, mine in names.items()}
+    problems = [f"the reference's {name} has no counterpart" for name in given.keys() - names.keys()]
+    problems += [f"{names[name]} (renamed to {name}) is not in the reference" for name in names.keys() - given.keys()]
+    problems += [
+        f"{names[name]} has shape {shapes[name]}, the reference's {name} {array.shape}"
+        for name, array in given.items()
+        if name in shapes and shapes[name] != array.shape
+    ]
+    if problems:
+        more = f"; {len(problems) - _MAX_LISTED} more" if len(problems) > _MAX_LISTED else ""
+        listed = "; ".join(sorted(problems)[:_MAX_LISTED])
+        raise RunError(f"reference_names of the case's file does not match the weights: {listed}{more}")
+    comparison.load({names[name]: array for name, array in given.items()})

@@ -1,0 +1,110 @@
+"""``accelmark check case NAME --frameworks pytorch``, and the runs that may cite it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accelmark
+from accelmark.cli.folders import new_folder
+from accelmark.results.equivalence import equivalence_finding
+from accelmark.results.store.loaded_run import load_round
+from accelmark.spec.events import Started
+from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+
+CHECK = ("check", "case", "dots", "--frameworks", "pytorch", "--synthetic", "--steps", "3", "--set", "precision=fp32")
+TRAIN = ("train", "dots", "--synthetic", "--open", "--set", "precision=fp32", "--set", "end.max_steps=3")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("equivalence")
+    new_folder("cases", "dots", place)
+    return place
+
+
+def run_accelmark(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {
+        "PYTHONPATH": str(Path(accelmark.__file__).parents[1]),
+        PLUGINS_VARIABLE: str(place),
+        "ACCELMARK_CACHE": str(place / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **variables}, cwd=place, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def check(place: Path) -> dict[str, Any]:
+    done = run_accelmark(place, *CHECK, "--json", "--vendor", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def planned(place: Path, *more: str) -> list[dict[str, Any]]:
+    done = run_accelmark(place, *TRAIN, *more, "--dry-run", "--json", "--vendor", "cpu")
+    cited: list[dict[str, Any]] = json.loads(done.stdout)["plan"]["jobs"][0]["job"]["equivalence"]
+    return cited
+
+
+@pytest.mark.heavy
+def test_one_rank_and_two_are_compared_and_the_record_has_its_scope(check: dict[str, Any]) -> None:
+    assert check["equivalent"]
+    (job,) = check["jobs"]
+    assert (job["framework"], job["num_ranks"], job["first_difference"]) == ("pytorch", 2, None)
+    assert (check["case"], check["precision"], check["num_steps"], check["synthetic"]) == ("dots", "fp32", 3, True)
+    assert job["errors"]["weights"] < check["tolerance"]["weights"]
+
+
+@pytest.mark.heavy
+def test_a_run_of_the_checked_version_says_so_on_its_page(place: Path, check: dict[str, Any]) -> None:
+    done = run_accelmark(place, *TRAIN, "--out", "run", "--vendor", "cpu")
+    assert (place / "run" / "report.html").is_file(), done.stdout + done.stderr
+    page = (place / "run" / "report.html").read_text()
+    reference = f"numerically equivalent to pytorch {check['reference_version']} (tolerance: outputs"
+    assert reference in page
+    (job_file,) = (place / "run").glob("*/round1/job.json")
+    job, result = JobSpec.model_validate_json(job_file.read_bytes()), load_round(job_file.with_name("result.json"))
+    started = Started.model_validate(result.environment.started)
+    assert equivalence_finding(job, started) is not None
+    others: list[dict[str, Any]] = [{"framework_version": "0.1"}, {"library_versions": {}}, {"precision": "bf16"}]
+    for changed in others:
+        assert equivalence_finding(job, started.model_copy(update=changed)) is None, changed
+
+
+@pytest.mark.heavy
+def test_only_plans_of_the_same_case_and_settings_cite_it(place: Path, check: dict[str, Any]) -> None:
+    assert len(planned(place)) == 1
+    assert len(planned(place, "--set", "batch_size=4", "--set", "seed=9")) == 1, "no part of what was checked"
+    assert planned(place, "--set", "optimizer.weight_decay=0.5") == []
+    file = place / "cases/dots/pytorch.py"
+    text = file.read_text()
+    file.write_text(text + "# changed\n")
+    assert planned(place) == []
+    file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("check", "case", "dots", "--frameworks", "torch"), "unknown framework 'torch'"),
+        (("check", "vendor", "cpu", "--frameworks", "pytorch"), "compares the frameworks of a case"),
+        (("check", "case", "dots", "--synthetic"), "are for --frameworks"),
+        ((*CHECK[:-1], "precision=fp16"), "no tolerance was measured for it"),
+    ],
+)
+def test_wrong_requests_are_refused_before_a_start(place: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run_accelmark(place, *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())

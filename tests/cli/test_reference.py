@@ -1,0 +1,91 @@
+"""``accelmark train CASE --write-reference``: the loss curve that later runs are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from accelmark.cli.folders import new_folder
+from accelmark.cli.main import app
+from accelmark.results.store.loaded_run import load_round, load_summary
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.case import REFERENCE_FILE, ReferenceLoss
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
+
+TRAIN = ("train", "waves", "--vendor", "cpu")
+
+
+def accelmark(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A case without a target, whose loss curve is its only criterion."""
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    folder = new_folder("cases", "waves", tmp_path)
+    values = yaml.safe_load((folder / "case.yaml").read_text())
+    values["train"]["target"] = None
+    (folder / "case.yaml").write_text(yaml.safe_dump(values))
+    return folder
+
+
+def findings(run: Path) -> list[tuple[str, str]]:
+    (path,) = run.glob("*/round1/result.json")
+    return [(each.severity, each.actual) for each in load_round(path).findings if each.rule == "reference-loss"]
+
+
+@pytest.mark.heavy
+def test_a_curve_is_measured_once_and_judges_later_runs(folder: Path, tmp_path: Path) -> None:
+    assert "no reference yet" in accelmark("cases").output
+    done = accelmark(*TRAIN, "--write-reference", "--out", str(tmp_path / "first"))
+    assert "reference loss: " in done.output, done.output
+    found = ReferenceLoss.model_validate(yaml.safe_load((folder / REFERENCE_FILE).read_text()))
+    assert (len(found.steps), found.steps[0], found.samples_per_step) == (100, 1, 32)
+    assert found.settings["optimizer.lr"] == 0.5
+    assert "run first, " in found.source
+    ((severity, actual),) = findings(tmp_path / "first")
+    assert (severity, actual.partition(":")[0]) == ("info", "no reference yet")
+    train = load_case("waves").train
+    assert train is not None
+    assert train.reference_loss == found
+    assert "loss curve within 2%" in " ".join(accelmark("cases").output.split())
+
+    accelmark(*TRAIN, "--out", str(tmp_path / "same"))
+    ((severity, actual),) = findings(tmp_path / "same")
+    assert (severity, actual.startswith("mean relative error 0.00%")) == ("info", True), actual
+    assert load_summary(tmp_path / "same" / "summary.json").cases[0].converged
+    accelmark(*TRAIN, "--open", "--set", "batch_size=16", "--out", str(tmp_path / "smaller"))
+    assert findings(tmp_path / "smaller") == [("warning", "16: losses were not compared")]
+    assert load_summary(tmp_path / "smaller" / "summary.json").cases[0].converged is None
+    assert accelmark("verify", str(tmp_path / "first")).exit_code in (0, 1)
+    assert "reference_loss was changed" not in (tmp_path / "first" / "summary.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--write-reference", "--synthetic"), "needs the case's own settings and data"),
+        (("--write-reference", "--open"), "needs the case's own settings and data"),
+        (("--reference-file", "absent/reference.yaml"), "is not a directory that can be written to"),
+    ],
+)
+def test_a_reference_that_cannot_be_written_is_refused_before_the_start(
+    folder: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = accelmark(*TRAIN, *options, "--out", str(tmp_path / "run"))
+    assert isinstance(done.exception, AccelmarkError)
+    assert message in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_case_that_has_one_keeps_it(folder: Path, tmp_path: Path) -> None:
+    curve = {"steps": [1, 9], "loss": [2.0, 1.0], "source": "made up for tests"}
+    (folder / REFERENCE_FILE).write_text(yaml.safe_dump(curve))
+    done = accelmark(*TRAIN, "--write-reference", "--out", str(tmp_path / "run"))
+    assert "the case has a reference (made up for tests)" in str(done.exception)
+    with pytest.raises(ValueError, match="steps have to increase"):
+        ReferenceLoss.model_validate(curve | {"steps": [9, 1]})

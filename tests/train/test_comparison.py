@@ -1,0 +1,155 @@
+"""Jobs that take the first steps from given weights and batches: equal ones agree, and each defect is found."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accelmark.results.equivalence import compare_steps
+from accelmark.spec.equivalence import INITIAL_FILE, TOLERANCES, Difference, Errors, batches_file
+from accelmark.spec.job import CompareJob, JobSpec, TrainJob
+from accelmark.spec.tensor_file import read_tensors, write_tensors
+from tests.train.conftest import RunHere
+from tests.train.jobs import make_job, run
+
+STEPS = 4
+SETTINGS: dict[str, Any] = {
+    "batch_size": 8,
+    "end.max_steps": STEPS,
+    "gradient_accumulation_steps": 2,
+    "model.dropout": 0.2,
+    "optimizer.name": "adamw",
+    "optimizer.lr": 0.01,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.decay_norm_and_bias": False,
+    "schedule.name": "cosine",
+}
+
+
+def compare_job(directory: Path, inputs: Path, changed: Mapping[str, Any] = {}, nproc: int = 1) -> JobSpec:
+    reference = directory.with_name("reference")
+    settings = {**SETTINGS, "gradient_accumulation_steps": 2 // nproc, **changed}
+    job = make_job(directory, settings, nproc=nproc)
+    assert isinstance(job.work, TrainJob)
+    work = CompareJob(
+        train=job.work,
+        inputs=inputs,
+        results=directory / "results",
+        reference=None if directory == reference else reference / "results",
+        num_steps=STEPS,
+        num_batches=2,
+    )
+    return job.model_copy(update={"work": work})
+
+
+@pytest.fixture
+def reference(tmp_path: Path, run_here: RunHere) -> Path:
+    """The directory of a reference job, which wrote ``inputs`` in it."""
+    done = run_here(compare_job(tmp_path / "reference", tmp_path / "reference/inputs"))
+    assert (done.exit_code, done.finished().end_reason) == (0, "max_steps"), done.log()
+    return tmp_path / "reference"
+
+
+def compared(reference: Path, other: Path) -> tuple[Errors, Difference | None]:
+    return compare_steps(reference / "results", other / "results", reference / "inputs", STEPS, TOLERANCES["fp32"])
+
+
+def found_difference(reference: Path, other: Path) -> Difference:
+    _, first = compared(reference, other)
+    assert first is not None
+    return first
+
+
+def test_the_same_steps_are_equal_with_dropout_off(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
+    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={"seed": 7}))
+    errors, first = compared(reference, tmp_path / "other")
+    assert first is None
+    assert errors == Errors(outputs=0.0, loss=0.0, weights=0.0), "another seed changes nothing"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_two_ranks_are_equivalent_to_one(reference: Path, tmp_path: Path, parallelism: str) -> None:
+    job = compare_job(tmp_path / "two", reference / "inputs", changed={"parallelism": parallelism}, nproc=2)
+    done = run(job, tmp_path / "two")
+    assert done.exit_code == 0, done.log()
+    errors, first = compared(reference, tmp_path / "two")
+    assert first is None, errors
+    assert errors.weights < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"), [("optimizer.decay_norm_and_bias", True), ("optimizer.weight_decay", 0.2)]
+)
+def test_wrong_weight_decay_is_found_at_the_first_step(
+    reference: Path, tmp_path: Path, run_here: RunHere, setting: str, wrong: object
+) -> None:
+    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={setting: wrong}))
+    first = found_difference(reference, tmp_path / "other")
+    assert first.step == 1, first
+    assert first.what.endswith("norm.weight") == (setting == "optimizer.decay_norm_and_bias"), first
+
+
+def test_a_transposed_weight_is_found_in_the_first_outputs(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
+    inputs = shutil.copytree(reference / "inputs", tmp_path / "inputs")
+    weights = read_tensors(inputs / INITIAL_FILE)
+    weights["blocks.0.linear.weight"] = np.ascontiguousarray(weights["blocks.0.linear.weight"].T)
+    write_tensors(inputs / INITIAL_FILE, weights)
+    run_here(compare_job(tmp_path / "other", inputs))
+    first = found_difference(reference, tmp_path / "other")
+    assert first.step == 1
+    assert first.what.startswith("outputs of batch")
+
+
+def test_shuffled_batches_are_found_at_their_step(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
+    inputs = shutil.copytree(reference / "inputs", tmp_path / "inputs")
+    third, fourth = inputs / batches_file(3), inputs / batches_file(4)
+    third.rename(inputs / "kept")
+    fourth.rename(third)
+    (inputs / "kept").rename(fourth)
+    run_here(compare_job(tmp_path / "other", inputs))
+    first = found_difference(reference, tmp_path / "other")
+    assert first.step == 3
+    assert first.what.startswith("outputs of batch")
+
+
+def test_a_schedule_that_is_off_by_a_step_is_found(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
+    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={"schedule.warmup_steps": 1}))
+    assert found_difference(reference, tmp_path / "other").step <= 2
+
+
+def test_weights_of_another_model_are_named(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
+    inputs = shutil.copytree(reference / "inputs", tmp_path / "inputs")
+    weights = read_tensors(inputs / INITIAL_FILE)
+    weights["blocks.0.scale"] = weights.pop("blocks.0.norm.weight")
+    write_tensors(inputs / INITIAL_FILE, weights)
+    done = run_here(compare_job(tmp_path / "other", inputs))
+    message = done.finished().message or ""
+    assert "the reference's blocks.0.scale has no counterpart" in message
+    assert "blocks.0.norm.weight (renamed to blocks.0.norm.weight) is not in the reference" in message
+
+
+def test_values_that_are_not_finite_are_beyond_every_tolerance(
+    reference: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    run_here(compare_job(tmp_path / "other", reference / "inputs"))
+    path = next((tmp_path / "other/results").glob("step-0002-*"))
+    values = {name: array.copy() for name, array in read_tensors(path).items()}
+    values["weights/head.bias"][0] = np.nan
+    write_tensors(path, values)
+    first = found_difference(reference, tmp_path / "other")
+    assert (first.step, first.what) == (2, "head.bias")
+
+
+def test_the_files_are_safetensors(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy")
+    arrays = {"a/b": np.arange(6, dtype=np.float32).reshape(2, 3), "c": np.array(1.5), "d": np.zeros((2, 0), np.int64)}
+    write_tensors(tmp_path / "ours", arrays)
+    library.save_file(arrays, tmp_path / "theirs")
+    for loaded in (library.load_file(tmp_path / "ours"), read_tensors(tmp_path / "theirs")):
+        assert all(np.array_equal(loaded[name], array) for name, array in arrays.items())
