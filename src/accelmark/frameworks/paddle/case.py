@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from paddle import Tensor, nn
 
-from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.train.tasks.array_case import ArrayCase
 
 Batch = Mapping[str, Tensor]
@@ -36,16 +34,3 @@ class TrainCase(ArrayCase):
     @abstractmethod
     def eval_sums(self, model: nn.Layer, batch: Batch) -> Mapping[str, Tensor]:
         """Return sums over the batch, scalars that add up over batches and ranks (``correct``, ``count``)."""
-
-
-def case_class(folder: FolderRef) -> type[TrainCase]:
-    """Return the class ``Case`` of a case's ``paddle.py``.
-
-    Raises:
-        RequestError: the file does not define it.
-    """
-    module = folder_module(folder, "paddle")
-    found = getattr(module, "Case", None)
-    if not (isinstance(found, type) and issubclass(found, TrainCase)):
-        raise RequestError(f"{module.__file__}: has no class Case(accelmark.frameworks.paddle.case.TrainCase)")
-    return found

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase, case_class
+from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.extern import hook_records, load_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks, Training
@@ -47,7 +47,7 @@ from accelmark.frameworks.pytorch.training.platform import (
     set_threads,
 )
 from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
-from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
+from accelmark.spec.errors import AccelmarkError, RequestError, first_line
 from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
@@ -55,8 +55,8 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
-from accelmark.train.loop.ends import total_steps
-from accelmark.train.schedules import needs_length
+from accelmark.train.loop.epochs import EpochSize, repeat_steps
+from accelmark.train.tasks.case_file import case_class
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
@@ -103,8 +103,9 @@ class PyTorchBackend:
 
     def prepare(self) -> Started:
         """Build device, data, model, optimizer and schedule, and log an event for each."""
-        settings, ranks, log = self._settings, self._ranks, self._log
-        make_case = self._in_process.make_case if self._in_process is not None else case_class(self._job.case)
+        job, settings, ranks, log = self._job, self._settings, self._ranks, self._log
+        in_process = self._in_process
+        make_case = in_process.make_case if in_process is not None else case_class(job.case, "pytorch", TrainCase)
         self._device = device = open_device(self._job, ranks)
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)
@@ -176,14 +177,8 @@ class PyTorchBackend:
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings
         batches: Batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
-        per_round = settings.batch_size * self.world_size
-        self.samples_per_step = per_round * settings.gradient_accumulation_steps
-        self.steps_per_epoch = batches.num_samples // per_round // settings.gradient_accumulation_steps
-        if self.steps_per_epoch == 0:
-            raise DataError(
-                f"the training data has {batches.num_samples} samples, fewer than the {self.samples_per_step} of one "
-                "optimizer step over all ranks; lower batch_size or gradient_accumulation_steps"
-            )
+        self._size = size = EpochSize.of(settings, batches.num_samples, self.world_size)
+        self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         return batches
 
     def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
@@ -207,7 +202,7 @@ class PyTorchBackend:
         self._compilation = wrap_model(case, inner, self._job.case.name, self._log)
         wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
         optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))
-        schedule = case.build_schedule(optimizer, self._schedule_length(), self.steps_per_epoch)
+        schedule = case.build_schedule(optimizer, self._size.schedule_length(self._settings), self.steps_per_epoch)
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
         self._checkpoints = Checkpoints(
@@ -219,16 +214,6 @@ class PyTorchBackend:
         built = build()
         self._log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
         return built
-
-    def _schedule_length(self) -> int:
-        settings = self._settings
-        length = total_steps(settings.end, self.steps_per_epoch, self.samples_per_step)
-        if length is None and needs_length(settings.schedule):
-            raise RequestError(
-                f"schedule.{settings.schedule.name} needs the number of steps: give end.max_steps, max_epochs or "
-                "max_samples in addition to max_duration_s"
-            )
-        return length if length is not None else self.steps_per_epoch
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
@@ -280,15 +265,7 @@ class PyTorchBackend:
         progress = Progress() if start is None else self._checkpoints.load_for_replay(start)
         parameters = [parameter for parameter in self._training.model.parameters() if parameter.requires_grad]
         before = [local(parameter).clone() for parameter in parameters]
-        replay = Replay(progress.global_steps + 1)
-        epoch, skipped_steps = divmod(progress.global_steps, self.steps_per_epoch)
-        while len(replay.losses) < num_steps:
-            if skipped_steps == self.steps_per_epoch:
-                epoch, skipped_steps = epoch + 1, 0
-            left = min(num_steps - len(replay.losses), self.steps_per_epoch - skipped_steps)
-            for batches in islice(self.open_epoch(epoch, skipped_steps), left):
-                replay.losses.append(float(self.step(batches)))
-            skipped_steps += left
+        replay = repeat_steps(self, progress, num_steps)
         if end is not None:
             replay.update = self._checkpoints.compare(end, before)
         return replay

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
-from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.settings import Scalar, TrainSettings
 
 Batch = Mapping[str, Tensor]
@@ -118,16 +116,3 @@ class TrainCase(ABC):
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated blocks of ``model``: units of activation checkpointing and of FSDP2's sharding."""
         return [module for module in model.modules() if type(module).__name__ == self.block_class]
-
-
-def case_class(folder: FolderRef) -> type[TrainCase]:
-    """Return the class ``Case`` of a case's ``pytorch.py``.
-
-    Raises:
-        RequestError: the file does not define it.
-    """
-    module = folder_module(folder, "pytorch")
-    found = getattr(module, "Case", None)
-    if not (isinstance(found, type) and issubclass(found, TrainCase)):
-        raise RequestError(f"{module.__file__}: has no class Case(accelmark.frameworks.pytorch.case.TrainCase)")
-    return found
