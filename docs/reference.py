@@ -64,7 +64,7 @@ def _table(*heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def _figures() -> str:
-    parts = ["# Figures\n\nA figure that was not measured is null and has a reason..\n"]
+    parts = ["# Figures\n\nA figure that was not measured is null and has a reason.\n"]
     for group, names in FIGURE_GROUPS.items():
         rows = (
             (f"`{name}`", FIGURES[name].title.format(unit="unit"), FIGURES[name].unit.format(unit="unit"),

@@ -8,9 +8,8 @@ need() {  # need COMMAND PACKAGE...
     shift
     if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
         echo "Installing $*"
-        apt-get update -qq >/dev/null
         # Run level 1: a server that comes with a package is not started; the tests start their own.
-        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+        bash "$(dirname "$0")/apt.sh" env RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "$@"
     else
         echo "The tests need the command '$command' (Debian: $*). Install it and run again." >&2
         exit 1

@@ -22,7 +22,7 @@ from accelmark.results.compare.comparison import Comparison
 from accelmark.results.compare.comparison import compare as _compare
 from accelmark.results.compare.table import rows_of
 from accelmark.results.schema import CaseResult, RoundResult, Summary
-from accelmark.results.sources import find_sources, load_source
+from accelmark.results.sources import find_sources, load_source, without_copies
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.runfile import CaseRequest, RunSpec
@@ -111,10 +111,10 @@ def load(path: str | Path) -> Run:
 
 
 def load_all(*paths: str | Path) -> Iterator[Run]:
-    """Yield every run at or below ``paths``, by name. Raises RunError at one that cannot be read."""
-    for path in paths:
-        for found in find_sources(Path(path))[0]:
-            yield Run(load_source(found))
+    """Yield every run at or below ``paths``, copies (bundles, exports) once. Raises RunError at an unreadable one."""
+    places = [found for path in paths for found in find_sources(Path(path))[0]]
+    for found in without_copies(load_source(place, curves=False) for place in places):
+        yield Run(load_source(found.path))
 
 
 def frame(runs: Iterable[Run]) -> pd.DataFrame:

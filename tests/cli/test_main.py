@@ -83,6 +83,26 @@ def test_a_wrong_request_exits_with_2_and_suggests_the_right_one(arguments: list
     assert "Traceback" not in done.stderr
 
 
+def test_all_mistakes_of_a_run_file_and_of_a_command_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(
+        "naem: x\nopen: maybe\ncases:\n  - key: resnet_mni\n  - key: llama_mini:torch:CPU:1:1:zero\n"
+        "  - {key: llama_mini:torch, settings: {lr: 1, batch_size: big}}\n  - {task: fly, key: x}\n"
+    )
+    done = accelmark("run", str(tmp_path / "bad.yaml"), "--vendor", "cpu", "--dry-run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    for said in (
+        "error: 8 problems", "did you mean 'name'?", "open: input should be", "did you mean 'resnet_mini'?",
+        "repeat 'zero'", "did you mean 'pytorch'?", "did you mean 'optimizer.lr'?", "batch_size: input should be",
+        "cases.3.task: input should be",
+    ):  # fmt: skip
+        assert said in done.stderr, done.stderr
+    key = "resnet_mini:torch:CPU:3:1"
+    done = accelmark("train", key, "--vendor", "cpu", "--set", "lr=1", "--set", "seed=x", "--dry-run")
+    assert "error: 4 problems" in done.stderr, done.stderr
+    for said in ("asks for 3 hosts", "no framework 'torch'", "lr: unknown setting", "seed: input should be"):
+        assert said in done.stderr
+
+
 def test_a_program_gets_the_same_error_as_json() -> None:
     done = accelmark("train", "resnet_mimi", "--json")
     assert done.returncode == 2
@@ -106,7 +126,9 @@ def test_completion_can_be_had_for_a_shell() -> None:
 
 def test_flagperfs_files_are_imported_and_the_rest_is_listed(tmp_path: Path) -> None:
     (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nSSH_PORT = "2022"\n')
-    (tmp_path / "test_conf.py").write_text('import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"a:b": "/data"}\n')
+    (tmp_path / "test_conf.py").write_text(
+        'import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"resnet50:pytorch": "/data"}\n'
+    )
     files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
     done = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr

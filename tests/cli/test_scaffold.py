@@ -103,6 +103,24 @@ def test_an_unknown_target_metric_and_an_unknown_setting_are_named(bench: Path) 
     assert "'treads'" in missing(case_checks("line5", run=False))
 
 
+def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench: Path) -> None:
+    new_folder("cases", "line8", bench)
+    assert missing(case_checks("line8", run=False)) == ""
+    wrong = {
+        "line9": ("optimizer: {name: sgd, lr: 0.5}", "optimizer: {name: sgdx, learning_rate: 0.5}"),
+        "line10": ("data: []", "data: [{name: points, sources: [{url: 'no address'}]}, fashion-mnst]"),
+    }
+    said = {}
+    for name, (part, by) in wrong.items():
+        file = new_folder("cases", name, bench) / "case.yaml"
+        file.write_text(file.read_text().replace(part, by))
+        said[name] = missing(case_checks(name, run=False))
+    assert "case.yaml: train.settings.optimizer.learning_rate: unknown setting" in said["line9"]
+    assert "case.yaml: train.settings.optimizer.name: " in said["line9"]
+    assert "case.yaml: data.0.sources" in said["line10"]
+    assert "did you mean 'fashion" in said["line10"]
+
+
 def test_another_optimizer_of_a_vendor_is_found_by_its_trial(bench: Path) -> None:
     new_folder("cases", "line6", bench)
     folder = new_folder("vendors", "acme7", bench)

@@ -28,8 +28,7 @@ if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
         chmod +x "$policy"
         trap 'rm -f "$policy"' EXIT
     fi
-    apt-get update -qq >/dev/null
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    bash "$(dirname "$0")/../apt.sh" apt-get install -y -qq --no-install-recommends "${missing[@]}"
 else
     echo "The tests on clusters need root and these packages: ${missing[*]}" >&2
     exit 1

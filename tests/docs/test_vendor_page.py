@@ -85,6 +85,7 @@ def test_the_test_chip_is_detected_and_read(bench: Bench) -> None:
     assert "acme 0: AcmeX1" in bench.said["accelmark doctor"]
     assert "41C 120W 512MiB 16384MiB 7%" in (bench.root / "logs" / "acme_monitor.log").read_text()
     assert "reads 1 device(s) of this machine: AcmeX1" in bench.said["accelmark check vendor acme"]
+    assert bench.result("plain")["figures"]["device_utilisation"]["value"] == pytest.approx(0.07)
 
 
 def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(bench: Bench) -> None:

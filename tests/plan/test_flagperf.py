@@ -95,10 +95,37 @@ def test_every_setting_of_a_cluster_file_is_used(tmp_path: Path, monkeypatch: py
     assert converted.run == {
         "log_level": "debug",
         "cases": [
-            {"key": "bert:pytorch_1.8:A100:1:8:2", "data": "/raid/bert/train"},
-            {"key": "resnet50:pytorch_1.8:A100:2:8:1", "data": "/raid/imagenet; touch x"},
+            {"key": "bert:pytorch:A100:1:8:2", "data": "/raid/bert/train"},
+            {"key": "resnet50:pytorch:A100:2:8:1", "data": "/raid/imagenet; touch x"},
         ],
     }
+
+
+def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    keys = (
+        "glm:pytorch_1.8:A100:1:8:1", "resnet50:tensorflow2:A100:1:8:1", "minilm:pytorch:A100:1:8:1",
+        "resnet_mini:pytorch:A100:3:8:1", "llama_mini:jax:A100:1:8:1", "bertLarge:pytorch_1.13", "bert:pytorch",
+    )  # fmt: skip
+    table = "".join(f'    "{key}": "/data",\n' for key in keys)
+    test = f'VENDOR = "dcu"\nCASES = {{\n{table}}}\n'
+    converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=test))
+    assert [case["key"] for case in converted.run["cases"]] == ["llama_mini:jax:A100:1:8:1", "bert_large:pytorch_1.13"]
+    assert converted.cluster["vendor"] == "hygon"
+    left = "\n".join(str(problem) for problem in converted.left_over)
+    for said in (
+        "glm:pytorch_1.8:A100:1:8:1: AccelMark has no such case",
+        "the case has no framework 'tensorflow2': write resnet50:pytorch",
+        "minilm:pytorch:A100:1:8:1: the case has no training side",
+        "asks for 3 hosts, HOSTS lists 2",
+        "bert:pytorch: the case has no inference side",
+    ):
+        assert said in left
+
+
+def test_an_unknown_vendor_is_left_out_and_the_one_of_the_machine_is_measured(tmp_path: Path) -> None:
+    converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py='VENDOR = "ilvatar"\nCASES = {}\n'))
+    assert "vendor" not in converted.cluster
+    assert any("did you mean 'iluvatar'?" in problem.what for problem in converted.left_over)
 
 
 def test_nothing_is_executed_and_non_data_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import pytest
 
-from accelmark.results.figures.consumption import integrate
+from accelmark.results.figure_names import FigureName as F
+from accelmark.results.figures.consumption import consumption_figures, integrate
+from accelmark.results.read.telemetry import Samples
 
 NAN = math.nan
 
@@ -41,3 +44,23 @@ def test_no_samples_and_no_time_have_reasons() -> None:
     assert integrate([], [], [(0, 1)], 5).reason == "no sample has a value"
     assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample has a value"
     assert integrate([0.0], [1.0], [], 5).reason == "nothing was measured"
+
+
+def _samples(**header: bool) -> Samples:
+    """Ten seconds of a host whose CPUs are 25 % busy and whose device is 80 % busy at 120 W."""
+    columns = {"utilisation": array("d", [0.8] * 11), "power_w": array("d", [120.0] * 11)}
+    host = {"cpu": array("d", [0.25] * 11), "rapl_j": array("d", [50.0 * i for i in range(11)])}
+    return Samples(header=dict(header), t=array("d", range(11)), host=host, devices={0: columns})
+
+
+@pytest.mark.parametrize(
+    ("header", "utilisation", "power_w"),
+    [({"devices_are_cpus": False}, 0.8, 120.0), ({"devices_are_cpus": True}, 0.25, 50.0), ({}, 0.25, 50.0)],
+)
+def test_a_vendor_whose_framework_computes_on_cpu_has_the_figures_of_its_own_devices(
+    header: dict[str, bool], utilisation: float, power_w: float
+) -> None:
+    figures, _ = consumption_figures({"here": (_samples(**header), [(1.0, 9.0)])}, 100, "cpu", "")
+    assert figures[F.DEVICE_UTILISATION].value == pytest.approx(utilisation)
+    assert figures[F.MEAN_POWER].value == pytest.approx(power_w)
+    assert figures[F.CPU_UTILISATION].value == pytest.approx(0.25)

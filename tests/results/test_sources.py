@@ -33,12 +33,28 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_bundles_below_a_directory_are_listed_with_runs(places: Path) -> None:
-    runs, problems = open_sources([places])
+def test_copies_of_a_run_below_a_directory_are_one_run(places: Path, tmp_path: Path) -> None:
+    shutil.copytree(places, tmp_path / "runs")
+    export = tmp_path / "runs" / "mlruns" / "0" / "abc" / "artifacts"
+    export.mkdir(parents=True)
+    for name in ("summary.json", "plan.json"):  # what an export to MLflow logs
+        shutil.copy(places / "run" / name, export)
+    runs, problems = open_sources([tmp_path])
     assert problems == []
-    rows = rows_of(runs)
-    assert {Path(str(row["path"])).name for row in rows} == {"run", f"packed{SUFFIX}", "renamed.tar"}
-    assert len({row["throughput_train"] for row in rows}) == 1
+    assert [Path(str(row["path"])).name for row in rows_of(runs)] == ["run"]
+    shutil.rmtree(tmp_path / "runs" / "run")
+    runs, problems = open_sources([tmp_path])
+    assert ([run.path.suffix for run in runs], problems) == ([".tar"], [])
+
+
+def test_a_run_of_the_same_name_with_other_results_is_no_copy(places: Path, tmp_path: Path) -> None:
+    shutil.copytree(places / "run", tmp_path / "run")
+    other = shutil.copytree(places / "run", tmp_path / "other") / "summary.json"
+    changed = json.loads(other.read_text())
+    changed["cases"][0]["figures"]["throughput_train"]["mean"] *= 2
+    other.write_text(json.dumps(changed))
+    assert [run.path.name for run in open_sources([tmp_path])[0]] == ["other", "run"]
+    assert len(open_sources([places / "run", places / f"packed{SUFFIX}"])[0]) == 2, "named paths are kept"
 
 
 def test_a_bundle_has_the_same_content_as_its_run(places: Path) -> None:
@@ -60,8 +76,7 @@ def test_an_edited_bundle_is_named_and_the_others_show(places: Path, tmp_path: P
     (tmp_path / f"noise{SUFFIX}").write_bytes(b"no tar at all")
     (tmp_path / "unrelated.tar").write_bytes(b"somebody else's")
     runs, problems = open_sources([tmp_path])
-    assert sum(len(run.rounds) for run in runs) >= 4
-    assert [run.path.name for run in runs if len(run.rounds) == 2] == [f"packed{SUFFIX}", "run"]
+    assert [run.path.name for run in runs] == ["run"]
     for name in ("edited", "torn", "noise"):
         assert sum(f"{name}{SUFFIX}" in problem for problem in problems) == 1
     assert any("was edited" in problem for problem in problems)

@@ -10,7 +10,7 @@ import pytest
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure
-from accelmark.results.sources import find_sources, load_runs
+from accelmark.results.sources import find_sources, open_sources
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_round, load_run, load_summary
 from accelmark.run.record.measure import measure_run
@@ -151,7 +151,7 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_load(tmp_path: Path)
         measure_run(make_run(tmp_path / "runs" / f"run{number}", Made(windows=2, eval_windows=(2,), metrics=(0.95,))))
     (tmp_path / "runs" / "run2" / "summary.json").write_text("{broken")
     (tmp_path / "runs" / "run3" / "toy-pytorch-X1x1x1" / "round1" / "result.json").write_text("")
-    runs, problems = load_runs(find_sources(tmp_path)[0])
+    runs, problems = open_sources([tmp_path / "runs" / f"run{number}" for number in range(4)])
     assert [run.path.name for run in runs] == ["run0", "run1", "run3"]
     assert len(problems) == 2
     assert "run2/summary.json" in problems[0]

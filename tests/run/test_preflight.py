@@ -67,7 +67,9 @@ def test_a_healthy_host_has_no_problem() -> None:
     ],
 )
 def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) -> None:
-    assert whats(host_problems("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
+    found = host_problems("a", facts(**changed), CLUSTER, 0.0, WORK)
+    assert whats(found, "error") == [what]
+    assert all(problem.hint for problem in found), "each problem says what to do"
 
 
 def test_missing_packages_are_one_problem_with_the_command_that_installs_them() -> None:
@@ -92,6 +94,7 @@ def test_missing_packages_are_one_problem_with_the_command_that_installs_them() 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     found = host_problems("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "is busy: load 7.0 on 8 cores"]
+    assert "--set threads=1" in found[-1].hint, "the one idle core"
 
 
 def test_too_few_and_busy_devices_are_reported() -> None:
@@ -105,7 +108,7 @@ def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path
     devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
     found = cluster_problems({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
     assert [str(problem) for problem in found] == [
-        "b: has driver 2.0, a has 1.0 (results of different hosts cannot be compared)"
+        "b: has driver 2.0, a has 1.0 (use hosts of one kind: the slowest limits a job)"
     ]
     make: Callable[..., Plan] = make_plan
     require_ready(found, make(()))

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelmark.cli.runs import detect_devices, plan_request
 from accelmark.compat.flagperf.monitor import MonitorScript, read_block
 from accelmark.spec.errors import SpecError
+from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
+from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry.declaration import Detect, ScriptRule, read_vendor, telemetry_of
 from accelmark.telemetry.detect import default_vendor, detect, evidence_of, pci_ids
 from accelmark.telemetry.device import SourceError
@@ -85,6 +88,29 @@ def test_a_vendor_that_is_not_known_or_broken_keeps_no_other_from_being_found(
     assert "cpu" in [entry.vendor for entry in detect(read=False)]
     with pytest.raises(SpecError, match="did you mean 'title'"):
         load_vendor("acme")
+
+
+def test_several_vendors_with_devices_here_are_a_warning_unless_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zenith", "acme"):
+        folder, _ = make_vendor(tmp_path / name)
+        text = (folder / "vendor.yaml").read_text().replace("name: acme", f"name: {name}")
+        target = tmp_path / "vendors" / name
+        target.mkdir(parents=True)
+        found = "telemetry:\n  detect: {device_files: ['null']}"
+        (target / "vendor.yaml").write_text(text.replace("telemetry:", found))
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("accelmark.telemetry.detect.folders", lambda kind: ("acme", "cpu", "zenith"))
+    chosen = detect_devices(None)
+    assert (chosen.vendor, chosen.others) == ("acme", ("zenith",))
+    request = parse(RunSpec, {"cases": ["resnet_mini"]}, "run.yaml")
+    planned = plan_request(request, (), synthetic=True)
+    said = "this machine also has devices of zenith; acme is measured: choose with --vendor"
+    assert said in planned.warnings
+    named = plan_request(request.model_copy(update={"vendor": "zenith"}), (), synthetic=True)
+    assert named.vendor == "zenith"
+    assert not any("also has devices" in warning for warning in named.warnings)
 
 
 def test_telemetry_imports_no_framework_and_nothing_heavy() -> None:

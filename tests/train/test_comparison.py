@@ -84,7 +84,7 @@ def test_two_ranks_are_equivalent_to_one(reference: Path, tmp_path: Path, parall
 
 
 @pytest.mark.parametrize(
-    ("setting", "wrong"), [("optimizer.decay_norm_and_bias", True), ("optimizer.weight_decay", 0.2)]
+    ("setting", "wrong"), [("optimizer.decay_norm_and_bias", True), ("optimizer.weight_decay", 1.0)]
 )
 def test_wrong_weight_decay_is_found_at_the_first_step(
     reference: Path, tmp_path: Path, run_here: RunHere, setting: str, wrong: object

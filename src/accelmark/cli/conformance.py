@@ -7,16 +7,19 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, final
 
+from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.spec.errors import AccelmarkError, SpecError, nearest
-from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.layers import Layer, resolve, resolve_inference
 from accelmark.spec.model import read_yaml
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
+from accelmark.spec.plugins.launcher import option_names
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
@@ -154,7 +157,7 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
         case = load_case(name)
     except AccelmarkError as error:
         return [Check("missing", line, "correct this key") for line in str(error).splitlines()]
-    checks = [Check("good", f"case.yaml describes {case.title}, version {case.version}")]
+    checks = [Check("good", f"case.yaml describes {case.title}, version {case.version}"), *_declaration_checks(case)]
     if case.train is not None and case.train.target is None and case.train.reference_loss is None:
         do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
         checks.append(Check("missing", "no criterion for correct training", do))
@@ -173,6 +176,24 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
     if run and case.train is not None and all(check.state != "missing" for check in checks):
         checks += trial(name, "cpu", evaluate=True)
     return checks
+
+
+def _declaration_checks(case: CaseSpec) -> Iterator[Check]:
+    """Check what a plan checks: the settings of training and inference, and the sources of data sets."""
+    train, infer = case.train, case.infer
+    parts: list[tuple[str, Callable[[], object]]] = [("data.", lambda: dataset_specs(case.data, "case.yaml"))]
+    if train is not None:
+        base = Layer.of("case.yaml", train.settings)
+        parts.append(("train.settings.", lambda: resolve(base, [], mutable=train.mutable, is_open=False)))
+    if infer is not None:
+        parts.append(("infer.", lambda: resolve_inference(infer, "case.yaml", reserved=option_names())))
+    for prefix, read in parts:
+        try:
+            read()
+        except SpecError as error:
+            for problem in error.problems:
+                key = f"{prefix}{problem.key.removeprefix(prefix)}"
+                yield Check("missing", f"case.yaml: {key}: {problem.what}", problem.hint or "correct this key")
 
 
 def _code_checks(file: Path, framework: str) -> Iterator[Check]:

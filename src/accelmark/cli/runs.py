@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accelmark.plan.request import Detected
     from accelmark.run.controller.coordinator import RunOutcome
     from accelmark.spec.cluster import ClusterSpec
+    from accelmark.spec.errors import Problem
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
@@ -118,9 +119,15 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
+    from accelmark.spec.errors import SpecError
+
     file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
-    request = read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
+    try:
+        request = read_run_file(file)
+    except SpecError as error:
+        raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
+    request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
     _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
@@ -231,12 +238,12 @@ def detect_devices(vendor: str | None) -> Detected:
     from accelmark.plan.request import Detected
     from accelmark.run.controller.probe import remembered
     from accelmark.spec.plugins.catalog import load_vendor
-    from accelmark.telemetry.detect import default_vendor, detect
+    from accelmark.telemetry.detect import detect, measurable_vendors
 
-    name = vendor or default_vendor()
+    name, *others = (vendor,) if vendor else measurable_vendors()
     found = next((entry for entry in detect([name]) if entry.vendor == name), None)
     if found is None:
-        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None)
+        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None, others=tuple(others))
     chips = set(found.chips)
     return Detected(
         vendor=name,
@@ -245,6 +252,7 @@ def detect_devices(vendor: str | None) -> Detected:
         num_devices=None if found.fallback else len(found.devices),
         ceilings=remembered(name, found.hardware or name.upper()),
         capabilities=host_capabilities(load_vendor(name)),
+        others=tuple(others),
     )
 
 
@@ -261,6 +269,27 @@ def read_run_file(path: Path) -> RunSpec:
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
+
+
+def _case_problems(file: Path, settings: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of planning the valid cases of a run file that has other errors."""
+    from accelmark.spec.errors import AccelmarkError, Problem, SpecError
+    from accelmark.spec.model import read_yaml
+    from accelmark.spec.runfile import RunSpec
+
+    values = read_yaml(file)
+    shared = {name: values[name] for name in ("vendor", "cluster") if name in values}
+    for case in values["cases"] if isinstance(values.get("cases"), list) else ():
+        try:
+            request = RunSpec.model_validate(shared | {"cases": [case], "open": values.get("open") is True})
+        except ValueError:  # reported already
+            continue
+        try:
+            plan_request(request, settings, synthetic=False, where=str(file), base=file.parent)
+        except SpecError as error:
+            yield from error.problems
+        except AccelmarkError as error:
+            yield Problem(str(file), "", str(error).removeprefix(f"{file}: "))
 
 
 def read_cluster(file: Path) -> ClusterSpec:

@@ -56,6 +56,11 @@ def build_plan(
         data_dirs=data_dirs,
     )
     planner = _Planner(run, host_problems(cluster))
+    if detected.others and run.is_here:
+        also = ", ".join(detected.others)
+        planner.warnings.append(
+            f"this machine also has devices of {also}; {vendor_name} is measured: choose with --vendor"
+        )
     for case_request in request.cases:
         planner.add(case_request)
     if planner.problems:
@@ -90,7 +95,9 @@ class _Planner:
         """Plan all rounds of one key, or record its problems."""
         where = self.run.where
         try:
-            self._add(CaseKey.parse(request.key, hardware=self.run.detected.hardware, where=where), request)
+            key = CaseKey.parse(request.key, hardware=self.run.detected.hardware, where=where)
+            self.problems.extend(self._scale_problems(key, request.key))
+            self._add(key, request)
         except SpecError as error:
             self.problems.extend(error.problems)
         except DataError as error:
@@ -104,7 +111,7 @@ class _Planner:
         folder, case = find("cases", key.model, self.run.where), catalog.load_case(key.model)
         asked = KeyRequest(self.run, key, request, folder, case, self._capabilities(chip))
         planned = plan_training(asked) if request.task == "train" else plan_inference(asked)
-        self._check_scale(key, request.key, planned.directory)
+        self._check_repeated(request.key, planned.directory)
         self._check_engine(key, planned.engine)
         self.warnings += [f"{key}: {warning}" for warning in planned.warnings]
         first = _first_round(asked, planned, chip)
@@ -157,25 +164,25 @@ class _Planner:
             self.warnings.append(f"{key}: {vendor.name} describes no chip {key.hardware}; MFU will be null")
         return named[0] if len(named) == 1 else None
 
-    def _check_scale(self, key: CaseKey, written: str, directory: str) -> None:
+    def _scale_problems(self, key: CaseKey, written: str) -> Iterator[Problem]:
         cluster, where = self.run.cluster, self.run.where
-        problems: list[Problem] = []
         if key.nnodes > len(cluster.hosts):
             what = f"asks for {key.nnodes} hosts, the cluster {cluster.name!r} has {len(cluster.hosts)}"
-            problems.append(Problem(where, written, what))
+            yield Problem(where, written, what, "add hosts to the cluster file, or lower the fourth part of the key")
         used = cluster.hosts[: key.nnodes]
         without = [host.name for host in used if not host.service_ports]
         if without and len(without) < len(used):
             what = f"{', '.join(without)} has no service_ports, but other hosts of the job have"
-            problems.append(Problem(where, written, what, "give every host at least one, or none any"))
+            yield Problem(where, written, what, "give every host at least one, or none any")
         devices = self.run.detected.num_devices if self.run.is_here else None
         if devices is not None and key.nproc > devices:
-            problems.append(Problem(where, written, f"asks for {key.nproc} devices a host, this one has {devices}"))
+            what = f"asks for {key.nproc} devices a host, this one has {devices}"
+            yield Problem(where, written, what, "lower the fifth part of the key")
+
+    def _check_repeated(self, written: str, directory: str) -> None:
         if directory in self.planned:
             what = f"is requested twice (also as {self.planned[directory]!r})"
-            problems.append(Problem(where, written, what, "raise its repeat instead"))
-        if problems:
-            raise SpecError(problems)
+            raise SpecError([Problem(self.run.where, written, what, "raise its repeat instead")])
         self.planned[directory] = written
 
 

@@ -41,6 +41,8 @@ class Detected:
     """Rates that ``accelmark probe`` measured on these devices; None without a probe."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
     """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
+    others: tuple[str, ...] = ()
+    """Vendors of other accelerators of this machine, where the user named no vendor."""
 
 
 @final

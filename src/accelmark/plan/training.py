@@ -20,18 +20,22 @@ _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 
 def plan_training(request: KeyRequest) -> PlannedWork:
     """Merge the training settings of a key, and find its data."""
-    key, train = request.key, require_side(request, "train", request.case.train)
+    key, run, train = request.key, request.run, require_side(request, "train", request.case.train)
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
+    problems: list[Problem] = []
     if trainer is None and not (request.folder.path / f"{key.framework}.py").is_file():
         present = [file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
-        hint = nearest(key.framework, [*present, *folders("trainers")])
-        raise SpecError([Problem(request.run.where, str(key), what, hint)])
-    run = request.run
+        problems.append(Problem(run.where, str(key), what, nearest(key.framework, [*present, *folders("trainers")])))
     layers, files = vendor_layers(request.adaptation, run.vendor.name, key, request.capabilities, "config")
     over = [*layers, Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, train.settings)
-    resolved = resolve(base, over, mutable=train.mutable, is_open=run.options.open)
+    try:
+        resolved = resolve(base, over, mutable=train.mutable, is_open=run.options.open)
+    except SpecError as error:
+        raise SpecError([*problems, *error.problems]) from error
+    if problems:
+        raise SpecError(problems)
     settings = resolved.settings
     if trainer is None:
         _check_settings(key.framework, resolved, request.capabilities.sources)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from accelmark.results.rounds.search import is_search, load_search
@@ -15,9 +15,12 @@ from accelmark.spec.errors import RequestError, RunError
 def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
     """Load every run at or below ``paths``, in their order; the second list has a message for each unreadable one.
 
+    A run that a path names is always kept; of those below a directory, copies (bundles, exports) are left out.
+
     Raises RequestError if a path does not exist, or is a file but not a bundle.
     """
     runs: list[LoadedRun] = []
+    named: set[Path] = set()
     problems: list[str] = []
     for path in paths:
         try:
@@ -30,9 +33,11 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
             raise RequestError(f"{path}: is not a bundle; name a run, a bundle or a directory of them")
         places, unread = find_sources(path)
         found, bad = load_runs(places)
+        named.update(run.path for run in found if run.path == path)
         runs += found
         problems += unread + bad if found or bad or unread else [f"{path}: has no runs"]
-    return runs, problems
+    kept = without_copies(runs, named)
+    return kept, problems + round_problems(runs, kept)
 
 
 def find_sources(path: Path) -> tuple[list[Path], list[str]]:
@@ -75,15 +80,44 @@ def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
 
 
 def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Load the figures of every run of ``paths``; the second list names those that cannot be read."""
+    """Load the figures of every run of ``paths``; the second list names the runs that cannot be read."""
     runs: list[LoadedRun] = []
-    problems: list[str] = []
+    unread: list[str] = []
     for path in paths:
         try:
-            run = load_source(path, curves=False)
+            runs.append(load_source(path, curves=False))
         except RunError as error:
-            problems.append(str(error))
-            continue
-        runs.append(run)
-        problems += run.problems
-    return runs, problems
+            unread.append(str(error))
+    return runs, unread
+
+
+def round_problems(found: Iterable[LoadedRun], kept: Iterable[LoadedRun]) -> list[str]:
+    """Return the unreadable rounds of the runs ``found``; those of an export, which has none, only if it is kept."""
+    paths = {run.path for run in kept}
+    return [problem for run in found if run.path in paths or _has_rounds(run) for problem in run.problems]
+
+
+def _has_rounds(run: LoadedRun) -> bool:
+    names = (name for case in run.summary.cases for name in case.rounds)
+    return run.packed is not None or any((run.path / name).is_dir() for name in names)
+
+
+def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> list[LoadedRun]:
+    """Return ``runs`` without copies of the same results, such as bundles and exports to MLflow.
+
+    Of several with equal summaries, those whose path is in ``named`` are kept, else the one with the fewest unreadable
+    rounds, a directory before a bundle.
+    """
+    copies: dict[tuple[str, str], list[list[LoadedRun]]] = {}
+    for run in runs:
+        same_name = copies.setdefault((run.summary.run, run.summary.started_at), [])
+        same = next((group for group in same_name if group[0].summary == run.summary), None)
+        if same is None:
+            same_name.append([run])
+        else:
+            same.append(run)
+    kept: list[LoadedRun] = []
+    for group in (group for same_name in copies.values() for group in same_name):
+        best = min(group, key=lambda run: (len(run.problems), run.packed is not None))
+        kept += [run for run in group if run.path in named] or [best]
+    return kept

@@ -7,7 +7,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
@@ -19,6 +19,9 @@ END_TIMEOUT_S: Final = 30.0
 class HostError(RunError):
     """An operation on a host failed; the message names the host."""
 
+    hint: ClassVar[str] = "repeat the operation on that host by hand, and correct what it reports"
+    """What to do, for the table of hosts that are not ready."""
+
     def __init__(self, host: str, what: str) -> None:
         super().__init__(f"{host}: {what}")
         self.host = host
@@ -27,6 +30,8 @@ class HostError(RunError):
 
 class UnreachableError(HostError):
     """A host cannot be reached, or its connection was lost; what runs there may continue."""
+
+    hint = "log in to it from this machine by the same address, port, user and key (ssh); correct the cluster file"
 
 
 @final

@@ -186,7 +186,10 @@ def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_op
     settings that are not mutable.
     """
     merger = _Merger(TrainSettings, base.name)
+    declared = setting_defaults(TrainSettings)
     for key, value in base.values.items():
+        if key not in declared and key.partition(".")[0] not in _OPEN_MAPPINGS:
+            merger.problems.append(Problem(base.name, key, "unknown setting", nearest(key, declared)))
         merger.put(base.name, key, merger.typed(base.name, key, value))
     known = {*setting_defaults(TrainSettings), *base.values}
     for layer in over:

@@ -76,9 +76,14 @@ def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[
 
 def default_vendor() -> str:
     """Return the vendor to measure by default: the first accelerator that can be read, else the CPU."""
+    return measurable_vendors()[0]
+
+
+def measurable_vendors() -> tuple[str, ...]:
+    """Return the vendors of the accelerators of this machine that can be read, by name; without one, the CPU's."""
     found = detect()
-    readable = [entry.vendor for entry in found if entry.problem is None]
-    return (readable or [entry.vendor for entry in found if entry.fallback] or ["cpu"])[0]
+    accelerators = [entry.vendor for entry in found if entry.problem is None and not entry.fallback]
+    return tuple(accelerators or [entry.vendor for entry in found if entry.fallback] or ["cpu"])
 
 
 def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> str | None:

@@ -80,10 +80,12 @@ class Recorder:
         self._config = config
         self._node_dir = node_dir
         self._problem: str | None = None
+        self._devices_are_cpus = False
         sources: tuple[DeviceSource, ...] = ()
         script_log = False
         try:
             _, telemetry = read_vendor(config.vendor_folder)
+            self._devices_are_cpus = telemetry.detect.always
             sources = device_sources(config.vendor_folder, telemetry, node_dir)
             script_log = telemetry.script is not None and len(sources) == 1
         except (AccelmarkError, SourceError) as error:
@@ -179,6 +181,7 @@ class Recorder:
             "vendor": self._config.vendor,
             "interval_s": self._config.interval_s,
             "devices": [asdict(info) for info in infos],
+            "devices_are_cpus": self._devices_are_cpus,
             "reasons": self._reasons(),
             "pid": os.getpid(),
             "cpus": sorted(os.sched_getaffinity(0)),

@@ -63,7 +63,7 @@ def convert(paths: Iterable[Path]) -> Converted:
             raise SpecError([Problem(str(path), "", what)])
         result.configs[name] = _settings_of(parsed, result.left_over)
     result.cluster = cluster_of(given, result.left_over)
-    result.run = run_of(given, cases, result.left_over)
+    result.run = run_of(given, cases, result.cluster, result.left_over)
     return result
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, flag, text, texts, whole
-from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import folders, load_vendor
+from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.plugins.launcher import parse_cluster
 from accelmark.spec.plugins.vendor import ContainerDefaults
 from accelmark.spec.runfile import RunSpec
@@ -68,6 +68,13 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
     for key, (name, kind) in _PLAIN.items():
         if key in given:
             cluster[name] = given[key].read(kind)
+    if "vendor" in cluster:
+        cluster["vendor"] = vendor = TABLES["vendors"].get(cluster["vendor"], cluster["vendor"])
+        if vendor not in folders("vendors"):
+            del cluster["vendor"]
+            left_over.append(
+                given["VENDOR"].left(f"AccelMark has no such vendor ({nearest(vendor, folders('vendors'))})")
+            )
     container = _container_of(given, left_over)
     if container:
         cluster["container"] = container
@@ -106,15 +113,21 @@ def _ports(value: Any) -> list[int]:
     return ports
 
 
-def run_of(given: Mapping[str, Given], cases: Sequence[Given], left_over: list[Problem]) -> Values:
-    """Return the run file, empty if the files name no case; raise SpecError if CASES is not a dictionary."""
+def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, left_over: list[Problem]) -> Values:
+    """Return the run file with the keys that AccelMark can run on ``cluster``, empty if there are none.
+
+    Raises SpecError if CASES is not a dictionary.
+    """
     listed: dict[tuple[str, str], Values] = {}
     for item in cases:
         table = item.read(_table)
         for key, data in table.items():
-            why = _take_case(key, data, listed)
+            wanted = _without_version(key, cluster)
+            why = _take_case(wanted, data, len(cluster.get("hosts", ("localhost",))), listed)
             if why:
                 left_over.append(item.left(f"{key}: {why}"))
+            elif wanted != key.strip():
+                left_over.append(item.left(f"{key}: becomes {wanted}: the vendor has no image of this version"))
         if not table:
             left_over.append(item.left("names no case"))
     level = given.get("FLAGPERF_LOG_LEVEL")
@@ -141,17 +154,46 @@ def _table(value: Any) -> dict[str, str | None]:
     return {text(key): text(data) if data is not None else None for key, data in value.items()}
 
 
-def _take_case(written: str, data: str | None, listed: dict[tuple[str, str], Values]) -> str:
+def _take_case(written: str, data: str | None, num_hosts: int, listed: dict[tuple[str, str], Values]) -> str:
     try:
         # An inference key names no chip; it is detected at run time.
         key = CaseKey.parse(written, hardware="any")
     except SpecError as error:
         return "; ".join(problem.what for problem in error.problems)
     case = {"key": written, **({"data": data} if data else {})}
-    if written.count(":") == 1:
+    is_inference = written.count(":") == 1
+    if is_inference:
         case["task"] = "infer"
+    if why := _cannot_run(key, num_hosts, is_inference=is_inference):
+        return why
     before = listed.setdefault((case.get("task", "train"), key.slug), case)
     return "" if before == case else f"is given twice, also as {before['key']} with {before.get('data') or 'no data'}"
+
+
+def _without_version(written: str, cluster: Values) -> str:
+    """Return a key with AccelMark's name of its case, without a framework version that the vendor has no image of."""
+    model, *parts = written.strip().split(":")
+    vendor = cluster.get("vendor")
+    if parts and vendor is not None and "container" in cluster:
+        has_image = (find("vendors", vendor).path / "images" / parts[0] / "Dockerfile").is_file()
+        parts[0] = parts[0] if has_image else parts[0].partition("_")[0]
+    return ":".join([TABLES["cases"].get(model, model), *parts])
+
+
+def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
+    """Return why AccelMark would refuse a key, with what to do; empty if it would not."""
+    if key.model not in folders("cases"):
+        return f"AccelMark has no such case ({nearest(key.model, folders('cases'))})"
+    folder, task, prefix = find("cases", key.model).path, *(("infer", "infer_") if is_inference else ("train", ""))
+    known = [name for name in folders("frameworks") if (folder / f"{prefix}{name}.py").is_file()]
+    trainers = [] if is_inference else folders("trainers")
+    if getattr(load_case(key.model), task) is None:
+        return f"the case has no {'inference' if is_inference else 'training'} side"
+    if key.framework not in (*known, *trainers):
+        return f"the case has no framework {key.framework!r}: write {key.model}:{' or '.join(known)}"
+    if key.nnodes > num_hosts:
+        return f"asks for {key.nnodes} hosts, HOSTS lists {num_hosts}"
+    return ""
 
 
 @final
@@ -181,8 +223,8 @@ def _container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Value
 
 
 def _vendors_own(vendor: Given | None) -> ContainerDefaults:
-    known = vendor is not None and vendor.read(text) in folders("vendors")
-    return load_vendor(vendor.read(text)).container if vendor is not None and known else ContainerDefaults()
+    name = TABLES["vendors"].get(vendor.read(text), vendor.read(text)) if vendor is not None else ""
+    return load_vendor(name).container if name in folders("vendors") else ContainerDefaults()
 
 
 def _take_options(written: Given, own: ContainerDefaults, container: Values, left_over: list[Problem]) -> None:

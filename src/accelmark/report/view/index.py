@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, final
 
 from accelmark.results.compare.table import Row, rows_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
-from accelmark.results.sources import find_sources, load_source
+from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
@@ -55,7 +55,7 @@ class RunIndex:
             return self._snapshot
 
     def _scan(self) -> Snapshot:
-        runs: dict[str, LoadedRun] = {}
+        read: list[LoadedRun] = []
         unfinished: dict[str, Path] = {}
         known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
         paths, problems = find_sources(self.directory)
@@ -71,9 +71,11 @@ class RunIndex:
             if isinstance(run, str):
                 problems.append(run)
             else:
-                runs[name] = run
-                problems += run.problems
+                read.append(run)
         self._known = known
+        kept = without_copies(read)
+        runs = {self._name(run.path): run for run in kept}
+        problems += round_problems(read, kept)
         below = [problem.replace(f"{self.directory}/", "") for problem in problems]
         return Snapshot(runs, unfinished, below, rows_of(runs.values()))
 

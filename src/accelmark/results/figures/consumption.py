@@ -102,12 +102,12 @@ def consumption_figures(
     Args:
         hosts: samples and measured spans; empty where there is no telemetry.
         units: units processed by all ranks.
-        device_type: the framework's; for ``cpu`` the CPU packages are the devices.
+        device_type: the framework's; for ``cpu`` the CPU packages are the devices, unless the vendor reads its own.
         no_telemetry: the reason of every figure where ``hosts`` is empty.
     """
     if not hosts:
         return {name: value(None, no_telemetry) for name in _NAMES}, []
-    is_cpu = device_type == "cpu"
+    is_cpu = all(samples.measures_cpus(device_type) for samples, _ in hosts.values())
     figures: Figures = {
         FigureName.PEAK_HOST_MEMORY: _peak_host_memory(hosts),
         FigureName.CPU_UTILISATION: _mean_over(hosts, "cpu", _cpu),
@@ -179,7 +179,7 @@ def _devices(samples: Samples) -> Columns:
 
 def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str]) -> Integral:
     """Return one host's energy: of its devices, or of its CPU packages where they are the devices."""
-    if device_type == "cpu":
+    if samples.measures_cpus(device_type):
         packages = _series(samples.t, samples.host.get("rapl_j", ()))
         return _energy_of(samples, spans, (), packages, "CPU packages", notes) if packages else _none(samples, "rapl_j")
     if not samples.devices:

@@ -38,6 +38,10 @@ class Samples:
         """Seconds between samples, as configured."""
         return float(self.header.get("interval_s") or 1.0)
 
+    def measures_cpus(self, device_type: str) -> bool:
+        """Return whether the host's CPUs are the devices; a vendor of ``device_type`` cpu may read its own."""
+        return device_type == "cpu" and (not self.devices or bool(self.header.get("devices_are_cpus", True)))
+
     def reason(self, name: str) -> str:
         """Return why ``name`` is missing; the reasons of devices take precedence."""
         for record in (*self.infos.values(), self.footer or {}, self.header):

@@ -90,7 +90,10 @@ class Preflight:
             done = await host.run(command(launcher.python, "probe"), json.dumps(self._request(host)).encode() + b"\n")
             ended = time.time()
             if done.code != 0:
-                return [HostProblem(name, f"cannot be checked with {launcher.python}: {done.message}")]
+                what = f"cannot be checked with {launcher.python}: {done.message}"
+                return [
+                    HostProblem(name, what, "set python in the cluster file to a Python 3.11 or newer of that host")
+                ]
             facts = HostFacts.model_validate_json(done.out)
             self._facts[name] = facts
             # the probe read its clock at some time in between: only an offset beyond that interval counts
@@ -103,9 +106,10 @@ class Preflight:
                 problems += await self._check_devices(host, facts)
             return problems
         except HostError as error:
-            return [HostProblem(error.host, error.what)]
+            return [HostProblem(error.host, error.what, error.hint)]
         except ValidationError as error:
-            return [HostProblem(name, f"the probe printed something else: {error.errors()[0]['msg']}")]
+            what = f"the probe printed something else: {error.errors()[0]['msg']}"
+            return [HostProblem(name, what, "remove what the login shell prints there (profile files, banners)")]
 
     def _request(self, host: Host) -> dict[str, object]:
         container, launcher = self._cluster.container, self.launcher
@@ -141,7 +145,7 @@ class Preflight:
             except UnreachableError:
                 raise
             except HostError as error:
-                repair = create_command(framework, environment) if environment is not None else ""
+                repair = create_command(framework, environment) if environment is not None else error.hint
                 found.append(HostProblem(host.name, error.what, repair))
                 continue
             found += package_problems(host.name, facts, needs, installs, spec, environment)
@@ -170,7 +174,9 @@ class Preflight:
             recipe = recipe_of(plan, jobs[0].job)
             if recipe is None or (await host.run(recipe.present)).code != 0:
                 what = f"devices of {plan.vendor} cannot be read before the image exists"
-                lacking = f"{facts.executable} lacks {', '.join(facts.lacking_modules)}"
+                lacking = (
+                    f"nothing, the run builds it; or install {', '.join(facts.lacking_modules)} for {facts.executable}"
+                )
                 return [HostProblem(name, what, lacking, "warning")]
             await launcher.deliver(host.spec)
             nodes = node_jobs(self.directory, jobs[0], launcher)
@@ -185,7 +191,8 @@ class Preflight:
                 return device_problems(name, devices, plan.vendor, needed)
         except ValidationError:
             pass
-        return [HostProblem(name, f"devices of {plan.vendor} cannot be read: {done.message}")]
+        what = f"devices of {plan.vendor} cannot be read: {done.message}"
+        return [HostProblem(name, what, f"correct that, then repeat there: accelmark check vendor {plan.vendor} --run")]
 
     async def _check_images(self, host: Host) -> list[HostProblem]:
         """Return a problem for each image that is neither on a host nor in its registry.
@@ -226,13 +233,16 @@ class Preflight:
             async with master.running(command(self.launcher.python, "port", "listen", port, token)) as line:
                 answer = json.loads(line or b"{}")
                 if not answer.get("ok"):
-                    return [HostProblem(name, f"cannot listen on port {port}: {answer.get('why', 'no answer')}")]
+                    what = f"cannot listen on port {port}: {answer.get('why', 'no answer')}"
+                    return [HostProblem(name, what, "set master_port in the cluster file to a free port")]
                 tries = (self._try(other, master, port, token) for other in others)
                 return [problem for problem in await asyncio.gather(*tries) if problem is not None]
         except (TimeoutError, OSError, ValueError) as error:
-            return [HostProblem(name, f"port {port} could not be checked: {error}")]
+            return [
+                HostProblem(name, f"port {port} could not be checked: {error}", "set master_port in the cluster file")
+            ]
         except HostError as error:
-            return [HostProblem(error.host, error.what)]
+            return [HostProblem(error.host, error.what, error.hint)]
 
     async def _try(self, other: Host, master: Host, port: str, token: str) -> HostProblem | None:
         address = self.launcher.master_address(master.spec)
@@ -241,7 +251,7 @@ class Preflight:
             done = await other.run(argv)
             answer = json.loads(done.out or b"{}")
         except HostError as error:
-            return HostProblem(error.host, error.what)
+            return HostProblem(error.host, error.what, error.hint)
         except ValueError:
             answer = {"why": done.message}
         if answer.get("ok"):

@@ -29,11 +29,12 @@ class HostProblem:
 
     host: str
     what: str
-    hint: str = ""
+    hint: str
+    """What to do."""
     severity: Severity = "error"
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}" + (f" ({self.hint})" if self.hint else "")
+        return f"{self.host}: {self.what} ({self.hint})"
 
 
 class HostsNotReadyError(SpecError):
@@ -94,7 +95,7 @@ def host_problems(
     """
     found: list[HostProblem] = []
 
-    def error(what: str, hint: str = "") -> None:
+    def error(what: str, hint: str) -> None:
         found.append(HostProblem(name, what, hint))
 
     if facts.held_by is not None:
@@ -108,28 +109,38 @@ def host_problems(
     if facts.not_writable is not None:
         error(f"{work} cannot be written: {facts.not_writable}", "choose another directory, or free space")
     elif facts.free_mib < cluster.min_disk_mib:
-        error(f"{facts.free_mib:.0f} MiB are free in {work}, {cluster.min_disk_mib} are needed")
+        what = f"{facts.free_mib:.0f} MiB are free in {work}, {cluster.min_disk_mib} are needed"
+        error(what, "free space, choose another directory, or lower min_disk_mib in the cluster file")
     if facts.memory_mib < cluster.min_memory_mib:
-        error(f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed")
+        what = f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed"
+        error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
     for port in facts.busy_ports:
         error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
     for path in facts.missing_directories:
-        error(f"the data directory {path} is missing")
+        error(
+            f"the data directory {path} is missing", "copy or mount it there, or correct data in the run file (--data)"
+        )
     for path in facts.missing_files:
         if visible_file is not None and path == str(visible_file):
             hint = "choose a run directory on a file system that all nodes share (--out)"
             error(f"cannot see {visible_file.parent} of this machine", hint)
         else:
-            error(f"the file {path} is missing")
+            error(f"the file {path} is missing", "copy it there, or correct image_file in the cluster file")
     if facts.engine_problem is not None and cluster.container is not None:
-        error(f"the container engine {cluster.container.engine} {facts.engine_problem}")
+        engine = cluster.container.engine
+        error(
+            f"the container engine {engine} {facts.engine_problem}",
+            f"install it, or repair it until '{engine} info' works there",
+        )
     if cluster.clear_caches and not facts.may_clear_caches:
-        found.append(HostProblem(name, "caches cannot be dropped", "needs root", "warning"))
+        found.append(HostProblem(name, "caches cannot be dropped", "run as root, or remove clear_caches", "warning"))
     if abs(clock_offset_s) > CLOCK_TOLERANCE_S:
         what = f"its clock is {clock_offset_s:+.1f} s off this machine's"
         found.append(HostProblem(name, what, "synchronise it by NTP", "warning"))
     if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
-        found.append(HostProblem(name, f"is busy: load {facts.load1:.1f} on {facts.cpus} cores", "", "warning"))
+        idle = max(1, facts.cpus - round(facts.load1))
+        hint = f"end other processes, or, where the CPU computes, use the idle cores: --set threads={idle}"
+        found.append(HostProblem(name, f"is busy: load {facts.load1:.1f} on {facts.cpus} cores", hint, "warning"))
     return found
 
 
@@ -142,7 +153,8 @@ def device_problems(name: str, devices: Sequence[DeviceFacts], vendor: str, need
     for index, device in enumerate(devices[:needed]):
         if (device.utilisation or 0.0) > _BUSY_UTILISATION or (device.memory_used_mib or 0.0) > _BUSY_MEMORY_MIB:
             what = f"device {index} ({device.name}) is not idle: {100 * (device.utilisation or 0):.0f} % busy"
-            found.append(HostProblem(name, f"{what}, {device.memory_used_mib or 0:.0f} MiB used", "", "warning"))
+            what += f", {device.memory_used_mib or 0:.0f} MiB used"
+            found.append(HostProblem(name, what, "end the processes that use it", "warning"))
     return found
 
 
@@ -170,5 +182,5 @@ def cluster_problems(
         for name, value in values.items():
             if value != values[first]:
                 what = f"has {kind} {value or 'unknown'}, {first} has {values[first] or 'unknown'}"
-                found.append(HostProblem(name, what, "results of different hosts cannot be compared", "warning"))
+                found.append(HostProblem(name, what, "use hosts of one kind: the slowest limits a job", "warning"))
     return found
