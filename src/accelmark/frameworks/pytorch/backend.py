@@ -104,8 +104,10 @@ class PyTorchBackend:
     def prepare(self) -> Started:
         """Build device, data, model, optimizer and schedule, and log an event for each."""
         job, settings, ranks, log = self._job, self._settings, self._ranks, self._log
-        in_process = self._in_process
-        make_case = in_process.make_case if in_process is not None else case_class(job.case, "pytorch", TrainCase)
+        if self._in_process is not None:
+            make_case: Callable[..., TrainCase] = self._in_process.make_case
+        else:
+            make_case = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
         self._device = device = open_device(self._job, ranks)
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)

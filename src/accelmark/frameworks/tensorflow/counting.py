@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
-PRODUCTS: Final = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+_CALLS: Final = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case")
+_PRODUCTS: Final = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
 def count_flops(function: Any) -> float:
@@ -15,23 +16,26 @@ def count_flops(function: Any) -> float:
     A multiply-add is two. Other operations are not counted, as in PyTorch's ``FlopCounterMode``.
 
     Raises:
-        ValueError: an operation has a shape that is not known before it runs.
+        ValueError: an operation has a shape that is not known before it runs, or a graph of its own.
     """
-    inner = {each.name: each for each in function.graph._functions.values()}
-    return sum(_flops(node) for node in _nodes(function.graph.get_operations(), inner))
+    return sum(_flops(operation) for operation in _needed(function.graph.outputs))
 
 
-def _nodes(operations: Any, inner: dict[Any, Any]) -> Iterator[Any]:
-    for operation in operations:
-        yield operation
-        for name in ("f", "then_branch", "body"):
-            called = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
-            graph = getattr(inner.get(called.encode()) or inner.get(called), "graph", None)
-            if graph is not None:
-                yield from _nodes(graph.get_operations(), inner)
+def _needed(outputs: Any) -> set[Any]:
+    """Return the operations that the outputs depend on; the others of a graph are not run."""
+    found: set[Any] = set()
+    waiting = [tensor.op for tensor in outputs]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found:
+            found.add(operation)
+            waiting += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
+    return found
 
 
 def _flops(operation: Any) -> float:
+    if operation.type in _CALLS:
+        raise ValueError(f"{operation.name} has a graph of its own")
     count = _COUNTS.get(operation.type)
     if count is None:
         return 0.0
@@ -74,7 +78,7 @@ def _kernel_gradient(operation: Any, shapes: list[list[int]]) -> float:
 
 
 _COUNTS: Final[dict[str, Callable[[Any, list[list[int]]], float]]] = {
-    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(_PRODUCTS, _product),
     "Einsum": _einsum,
     "Conv2D": _convolution,
     "Conv2DBackpropInput": _input_gradient,

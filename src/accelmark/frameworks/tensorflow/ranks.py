@@ -48,7 +48,7 @@ class Ranks:
             kind = getattr(kinds, _KINDS.get(job.collective_backend, "AUTO"))
             options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        self._gather: Any = tf.function(lambda values: self.run(self._gathered, (values,)))
+        self._gather: Any = tf.function(lambda values: self.run(self._gathered, (values,)), autograph=False)
 
     def _open(self, job: JobSpec, place: RankPlace) -> None:
         accelerators = tf.config.list_physical_devices("GPU")
@@ -134,7 +134,9 @@ class Ranks:
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        tf.test.experimental.sync_devices()
+        if not self.is_cpu:  # on the CPU, a graph is done when its call returns
+            with tf.device("GPU:0"):
+                tf.raw_ops.SyncDevice()
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU, where TensorFlow does not count."""

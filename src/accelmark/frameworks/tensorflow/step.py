@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
 import numpy as np
@@ -20,6 +20,11 @@ _GROWTH_STEPS: Final = 2000
 """Steps without overflow after which the loss scale doubles; an overflow halves it (Micikevicius et al. 2017)."""
 
 
+def _graph(function: Callable[..., Any]) -> Any:
+    """Return a function that is traced once for each shape of its arguments; Python decides while it is traced."""
+    return tf.function(function, autograph=False)
+
+
 @final
 class Step:
     """A case's model with its optimizer; gradients are averaged over the ranks."""
@@ -33,11 +38,11 @@ class Step:
         self.parameters = {name: each for name, each in self.variables.items() if each.trainable}
         self._optimizer: Optimizer | None = None
         self._scale: Any = None
-        self.take: Any = tf.function(lambda batches, rate: ranks.run(self._take, (batches, rate)))
+        self.take: Any = _graph(lambda batches, rate: ranks.run(self._take, (batches, rate)))
         """``take(batches, learning rate) -> loss``."""
-        self.sums: Any = tf.function(self._sums)
+        self.sums: Any = _graph(self._sums)
         """``sums(batch) -> sums of the case``."""
-        self.outputs: Any = tf.function(self._outputs)
+        self.outputs: Any = _graph(self._outputs)
         """``outputs(batch) -> the model's outputs in training mode``."""
 
     def build_optimizer(self) -> None:
@@ -67,7 +72,7 @@ class Step:
         """Return the FLOPs of loss and gradients of a batch, which are traced and not computed."""
         set_training(self.model, training=True)
         shapes = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
-        return count_flops(tf.function(lambda given: self._gradients(given, None)).get_concrete_function(shapes))
+        return count_flops(_graph(lambda given: self._gradients(given, None)).get_concrete_function(shapes))
 
     def _take(self, batches: list[Batch], rate: Any) -> Any:
         """Apply the mean of all ranks' gradients, clipped, on each rank with its own batches."""
