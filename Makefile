@@ -1,5 +1,6 @@
 # Two commands: `make run` trains the quick-start suite and shows its page, `make test` checks everything.
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
@@ -14,14 +15,14 @@ run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show 
 
 test: $(VENV)/.test lint  ## Install what tests need; run lint and all tests but the heavy ones (under 15 minutes)
 	# Processes of their own: the thread pools of inference runtimes disturb other tests in the same process.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not heavy' tests/infer
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not heavy and not cluster' --ignore tests/infer
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not heavy' tests/infer
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not heavy and not cluster' --ignore tests/infer
 
 test-frameworks: $(VENV)/.test  ## Run all tests of training, frameworks, trainers and cases, the heavy ones too
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks tests/train tests/external tests/cases tests/benchmarks
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/frameworks tests/train tests/external tests/cases tests/benchmarks
 
 test-adversary: $(VENV)/.test  ## Run all attacks and honest variants (docs/adversary.md)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m adversary tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m adversary tests
 
 test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and test launching on namespace hosts (root)
 	$(BIN)/python -m pytest -m cluster tests/cluster
@@ -29,8 +30,7 @@ test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports & contracts=$$!; $(BIN)/mypy && wait $$contracts
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'AccelMark needs Python 3.11 or newer; name one with PYTHON=...'; exit 2; }

@@ -5,7 +5,8 @@
 Work is counted in operations: each method may use the operations of ``--epochs`` epochs of the seed network. The error
 is the held-out error of the network with the best validation accuracy. ``bayesian`` is the Gaussian process with
 morphs; ``random`` and ``evolution`` use morphs with the same weight transfer, trial length and limits. ``none`` trains
-the seed network in one trial of all epochs, with one decay of the learning rate.
+the seed network in one trial of all epochs, with one decay of the learning rate. ``scaled`` trains a network with three
+times its filters, once, for as many epochs as the operations allow; ``bayesian-scaled`` searches from that network.
 
 Results are added to the existing file if it has the same setting, so that a measurement can be split over several runs.
 """
@@ -21,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,12 +47,18 @@ from benchmarks.automl_figures import RESULTS, stamp, write_figures
 from tests.automl.threads import thread_pool
 
 NAME: Final = "automl_search_quality"
-METHODS: Final[tuple[SearchName, ...]] = ("bayesian", "random", "evolution", "none")
+METHODS: Final = ("bayesian", "random", "evolution", "none", "scaled", "bayesian-scaled")
+SEARCHERS: Final[dict[str, SearchName]] = {
+    "bayesian": "bayesian", "random": "random", "evolution": "evolution", "none": "none", "scaled": "none",
+    "bayesian-scaled": "bayesian",
+}  # fmt: skip
 TOLD: Final = {
     "bayesian": "Gaussian process with morphs",
     "random": "random morphs",
     "evolution": "evolution with morphs",
     "none": "seed trained longer",
+    "scaled": "network of 12 and 24 filters trained once",
+    "bayesian-scaled": "Gaussian process with morphs, from that network",
 }
 VALIDATION_SHARE: Final = 0.2
 GROWTH: Final = 30
@@ -73,31 +80,40 @@ class Setting:
         """The seed network: 4 and 8 filters, 438 parameters, so that it can grow."""
         return small((1, SIDE, SIDE), filters=(4, 8), dropout=0.0, name="thin14")
 
+    def start(self, method: str) -> Network:
+        """Return the network that a method starts from."""
+        if not method.endswith("scaled"):
+            return self.network
+        return small((1, SIDE, SIDE), filters=(12, 24), dropout=0.0, name="thin14-scaled")
+
     @property
     def budget(self) -> int:
         """Operations that each method may use."""
-        cost = count(self.network, "accelmark")
+        return self.epochs * self._epoch(self.network)
+
+    def _epoch(self, network: Network) -> int:
+        """Return the operations of one epoch of a network."""
+        cost = count(network, "accelmark")
         validated = round(self.images * VALIDATION_SHARE)
         trained = self.images - validated
         trained -= trained % self.batch_size
         steps = trained // self.batch_size
-        once = (cost.forward + cost.backward) * trained + cost.evaluation * validated + cost.update * steps
-        return self.epochs * once
+        return (cost.forward + cost.backward) * trained + cost.evaluation * validated + cost.update * steps
 
-    def config(self, method: SearchName, seed: int, data: Path) -> AutomlConfig:
+    def config(self, method: str, seed: int, data: Path) -> AutomlConfig:
         """Return the configuration of one search."""
-        longer = method == "none"
+        longer = SEARCHERS[method] == "none"
         return AutomlConfig(
             seed=seed,
             dataset=DatasetConfig(name="arrays", directory=data, limit=self.images, validation_share=VALIDATION_SHARE),
             search=SearchConfig(
-                method=method,
+                method=SEARCHERS[method],
                 max_forward_operations=GROWTH * count(self.network, "accelmark").matrix_forward,
             ),
             schedule=ScheduleConfig(
                 concurrency=1,
                 max_trials=1 if longer else 1000,
-                round_epochs=(self.epochs if longer else self.trial_epochs,),
+                round_epochs=(self.budget // self._epoch(self.start(method)) if longer else self.trial_epochs,),
                 tuning_round=None,
                 early_stop=False,
             ),
@@ -116,9 +132,9 @@ def halved_pictures(fashion_mnist: Path, target: Path) -> Path:
     return target
 
 
-def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
+def search(method: str, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
     """Search until the budget of operations is used up, and return the figures."""
-    config, network, budget = setting.config(method, seed, data), setting.network, setting.budget
+    config, network, budget = setting.config(method, seed, data), setting.start(method), setting.budget
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run = SearchDirectory.create(Path(folder), config, network)
@@ -126,7 +142,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
 
         def stop_when_spent(state: SearchState, scheduler: Scheduler) -> None:
             board = Scoreboard(state)
-            if method != "none" and board.operations_until(board.ended_s) >= budget:
+            if config.search.method != "none" and board.operations_until(board.ended_s) >= budget:
                 scheduler.asked_to_stop = True
 
         SearchController(run, config, workers, observer=stop_when_spent).run()
@@ -194,7 +210,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=default.epochs, help="the budget, in epochs of the seed network")
     parser.add_argument("--images", type=int, default=default.images)
     parser.add_argument("--trial-epochs", type=int, default=default.trial_epochs)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=get_args(SearchName))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
     parser.add_argument("--name", default=NAME, help="the figures' name")
     given = parser.parse_args()
@@ -213,7 +229,7 @@ def main() -> None:
             _write(given.name, rows, setting)
 
 
-def _search(task: tuple[SearchName, int, Path, Setting]) -> dict[str, Any]:
+def _search(task: tuple[str, int, Path, Setting]) -> dict[str, Any]:
     return search(*task)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -41,11 +42,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links to files outside docs at the repository."""
-    return _LINK.sub(lambda found: f"]({_site_link(found[1])})", markdown) if not page.file.generated_by else markdown
+    outside = "../" * (page.file.src_uri.count("/") + 1)
+    to_source = functools.partial(_LINK.sub, lambda found: f"]({_site_link(found[1], outside)})")
+    return markdown if page.file.generated_by else to_source(markdown)
 
 
-def _site_link(target: str) -> str:
-    return _SOURCE + target.removeprefix("../") if target.startswith("../") else target
+def _site_link(target: str, outside: str) -> str:
+    return _SOURCE + target.removeprefix(outside) if target.startswith(outside) else target
 
 
 def _front_page() -> str:

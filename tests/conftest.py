@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
+os.environ["ACCELMARK_STATE"] = tempfile.mkdtemp(prefix="accelmark-tests-")  # not the registry of the user's runs
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests share their cores with one another: a thread that spins while it waits for another takes the core of the other.
+
+# Without a time limit for each example, which a busy machine exceeds by luck.
+hypothesis.settings.register_profile("no-deadline", deadline=None)
+hypothesis.settings.load_profile("no-deadline")
 
 VENDOR = """
 name: acme

@@ -171,7 +171,10 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
                 duration_s=made.eval_ms / 1e3, elapsed_s=(clock - start) / 1e3, reached=metric >= 0.9,
             ).model_dump(mode="json"), clock  # fmt: skip
     yield "TRAIN_END", {}, clock
-    yield "FINISHED", finished(made, losses[-1], samples).model_dump(mode="json"), clock + 100
+    end = finished(made, losses[-1], samples)
+    shown = list(made.metrics)[: len([window for window in range(1, made.windows + 1) if window in made.eval_windows])]
+    stated = {"raw_train_time": (clock - start) / 1e3, "final_metrics": {"accuracy": shown[-1]} if shown else {}}
+    yield "FINISHED", end.model_dump(mode="json") | stated, clock + 100
 
 
 def started(made: Made, rank: int, number: int = 1) -> Started:
@@ -186,7 +189,7 @@ def started(made: Made, rank: int, number: int = 1) -> Started:
 
 
 def finished(made: Made, loss: float, samples: int) -> Finished:
-    """The rank's own account; its times and rates are wrong on purpose, since no figure may come from them."""
+    """The rank's own account; its rates are wrong on purpose, since no figure may come from them."""
     return Finished(
         state="completed", end_reason="max_steps", converged=True, e2e_time=-1, init_time=-1, raw_train_time=-1,
         train_no_eval_time=-1, pure_training_computing_time=-1, global_steps=made.windows * made.steps_per_window,
@@ -216,7 +219,8 @@ def _job(made: Made, number: int) -> JobSpec:
         case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, collective_backend="gloo",
         chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
         work=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
-                       reference_loss=made.reference_loss, min_repeats=made.min_rounds, settings=settings),
+                       reference_loss=made.reference_loss, min_repeats=made.min_rounds,
+                       settings=settings).for_round(number),
         provenance=provenance,
     )  # fmt: skip
 

@@ -41,6 +41,9 @@ def change_job(run: Path, number: int, change: Callable[[dict[str, Any]], None])
     job = json.loads(path.read_text())
     change(job)
     path.write_text(json.dumps(job))
+    plan = json.loads((run / "plan.json").read_text())
+    change(plan["jobs"][number - 1]["job"])
+    (run / "plan.json").write_text(json.dumps(plan))
 
 
 def judged(run: Path) -> CaseResult:

@@ -129,6 +129,12 @@ def test_idle_time_is_without_training_and_evaluation() -> None:
     assert utilisation(state(running, [])).idle_share is None, "no epoch has ended yet"
 
 
+def test_waiting_for_data_is_idle_time() -> None:
+    waited = [one.model_copy(update={"data_wait_s": one.training_s / 2}) for one in EPOCHS]
+    used = utilisation(state(TRIALS, waited))
+    assert used.idle_share == pytest.approx(1 - (42 - used.training_s / 2) / 82)
+
+
 def judged(
     rules: str = "aiperf-v1",
     *,
@@ -139,6 +145,7 @@ def judged(
     dataset: str = "imagenet",
     pretrained: bool = False,
     finished: bool = True,
+    network: str = "resnet50",
     **changes: object,
 ) -> SearchVerdict:
     """The verdict on a search that was resumed once, with a trial for each precision."""
@@ -151,8 +158,12 @@ def judged(
     session = recorded.sessions[0].model_copy(update={"dataset_identity": dataset})
     config = AutomlConfig(
         rules=rules,
+        network=network,
+        counting="aiperf-v1",
         schedule=ScheduleConfig(max_trials=3),
-        search=SearchConfig(initial_weights=Path("weights.npz") if pretrained else None),
+        search=SearchConfig(
+            initial_weights=Path("weights.npz") if pretrained else None, morphs=("deepen", "widen", "add-skip")
+        ),
         dataset=DatasetConfig.model_validate(changes),
     )
     return verdict(config, replace(recorded, sessions=[session, session]))
@@ -165,6 +176,12 @@ def test_a_run_within_the_rules_is_valid_with_disclosures() -> None:
     assert "random weights" in text
     assert "0.2500" in text
     assert "interrupted" in text
+
+
+def test_a_search_from_another_network_is_not_comparable_by_the_rules_of_aiperf() -> None:
+    other = judged(network="small28")
+    assert other.verdict == "OPEN"
+    assert other.reasons == ("network is small28 (expected: network resnet50) [search-pinned]",)
 
 
 def test_every_violated_rule_is_a_reason() -> None:
@@ -211,7 +228,7 @@ def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
     assert judged("smoke", **little).verdict == "VALID"
     assert judged("smoke", **little, finished=False).verdict == "INVALID"
     assert judged("smoke", **little, precisions=("fp8",)).verdict == "INVALID"
-    assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 1, "smoke": 1}
+    assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 2, "smoke": 1}
 
 
 def test_a_pretrained_start_is_disclosed() -> None:

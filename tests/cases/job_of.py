@@ -59,7 +59,7 @@ def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     command = [sys.executable, *launcher, "-m", "accelmark.train.loop.rank", str(job)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     log = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
     assert ended.returncode == 0, log + ended.stderr
     lines = [line for line in log.splitlines() if line.startswith(PERFLOG_PREFIX)]

@@ -77,7 +77,7 @@ def test_a_large_case_has_the_published_parameters(name: str) -> None:
     assert num_parameters(model) == expected, source
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.heavy] if name in SLOW else []) for name in CASES]
 )

@@ -184,3 +184,27 @@ def test_a_missing_search_is_reported(tmp_path: Path) -> None:
     for verb in ("status", "stop", "report", "verify", "resume"):
         with pytest.raises(RequestError, match="there is no search"):
             output_of(verb, "nothing", "--runs", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "-c", "fashion"], ["run", "-c", "fashion", "--dry-run"], ["resume", "x"]]
+)
+def test_without_the_packages_of_automl_the_command_names_the_extra(arguments: list[str]) -> None:
+    program = (
+        "import importlib.metadata as metadata, sys\n"
+        "found = metadata.version\n"
+        "def version(name):\n"
+        "    if name in ('optuna', 'ray'):\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "metadata.version = version\n"
+        "sys.modules['optuna'] = sys.modules['ray'] = None\n"
+        "from accelmark.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "automl", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "pip install 'accelmark[automl]'" in done.stderr

@@ -21,7 +21,7 @@ def accelmark(*arguments: str, code: str = CODE, **environment: str) -> subproce
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
         env=os.environ | {"COLUMNS": "100", "TERM": "dumb"} | environment,
     )
 
@@ -178,12 +178,12 @@ def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None
         cwd=ROOT,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=400,
     )
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(
-        ["git", "ls-files", "src/accelmark"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
+        ["git", "ls-files", "src/accelmark"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=300
     ).stdout.split()
     assert {name.removeprefix("src/") for name in tracked} <= packed
 

@@ -44,7 +44,7 @@ def accelmark(bench: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = "from accelmark.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        cwd=bench, env=environment, capture_output=True, text=True, timeout=200, check=False,
+        cwd=bench, env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
 
 

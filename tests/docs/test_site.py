@@ -1,11 +1,14 @@
-"""The documentation site builds without a warning, and has the generated reference."""
+"""The documentation site builds without a warning and has the generated reference; Chinese pages have the same code."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,8 +18,20 @@ def test_the_site_builds_strictly_with_the_generated_reference(tmp_path: Path) -
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
         check=True,
-        timeout=240,
+        timeout=500,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )
     assert "optimizer.lr" in (tmp_path / "reference/settings/index.html").read_text()
     assert "accelmark explain" in (tmp_path / "reference/commands/index.html").read_text()
+    assert "接入一款芯片" in (tmp_path / "zh/vendor/index.html").read_text()
+    assert (tmp_path / "page.png").stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("page", ["vendor.md", "case.md"])
+def test_a_chinese_page_has_the_code_and_the_commands_of_the_english_one(page: str) -> None:
+    english, chinese = ((ROOT / "docs" / place / page).read_text(encoding="utf-8") for place in ("", "zh"))
+    blocks = re.compile(r"<!-- file: \S+ -->\n```\w+\n.*?\n```", re.DOTALL)
+    assert blocks.findall(chinese) == blocks.findall(english)
+    commands = re.compile(r"^    (?:accelmark|python|export|chmod) .*$", re.MULTILINE)
+    assert commands.findall(chinese) == commands.findall(english)
+    assert re.search(r"对应提交 `[0-9a-f]{7,}`", chinese)

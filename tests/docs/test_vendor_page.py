@@ -44,7 +44,7 @@ class Bench:
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         done = subprocess.run(
-            words, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=280
+            words, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=600
         )
         self.said[line] = done.stdout + done.stderr
         self.codes.append((line, done.returncode))
@@ -66,7 +66,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench
 
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # fifteen commands, four of which train or infer
 
 
 def test_every_documented_command_works(bench: Bench) -> None:

@@ -63,7 +63,7 @@ def accelmark(plugins: Path, tmp_path: Path) -> Accelmark:
         }
         command = [str(COMMAND), *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
         )
 
     return run

@@ -21,7 +21,7 @@ _PLACE = Path(os.environ.get("ACCELMARK_TEST_ENVIRONMENTS") or Path(__file__).pa
 
 
 def run_accelmark(
-    *arguments: str, timeout_s: float = 250, **variables: str | os.PathLike[str]
+    *arguments: str, timeout_s: float = 500, **variables: str | os.PathLike[str]
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line of this checkout."""
     command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]

@@ -45,7 +45,7 @@ def run_on_device(job: JobSpec, directory: Path) -> Ran:
     node_dir = node_dir_of(directory)
     done = subprocess.run(
         command(write_job(job, directory), 1), env={**environment(node_dir), **VARIABLES}, capture_output=True,
-        text=True, timeout=200, check=False,
+        text=True, timeout=500, check=False,
     )  # fmt: skip
     return Ran(node_dir, done.returncode, done.stdout + done.stderr)
 
@@ -101,7 +101,7 @@ print(json.dumps({"values": values, "current": torch.accelerator.current_stream(
 def on_device(program: str, *arguments: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], env={**os.environ, **VARIABLES}, capture_output=True, text=True,
-        timeout=200, check=False,
+        timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

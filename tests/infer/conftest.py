@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, FolderRef
+from tests.infer.fork_server import Forked, ForkServer
 
 _ENGINE = """
 import gc, os, signal, sys, threading, time
@@ -73,6 +74,26 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
     )
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process from which engine processes are forked."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def forked_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork engine processes; a test file that is about the process itself overrides this fixture to start them."""
+
+    def fork(command: list[str], **options: Any) -> Forked:
+        return Forked(
+            request.getfixturevalue("fork_server"), command, options["pass_fds"], options["env"], options["stdout"]
+        )
+
+    monkeypatch.setattr("accelmark.infer.process.engine_process.Popen", fork)
+
+
 Take = Callable[..., Ran]
 MakeJob = Callable[..., JobSpec]
 InProcess = Callable[..., tuple[int, list[dict[str, Any]], str]]
@@ -105,10 +126,10 @@ def take(tmp_path: Path) -> Take:
 
 
 @pytest.fixture
-def acme(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+def acme(make_job: MakeJob, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     """Return a function that makes a job of a vendor whose engine ``acme_rt`` has the given methods.
 
-    Its runtime is played by PyTorch's eager mode.
+    Its runtime is played by PyTorch's eager mode; the model is not exported again.
     """
     vendor = tmp_path / "plugins" / "vendors" / "acme"
     (vendor / "engines").mkdir(parents=True)
@@ -120,7 +141,8 @@ def acme(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def make(methods: str, **settings: Any) -> JobSpec:
         source = textwrap.dedent(methods).strip()
         (vendor / "engines" / "acme_rt.py").write_text(_ENGINE + textwrap.indent(source, "    ") + "\n")
-        return make_job(compiler="acme_rt", **settings).model_copy(update={"vendor": "acme"})
+        given = {"compiler": "acme_rt", "exist_onnx_path": str(tiny_onnx)} | settings
+        return make_job(**given).model_copy(update={"vendor": "acme"})
 
     return make
 
@@ -149,7 +171,7 @@ def in_a_process(tmp_path: Path) -> InProcess:
             [sys.executable, "-m", "accelmark.infer", str(tmp_path / "job.json")],
             env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"},
             check=False,
-            timeout=240,
+            timeout=500,
         )
         text = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
         lines = [line.removeprefix(PERFLOG_PREFIX) for line in text.splitlines() if line.startswith(PERFLOG_PREFIX)]

@@ -12,6 +12,11 @@ from accelmark.spec.events import Event
 pytestmark = pytest.mark.adversary
 
 
+@pytest.fixture(autouse=True)
+def forked_engines() -> None:
+    """Engines have processes that were started as in a run."""
+
+
 def _invalid(ran: Any) -> str:
     assert ran.finished.state == "completed", ran.finished.message
     assert not ran.finished.valid

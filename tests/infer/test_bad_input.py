@@ -31,7 +31,7 @@ class Engine(Eager):
 
 
 @pytest.fixture
-def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def acme_job(make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes a job of a vendor whose folder holds engines of its own."""
     engines = tmp_path / "plugins" / "vendors" / "acme" / "engines"
     engines.mkdir(parents=True)
@@ -56,7 +56,8 @@ def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name, other_s in {"acme_nan_s": "float('nan')", "acme_long_s": "5.0", "acme_minus_s": "-1e-9"}.items():
         (engines / f"{name}.py").write_text(_ENGINE.format(outputs="outputs", other_s=other_s))
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path / "plugins"))
-    return lambda **settings: make_job(**settings).model_copy(update={"vendor": "acme"})
+    exported = {"exist_onnx_path": str(tiny_onnx)}
+    return lambda **settings: make_job(**(exported | settings)).model_copy(update={"vendor": "acme"})
 
 
 def _failed(ran: Any, step: InferStep, end_reason: str) -> str:

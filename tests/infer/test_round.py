@@ -1,4 +1,4 @@
-"""From the log of a real inference process to figures, verdict and page."""
+"""From the log of an inference to figures, verdict and page; the first test runs it as a process of its own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,34 @@ from accelmark.results.figure_names import INFER_FIGURES, FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
+from accelmark.spec.events import Event
 from accelmark.spec.inference import Note
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
+from accelmark.spec.perflog import PerfLogWriter
 from accelmark.spec.plugins.vendor import Chip, Peaks
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, in_a_process: Any, make_job: Any) -> Any:
-    """Return a function that takes a job through its process and lays the files out as a run does."""
+def run_dir(tmp_path: Path, in_a_process: Any, take: Any, make_job: Any) -> Any:
+    """Return a function that runs a job, by default in this process, and lays the files out as a run does."""
 
-    def made(notes: tuple[Note, ...] = (), **settings: Any) -> Path:
+    def here(job: JobSpec) -> tuple[int, str]:
+        log = tmp_path / "here.log"
+        with log.open("wb") as file:
+            writer = PerfLogWriter(0, file.fileno())
+            writer.event(Event.INIT_START, {"pid": 1, "job": "job.json", "process_start_mono_ms": 0.0})
+            ran = take(job)
+            for name, value in ran.events:
+                writer.event(name, value)
+            writer.event(Event.FINISHED, ran.finished)
+        return int(ran.finished.state != "completed"), log.read_text()
+
+    def made(notes: tuple[Note, ...] = (), *, own_process: bool = False, **settings: Any) -> Path:
         chip = Chip(name="cpu", device_name="x", peaks=Peaks(fp32=0.5), source="made up for tests")
         job: JobSpec = make_job(**settings).model_copy(update={"chip": chip})
         assert isinstance(job.work, InferJob)
         job = job.model_copy(update={"work": job.work.model_copy(update={"notes": notes})})
-        code, _, text = in_a_process(job)
+        code, text = in_a_process(job)[::2] if own_process else here(job)
         node_dir = tmp_path / "runs" / "r" / "tiny" / "round1" / "here_noderank0"
         node_dir.mkdir(parents=True)
         (node_dir / "rank0.out.log").write_text(text)
@@ -50,7 +63,7 @@ def run_dir(tmp_path: Path, in_a_process: Any, make_job: Any) -> Any:
 
 
 def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
-    path = run_dir(compiler="eager", batch_size=4, flops="2*1000")
+    path = run_dir(own_process=True, compiler="eager", batch_size=4, flops="2*1000")
     result = round_result(path / "tiny" / "round1")
     assert result.state == "succeeded"
     assert set(result.figures) == set(INFER_FIGURES)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,7 +119,8 @@ def test_one_scale_of_a_case_may_be_listed_only_once(plugins: Path) -> None:
 
 
 def test_an_absent_chip_is_not_mistaken_for_the_present_one(plugins: Path) -> None:
-    planned = plan({"cases": [{"key": "toy:pytorch:X9"}, {"key": "toy:pytorch:X1-Card"}, {"key": "toy"}]})
+    cases = [{"key": "toy:pytorch:X9"}, {"key": "toy:pytorch:X1-Card"}, {"key": "toy"}]
+    planned = plan({"cases": cases, "open": True})
     chips = [job.job.chip for job in planned.jobs]
     assert [chip.variant if chip else None for chip in chips] == [None, "Card", "Pod"]
     assert any("X9" in warning and "MFU will be null" in warning for warning in planned.warnings)
@@ -199,3 +201,20 @@ def test_settings_that_pytorch_cannot_combine_are_refused(
     assert hint in (problems[key].hint or "")
     alone = {name: value for name, value in settings.items() if name != key}
     assert plan({"open": True, "cases": [{"key": "toy", "settings": alone}]}).jobs
+
+
+def test_a_key_that_names_another_chip_than_the_detected_one_is_refused_unless_open(plugins: Path) -> None:
+    with pytest.raises(SpecError, match=r"names H100, but this machine has X1 .*or declare the run open"):
+        plan({"cases": [{"key": "toy:pytorch:H100"}]})
+    assert len(plan({"cases": [{"key": "toy:pytorch:X1-Pod"}]}).jobs) == 1
+    opened = plan({"cases": [{"key": "toy:pytorch:H100"}], "open": True})
+    assert any("this machine has X1" in warning for warning in opened.warnings)
+
+
+def test_a_key_that_names_another_version_of_the_framework_is_refused_unless_open(plugins: Path) -> None:
+    installed = importlib.metadata.version("torch").partition("+")[0]
+    assert len(plan({"cases": [{"key": f"toy:pytorch_{installed.rpartition('.')[0]}:X1"}]}).jobs) == 1
+    with pytest.raises(SpecError, match=f"names version 1.8 of pytorch, but {installed}"):
+        plan({"cases": [{"key": "toy:pytorch_1.8:X1"}]})
+    opened = plan({"cases": [{"key": "toy:pytorch_1.8:X1"}], "open": True})
+    assert any("names version 1.8" in warning for warning in opened.warnings)

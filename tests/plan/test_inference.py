@@ -70,6 +70,12 @@ def test_an_inference_job_runs_one_process_of_the_infer_package(toy: Path) -> No
     assert planned.job.data_dirs == {"pictures": Path("/data/pictures")}
 
 
+def test_packaged_weights_need_their_reader_before_anything_starts(toy: Path) -> None:
+    assert "safetensors>=0.4" not in [need.requirement for need in _plan({"key": "toy"}).jobs[0].requires]
+    (toy / "cases" / "toy" / "weights.safetensors").touch()
+    assert "safetensors>=0.4" in [need.requirement for need in _plan({"key": "toy"}).jobs[0].requires]
+
+
 def test_engines_precisions_and_batches_of_one_key_are_shown_together(toy: Path) -> None:
     plan = _plan({"key": "toy"}, {"key": "toy", "settings": {"compiler": "openvino", "precision": "bf16"}})
     assert [job.directory for job in plan.jobs] == [

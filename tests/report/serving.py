@@ -30,7 +30,7 @@ class Asked:
     """One reply."""
 
     def __init__(self, port: int, path: str, method: str = "GET", body: str | None = None, **headers: str) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         reply = connection.getresponse()
         self.status, self.headers = reply.status, reply.headers

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from accelmark.cli.results import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view.app import is_loopback, read_or_create_token
-from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog
@@ -168,7 +168,7 @@ def test_cookies_of_other_servers_on_the_host_do_not_interfere(runs: Path, other
 def test_malformed_requests_get_an_error_response(
     runs: Path, capfd: pytest.CaptureFixture[str], request_line: str, length: bytes, status: int
 ) -> None:
-    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=30) as connection:
+    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=300) as connection:
         head = f"{request_line} HTTP/1.0\r\nHost: localhost\r\nContent-Length: ".encode()
         connection.sendall(head + length + b"\r\n\r\n")
         first = connection.recv(100)
@@ -287,6 +287,7 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_are_shown(tmp_path: 
         result = "toy-pytorch-X1x1x1/round1/result.json"
         (run / result).parent.mkdir(parents=True)
         (run / result).hardlink_to(first / result)
+        write_manifest(run)
     bad = tmp_path / "runs" / "0500" / "summary.json"
     bad.write_text("{")
     with serving(tmp_path / "runs") as found:
@@ -327,7 +328,7 @@ def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, numbe
         port = int(address.rpartition(":")[2].strip("/"))
         assert Asked(port, "/").status == 200
         server.send_signal(number)
-        _, errors = server.communicate(timeout=60)
+        _, errors = server.communicate(timeout=300)
     assert server.returncode == code
     assert errors == ""
 

@@ -16,7 +16,7 @@ from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.table import COLUMNS, rows_of, to_csv
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.sources import load_source, open_sources
-from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import made
 
@@ -197,6 +197,7 @@ def test_a_result_with_odd_values_is_named_and_the_others_show(places: Path, tmp
         part = part[name]
     part[above[-1]] = value
     first.write_text(json.dumps(told))
+    write_manifest(tmp_path / "run")
     runs, problems = open_sources([tmp_path])
     assert [len(run.rounds) for run in runs] == [1]
     assert len(problems) == 1
@@ -224,6 +225,7 @@ def test_unusual_facts_of_machine_and_plan_are_ignored(places: Path, tmp_path: P
         result.write_text(json.dumps(told))
     plan = {"jobs": [{"directory": "toy-pytorch-X1x1x1/round1", "job": "a word"}, 3]}
     (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
+    write_manifest(tmp_path / "run")
     runs, problems = open_sources([places / "run", tmp_path / "run"])
     assert problems == []
     assert compare(runs).pairs[0].differing

@@ -153,7 +153,8 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_load(tmp_path: Path)
     (tmp_path / "runs" / "run3" / "toy-pytorch-X1x1x1" / "round1" / "result.json").write_text("")
     runs, problems = open_sources([tmp_path / "runs" / f"run{number}" for number in range(4)])
     assert [run.path.name for run in runs] == ["run0", "run1", "run3"]
-    assert len(problems) == 2
+    assert len(problems) == 3
+    assert "result.json: was changed" in problems[-1]
     assert "run2/summary.json" in problems[0]
     assert "run3" in problems[1]
     assert len(find_sources(tmp_path / "runs" / "run1")[0]) == 1

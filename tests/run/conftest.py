@@ -49,7 +49,7 @@ def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     """After every test here: no process of any run below its directory is left."""
     yield
     needle = f"{RUN_MARKER}={tmp_path}".encode()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while left := processes_with(needle):
         if time.monotonic() > deadline:
             pytest.fail(f"left running: {[command_of(pid) for pid in left]}")

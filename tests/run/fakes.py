@@ -44,7 +44,7 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int =
             target=None,
             reference_loss=None,
             settings=TrainSettings(batch_size=8, end=EndSettings(max_steps=5)),
-        ),
+        ).for_round(number),
     )
 
 
@@ -108,7 +108,7 @@ def processes_with(needle: bytes) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 300.0) -> None:
     """Wait until ``condition`` holds; fail the test where it does not."""
     deadline = time.monotonic() + timeout_s
     while not condition():

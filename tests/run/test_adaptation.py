@@ -50,9 +50,10 @@ def carry(folder: Path, tmp_path: Path) -> CarryOut:
         node = tmp_path / "node"
         node.mkdir()
         environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
-        return apply_adaptation(
+        environment, _ = apply_adaptation(
             folder, requirements_file(folder, tmp_path), node, environment, load_framework("pytorch"), sys.executable
         )
+        return environment
 
     return body
 

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.bundle import check_manifest
+from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.stop import stop
 from accelmark.run.display.summary import read_status
 from accelmark.run.processes import ProcessId
@@ -40,7 +40,7 @@ def drive(verb: str, run: Path, *options: str, plan: Plan | None = None) -> subp
     return subprocess.Popen([*arguments, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def done(process: subprocess.Popen[str], timeout_s: float = 180) -> tuple[int, str, str]:
+def done(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err
 
@@ -112,13 +112,13 @@ def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
     process = drive("start", run, plan=make_plan((ENDLESS, "deaf", "grandchild")))
     wait_for(lambda: stepping(run), "a step")
     process.send_signal(signal.SIGINT)
+    wait_for(lambda: list(run.glob(f"*/*/*/{STOP_FILES[False]}")), "the request to end")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     code, *_ = done(process)
     assert (code, states(run)) == (130, ["cancelled"])
-    assert time.monotonic() - began < 40, "the grace of 45 s was not cut short"
+    assert list(run.glob(f"*/*/*/{STOP_FILES[True]}")), "the time for ending was not cut short"
     assert left_running(run) == []
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+from rich.console import Console
+
 from accelmark.results.figures.scaling import scaling_curves
-from accelmark.run.display.summary import scaling_lines
+from accelmark.results.schema import AdaptationCost, ReplacedHook, Summary
+from accelmark.run.display.summary import print_summary, scaling_lines
 from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded
 
@@ -24,3 +28,33 @@ def test_the_terminal_shows_the_share_of_linear_speed_up_of_each_scale(tmp_path:
 
 def test_one_scale_is_no_scaling(tmp_path: Path) -> None:
     assert scaling_lines(scaling_curves([loaded(tmp_path / "one")])) == []
+
+
+def shown(summary: Summary, run_dir: Path) -> str:
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    print_summary(summary, run_dir, None, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_an_invalid_result_has_no_tick_and_the_summary_names_the_vendor_and_its_hooks(tmp_path: Path) -> None:
+    summary = loaded(tmp_path / "run").summary
+    assert "Vendor acme: standard cases, no hook replaced" in shown(summary, tmp_path / "run")
+    hooks = (ReplacedHook(name="create_optimizer", place="extern/__init__.py:4", num_lines=3),)
+    changed = {"verdict": "INVALID", "reasons": ("why",), "adaptation": AdaptationCost(hooks=hooks)}
+    (case,) = summary.cases
+    text = shown(summary.model_copy(update={"cases": (case.model_copy(update=changed),)}), tmp_path / "run")
+    assert "✓" not in text
+    assert "✕" in text
+    assert "Vendor acme: toy with its create_optimizer" in text
+    assert "resume" not in text
+
+
+def test_an_interrupted_run_ends_with_the_command_that_continues_it(tmp_path: Path) -> None:
+    summary = loaded(tmp_path / "run").summary
+    (case,) = summary.cases
+    for state, option in (("cancelled", ""), ("lost", ""), ("failed", " --failed")):
+        cases = (case, case.model_copy(update={"state": state, "converged": False}))
+        text = shown(summary.model_copy(update={"cases": cases}), tmp_path / "run")
+        assert text.endswith(f"Continue with: accelmark resume {tmp_path / 'run'}{option}\n"), text
+        assert "missed" not in text, "whether the target would have been reached is not known"

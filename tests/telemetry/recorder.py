@@ -114,7 +114,7 @@ def run(node_dir: Path) -> subprocess.Popen[str]:
     )
 
 
-def until(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 300.0) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + patience_s
     while not condition():

@@ -184,7 +184,7 @@ def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     starter = textwrap.dedent("""
         import subprocess, sys, time
         print(subprocess.Popen([sys.executable, "-m", "accelmark.telemetry.record", sys.argv[1]]).pid, flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """)
     with subprocess.Popen(
         [sys.executable, "-c", starter, str(tmp_path)], stdout=subprocess.PIPE, text=True,
@@ -211,7 +211,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_with_its_name(tmp_path: 
     (tmp_path / "telemetry.json").write_text(json.dumps({"vendor": "cpu", "vendor_folder": str(CPU)}))
     (tmp_path / "telemetry.jsonl").mkdir()  # stands for a read-only directory: root may write those
     process = run(tmp_path)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert str(tmp_path) in errors
 
@@ -219,7 +219,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_with_its_name(tmp_path: 
 def test_a_request_with_a_typo_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "telemetry.json").write_text(json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "intervals": 1}))
     process = run(tmp_path)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "did you mean 'interval_s'" in errors
 
@@ -266,7 +266,7 @@ def test_a_disk_that_is_full_does_not_end_the_recorder(tmp_path: Path) -> None:
     process = start(tmp_path, CPU)
     until(lambda: (tmp_path / "cpu_monitor.log").exists() and bool((tmp_path / "cpu_monitor.log").read_text()))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0
     assert errors.count("cannot be written: No space left on device") == 1
 

@@ -156,7 +156,7 @@ def start(job: JobSpec, directory: Path) -> tuple[subprocess.Popen[str], Path]:
     return process, node_dir
 
 
-def run(job: JobSpec, directory: Path, timeout_s: float = 120) -> Ran:
+def run(job: JobSpec, directory: Path, timeout_s: float = 400) -> Ran:
     """Run a job's only host to its end."""
     process, node_dir = start(job, directory)
     output, _ = process.communicate(timeout=timeout_s)

@@ -103,7 +103,13 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("parallelism", "checkpointing"),
-    [("ddp", "full"), ("ddp", "selective"), ("fsdp2", "full"), ("fsdp2", "selective"), ("fsdp2", "off")],
+    [
+        ("ddp", "full"),
+        ("fsdp2", "selective"),
+        pytest.param("ddp", "selective", marks=pytest.mark.heavy),
+        pytest.param("fsdp2", "full", marks=pytest.mark.heavy),
+        pytest.param("fsdp2", "off", marks=pytest.mark.heavy),
+    ],
 )
 def test_two_ranks_with_compiled_blocks_train_as_eager_ones(
     parallelism: str, checkpointing: str, eager: Ran, tmp_path: Path

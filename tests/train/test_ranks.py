@@ -146,12 +146,12 @@ def test_out_of_memory_on_one_rank_is_the_cause_and_the_other_follows(tmp_path: 
 
 
 def wait_for_event(log: Path, event: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if log.is_file() and f'"event": "{event}"' in log.read_text():
             return
         time.sleep(0.05)
-    raise AssertionError(f"no {event} in {log}")
+    raise AssertionError(f"no {event} in {log}: {log.read_text() if log.is_file() else None}")
 
 
 def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> 
     process, node_dir = start(make_job(tmp_path, settings, nproc=2), tmp_path)
     wait_for_event(node_dir / "rank1.out.log", "STEP_END")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     ran = Ran(node_dir, process.returncode, output)
     assert ran.exit_code == 130, output
     ends = [ran.finished(rank) for rank in (0, 1)]
@@ -174,7 +174,7 @@ def test_a_rank_alone_ends_its_step_when_told_to(tmp_path: Path) -> None:
     process, node_dir = start(make_job(tmp_path, settings), tmp_path)
     wait_for_event(node_dir / "rank0.out.log", "STEP_END")
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     ran = Ran(node_dir, process.returncode, output)
     finished = ran.finished()
     assert (ran.exit_code, finished.state, finished.end_reason) == (130, "cancelled", "cancelled")
@@ -192,9 +192,9 @@ def test_a_hanging_rank_still_writes_its_stacks(tmp_path: Path) -> None:
         "    os.write(1, f'overdue after {name}'.encode())\n"
         "    os._exit(130)\n"
         "StopRequest().install(overdue, grace_s=0.3)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(60))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))\n"
         "os.write(1, b'ready ')\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
@@ -202,7 +202,7 @@ def test_a_hanging_rank_still_writes_its_stacks(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert os.read(process.stdout.fileno(), 6) == b"ready "
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=300)
     assert (process.returncode, output) == (130, "overdue after SIGTERM")
 
 

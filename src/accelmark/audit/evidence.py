@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
-from accelmark.results.read.round_dir import read_json
+from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_json
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import find, load_case, load_vendor, tree_hash
+from accelmark.spec.plugins.catalog import files_hash, find, load_case, load_vendor, tree_files, tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.records import ADAPTATION_FILE, DATA_FILE, SOURCE_FILE, AdaptationRecord, DataRecord, SourceRecord
+from accelmark.spec.records import (
+    ADAPTATION_FILE,
+    DATA_FILE,
+    ENVIRONMENT_FILE,
+    REGISTRATION_FILE,
+    SOURCE_FILE,
+    VENDOR_CODE_DIR,
+    AdaptationRecord,
+    DataRecord,
+    EnvironmentRecord,
+    Registration,
+    SourceRecord,
+)
+from accelmark.spec.secret import LEFT_OUT
 
 S = TypeVar("S", bound=Spec)
 
@@ -70,6 +84,8 @@ class RoundEvidence(NamedTuple):
     """Result of the round's evaluation job; None where there was none."""
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
+    environments: tuple[EnvironmentRecord, ...] = ()
+    """The environment of the ranks on each host; empty where the run did not record it."""
 
     @property
     def has_same_case(self) -> bool:
@@ -83,6 +99,13 @@ class RoundEvidence(NamedTuple):
         return self.result.round
 
 
+class PlanFile(NamedTuple):
+    """The content of ``plan.json``."""
+
+    sha256: str
+    text: str
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -92,6 +115,14 @@ class Evidence:
     num_planned: int
     reference: Reference
     source: SourceRecord | None
+    planned: Sequence[dict[str, Any]] = ()
+    """Planned jobs of the key, as in ``plan.json``."""
+    not_planned: Sequence[str] = ()
+    """Directories of rounds of the key that ``events.jsonl`` names and ``plan.json`` does not."""
+    registration: Registration | None = None
+    plan_file: PlanFile | None = None
+    vendor_copies: Mapping[str, str] = field(default_factory=dict)
+    """Vendor's folder for a case, by name -> hash of the copy in the run; without those that bundling changed."""
 
     @property
     def succeeded(self) -> list[RoundEvidence]:
@@ -143,7 +174,37 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
     reference = Reference(_standard(first), _shipped_vendor(first.vendor)) if first is not None else Reference()
     entries = [_round(run_dir / name, result, reference) for name, result in rounds.items()]
     ordered = sorted(entries, key=lambda entry: entry.number)
-    return Evidence(ordered, num_planned, reference, _read(SourceRecord, run_dir / SOURCE_FILE))
+    slug = next((name.split("/")[0] for name in rounds), "")
+    planned = planned_jobs(read_json(run_dir / "plan.json"))
+    carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("job"))
+    return Evidence(
+        rounds=ordered,
+        num_planned=num_planned,
+        reference=reference,
+        source=_read(SourceRecord, run_dir / SOURCE_FILE),
+        planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
+        not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
+        registration=_read(Registration, run_dir / REGISTRATION_FILE),
+        plan_file=_plan_file(run_dir / "plan.json"),
+        vendor_copies=_vendor_copies(run_dir / VENDOR_CODE_DIR / "cases"),
+    )
+
+
+def _vendor_copies(cases: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder in cases.iterdir() if cases.is_dir() else ():
+        contents = list(tree_files(folder))
+        if not any(LEFT_OUT.encode() in content for _, content in contents):
+            found[folder.name] = files_hash(contents)
+    return found
+
+
+def _plan_file(path: Path) -> PlanFile | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return PlanFile(hashlib.sha256(content).hexdigest(), content.decode(errors="replace"))
 
 
 def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundEvidence:
@@ -152,6 +213,9 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
     except (OSError, ValidationError):
         data = None
     adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
+    environments = (
+        _read(EnvironmentRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ENVIRONMENT_FILE}"))
+    )
     return RoundEvidence(
         result=result,
         job=_read(JobSpec, round_dir / "job.json"),
@@ -160,6 +224,7 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
         data=data,
         reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
+        environments=tuple(filter(None, environments)),
     )
 
 

@@ -6,10 +6,11 @@ import math
 import statistics
 from typing import Final
 
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import finding
 from accelmark.spec.events import Started
+from accelmark.spec.key import is_version
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Raw training time from which throughput and energy are steady, by the size of a case."""
@@ -121,6 +122,14 @@ def not_resumed(entry: RoundEvidence) -> Findings:
     if "resumed" in entry.result.marks:
         actual = "the round was resumed: steps repeated after the checkpoint count as time"
         yield finding("warning", "one-go", "", actual)
+
+
+@for_each(Evidence.all_rounds)
+def framework_version(entry: RoundEvidence) -> Findings:
+    """Check that the framework has the version that the key names."""
+    named, found = entry.result.key.framework_version, entry.result.environment.started.get("framework_version")
+    if named is not None and isinstance(found, str) and not is_version(found, named):
+        yield deviation(entry, "framework-version", f"version {named}, as in the key", f"ranks ran with {found}")
 
 
 @for_each(Evidence.started_rounds)

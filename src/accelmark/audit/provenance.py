@@ -5,30 +5,25 @@ AccelMark's files are hashed as installed and as a git commit has them, to compa
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 import accelmark
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
-from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_hash
-from accelmark.spec.records import SourceRecord
+from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_files, tree_hash
+from accelmark.spec.records import LOADER_VARIABLES, SourceRecord
 
 _MAX_LISTED: Final = 10
-_PRELOAD_VARIABLES: Final = frozenset({
-    "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT",
-    "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX", "LD_PRELOAD", "LD_AUDIT",
-})  # fmt: skip
-"""Variables that make a process load other code before its own."""
-
-
 _GIT_TIMEOUT_S: Final = 20.0
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
@@ -61,8 +56,13 @@ def _compare_source(source: SourceRecord) -> Findings:
     recorded = f"{ran}, files with hash {source.sha256[:12]}"
     if source.version != accelmark.__version__:
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is {accelmark.__version__}")
+    elif source.kind == "wheel" and source.files and has_history():
+        # A wheel may omit files that a checkout has, but has no others.
+        own = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in tree_files(package())}
+        if differing := sorted(name for name, digest in source.files.items() if own.get(name) != digest):
+            listed = ", ".join(differing[:_MAX_LISTED])
+            yield finding("open", "source-tree", "the files of this checkout", f"{recorded}, which differ in {listed}")
     elif source.kind == "wheel" and has_history():
-        # A wheel may omit files that a checkout has.
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is a checkout and not a wheel")
     elif source.kind == "checkout" and source.commit is not None and has_history():
         known = hash_at(source.commit)
@@ -82,6 +82,7 @@ def case_folder(evidence: Evidence) -> Findings:
     jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
     if len({job.case.sha256 for job in jobs}) > 1:
         yield finding("error", "case-folder", "", "the case's files changed between rounds")
+    yield from _vendor_code(jobs, evidence.vendor_copies)
     standard = evidence.reference.case
     if standard is None or not jobs:
         return
@@ -92,8 +93,16 @@ def case_folder(evidence: Evidence) -> Findings:
     if recorded != standard.sha256 and not _is_committed(evidence, recorded):
         actual = f"the case's files had hash {recorded[:12]}"
         yield finding("open", "case-folder", f"the files on this machine, hash {standard.sha256[:12]}", actual)
+
+
+def _vendor_code(jobs: Iterable[JobSpec], copies: Mapping[str, str]) -> Findings:
+    files = {job.adaptation.name: job.adaptation.sha256 for job in jobs if job.adaptation is not None}
     if len({job.adaptation.sha256 for job in jobs if job.adaptation is not None}) > 1:
         yield finding("error", "case-folder", "", "the vendor's files changed between rounds")
+    for name, sha256 in files.items():
+        if copies.get(name, sha256) != sha256:
+            actual = f"the copy of {name} in the run has hash {copies[name][:12]}"
+            yield finding("error", "vendor-code", f"the folder that ran, hash {sha256[:12]}", actual)
 
 
 def _is_committed(evidence: Evidence, sha256: str) -> bool:
@@ -113,12 +122,46 @@ def hooks(evidence: Evidence) -> Findings:
 
 @for_each(Evidence.all_rounds)
 def preloaded_code(entry: RoundEvidence) -> Findings:
-    """Check that no variable of the vendor's loads code into the ranks before AccelMark's own."""
+    """Check that nothing loads code into the ranks before AccelMark's own."""
     by_script = {name for record in entry.adaptations for name in record.environment}
-    for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", _not_shipped(entry))):
-        if found := sorted(names & _PRELOAD_VARIABLES):
-            actual = f"{origin} sets {', '.join(found)}: code loaded that way cannot be audited"
+    found = {"environment_variables.sh": by_script & set(LOADER_VARIABLES)}
+    found["vendor.yaml"] = _not_shipped(entry) & set(LOADER_VARIABLES)
+    for record in entry.environments:
+        for name, variable in record.loaders.items():
+            if not any(name in names for names in found.values()):
+                found.setdefault(f"the {variable.origin}", set()).add(name)
+    for origin, names in found.items():
+        if names:
+            actual = f"{origin} sets {', '.join(sorted(names))}: code loaded that way cannot be audited"
             yield finding("open", "loaded-before", "", actual)
+    if files := sorted({file for record in entry.environments for file in record.start_files}):
+        actual = f"{', '.join(files)} runs code whenever Python starts, and belongs to no installed package"
+        yield finding("open", "loaded-before", "", actual)
+
+
+@for_each(Evidence.all_rounds)
+def numeric_switches(entry: RoundEvidence) -> Findings:
+    """Check that no variable makes the framework compute in another precision than declared."""
+    found = {
+        f"{name}={variable.value} (from the {variable.origin})"
+        for record in entry.environments
+        for name, variable in record.numeric_switches.items()
+    }
+    if found:
+        yield deviation(entry, "numeric-switches", "the declared precision", f"set: {', '.join(sorted(found))}")
+
+
+@for_each(Evidence.all_rounds)
+def unchanged_files(entry: RoundEvidence) -> Findings:
+    """Check that data and code on the hosts remained what was hashed before the round."""
+    for node in entry.result.nodes:
+        if node.changed_data:
+            actual = f"{node.host}: data was changed after its hashes were checked: {', '.join(node.changed_data)}"
+            yield finding("error", "data-unchanged", "the data that was checked", actual)
+        if node.stale_bytecode:
+            listed = ", ".join(node.stale_bytecode[:_MAX_LISTED])
+            actual = f"{node.host}: bytecode that differs from its source may have run: {listed}"
+            yield deviation(entry, "bytecode", "the code of the source files", actual)
 
 
 def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:

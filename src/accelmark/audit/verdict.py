@@ -6,20 +6,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, reevaluation, workload
+from accelmark.audit import inference, outcome, provenance, reevaluation, registration, workload
 from accelmark.audit.evidence import Evidence, Rule, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
-    outcome.rounds_complete, outcome.target_reached, outcome.plausible_convergence,
-    outcome.real_data,
+    outcome.rounds_complete, registration.planned_rounds, registration.registered,
+    outcome.target_reached, outcome.plausible_convergence, outcome.real_data,
     workload.settings, workload.case_known, workload.external_trainer, workload.one_model, workload.dataset,
     workload.same_dataset, workload.precision, workload.seeds, reevaluation.reproduced,
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
     inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.crossing,
     inference.cache_check, inference.declared_time, inference.loadgen,
-    outcome.enough_duration, outcome.chip_identity, outcome.plausible_utilisation, outcome.not_resumed,
-    provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.hooks,
+    outcome.enough_duration, outcome.framework_version, outcome.chip_identity, outcome.plausible_utilisation,
+    outcome.not_resumed,
+    provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.numeric_switches,
+    provenance.unchanged_files, provenance.hooks,
 )  # fmt: skip
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}

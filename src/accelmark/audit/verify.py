@@ -15,8 +15,9 @@ from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
-from accelmark.results.store.bundle import check_manifest
+from accelmark.results.store.bundle import MANIFEST_FILE, check_manifest
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
+from accelmark.results.store.signature import SignatureState, Trust, check_signature
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
 
@@ -40,11 +41,12 @@ class Verification(NamedTuple):
     """Stored results that differ from the recomputed ones."""
     num_figures: int
     """Figures that were recomputed and compared."""
+    signature: SignatureState
 
     @property
     def is_intact(self) -> bool:
-        """Whether no file was edited and all results could be reproduced."""
-        return not self.changed and not self.differences
+        """Whether no file was edited, no signature is broken, and all results could be reproduced."""
+        return not self.changed and not self.differences and self.signature.status != "broken"
 
 
 class CheckedAgain(NamedTuple):
@@ -89,8 +91,8 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
     return checked
 
 
-def verify_run(run_dir: Path) -> Verification:
-    """Recompute a run and compare; writes nothing into it.
+def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
+    """Recompute a run and compare; writes nothing into it. ``trust``: the keys that the reader trusts.
 
     Raises RunError if ``run_dir`` is not a run, or has no summary to compare with.
     """
@@ -103,7 +105,8 @@ def verify_run(run_dir: Path) -> Verification:
     differences += _summary_differences(stored, summary)
     num_figures = sum(len(result.figures) for result in rounds.values())
     num_figures += sum(len(case.figures) for case in summary.cases)
-    return Verification(summary, changed, tuple(differences), num_figures)
+    signature = check_signature(run_dir, MANIFEST_FILE, trust)
+    return Verification(summary, changed, tuple(differences), num_figures, signature)
 
 
 def _round_differences(round_dir: Path, name: str, computed: RoundResult) -> Iterator[str]:

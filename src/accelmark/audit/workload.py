@@ -67,6 +67,10 @@ def precision(entry: RoundEvidence, started: Started) -> Findings:
     if started.compute_type is not None and required not in started.compute_type.split("+"):
         actual = f"the forward pass computed in {started.compute_type}"
         yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
+        return
+    if started.reduced_modes:
+        actual = f"a switch of the framework was set: {'; '.join(started.reduced_modes)}"
+        yield deviation(entry, "numeric-switches", f"{declared} ({required})", actual)
 
 
 def seeds(evidence: Evidence) -> Findings:

@@ -79,6 +79,8 @@ class EpochReport(Spec):
     steps: Count
     training_s: NonNegative
     evaluating_s: NonNegative
+    data_wait_s: NonNegative = 0.0
+    """The part of ``training_s`` in which a rank had no batch; 0 in a journal of an older version, which has none."""
     train_loss: float | None
     validation_loss: float | None
     validation_accuracy: Share | None

@@ -44,10 +44,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""
-    from accelmark.automl.controller.session import check_without_start, load_config
     from accelmark.spec.plugins.requirements import require
 
-    require("accelmark automl run", "accelmark[automl]")
+    require("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
+    from accelmark.automl.controller.session import check_without_start, load_config
+
     loaded, unused = load_config(shipped_file(config, "searches"))
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
@@ -73,10 +74,11 @@ def run(
 @app.command()
 def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Continue a search that was stopped or killed."""
-    from accelmark.automl.controller.session import resume_search
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl resume", "accelmark[automl]")
+    from accelmark.automl.controller.session import resume_search
+
     found = _find(name, runs)
     _announce(found)
     with _live(as_json) as observer:

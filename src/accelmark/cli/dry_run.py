@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
+from accelmark.run.preflight.report import given_data
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import TrainJob
 from accelmark.spec.secret import secrets_in, shown
@@ -48,12 +49,13 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         typer.echo(f"  here: {shlex.join(line)}")
     _print_commands(checks)
     printed: set[str] = set()
+    given = given_data(plan)
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
         _print_commands(commands[job.directory])
         if job.job.key.slug not in printed:
             printed.add(job.job.key.slug)
-            _print_settings(job)
+            _print_settings(job, given)
 
 
 def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
@@ -62,9 +64,11 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
             typer.echo(f"  {host}: {shlex.join(abridged(line))}")
 
 
-def _print_settings(job: PlannedJob) -> None:
+def _print_settings(job: PlannedJob, given: Sequence[Path]) -> None:
+    """Print data, needs and settings of a job; ``given`` are data directories that are not fetched."""
     for name, place in job.job.data_dirs.items():
-        typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (will be fetched)"))
+        absent = "  (missing on this machine, and not fetched)" if place in given else "  (will be fetched)"
+        typer.echo(f"  data {name}: {place}" + ("" if place.exists() else absent))
     for need in job.requires:
         typer.echo(f"  requires {need.requirement} ({need.needed_by})")
     for file in job.layer_files:

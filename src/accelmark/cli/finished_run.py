@@ -43,6 +43,8 @@ def report(
 
     if not run.is_dir():
         raise RequestError(f"{run}: no such run directory")
+    if recompute:
+        _require_unedited(run)
     if recompute or not (run / SUMMARY_FILE).is_file():
         measure_run(run, recompute=recompute)
     if mllog or mllog_as is not None:
@@ -69,35 +71,65 @@ def report(
         webbrowser.open(page.resolve().as_uri())
 
 
+def _require_unedited(run: Path) -> None:
+    """Raise RequestError where recomputed results would hide that files were edited, or drop another's signature."""
+    from accelmark.results.store.bundle import MANIFEST_FILE, edits
+    from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
+
+    if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):
+        more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
+        what = f"its files are not those of its end: {'; '.join(changed[:3])}{more}"
+        raise RequestError(f"{run}: is not recomputed because {what}: restore the files, see 'accelmark verify {run}'")
+    if (run / SIGNATURE_FILE).is_file() and signing_key() is None:
+        how = f"set {KEY_VARIABLE} to sign the new results, or use 'accelmark verify {run}', which changes nothing"
+        raise RequestError(f"{run}: is signed, and recomputed results would not be: {how}")
+
+
 def verify(
     target: options.RunOrBundle,
+    key: Annotated[
+        Path | None, Option("--key", metavar="FILE", help="Require a signature with this public SSH key.")
+    ] = None,
+    allowed_signers: Annotated[
+        Path | None,
+        Option("--allowed-signers", metavar="FILE", help="Require a signature of one of these signers (ssh-keygen)."),
+    ] = None,
     replay: Annotated[
         str | None,
         Option("--replay", metavar="NONCE", help="Also replay steps that this text chooses; the run must be here."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Recompute and audit the results of a run. Compares figures with events and telemetry, and checks file hashes."""
-    from accelmark.audit.verify import Verification, verify_run
+    """Recompute and audit the results of a run. Compares figures with its records, checks hashes and signature."""
+    from accelmark.audit.verify import verify_run
     from accelmark.results.store.bundle import unpack
+    from accelmark.results.store.signature import Trust
 
+    if key is not None and allowed_signers is not None:
+        raise RequestError("--key and --allowed-signers: give one of the two")
+    for option, file in (("--key", key), ("--allowed-signers", allowed_signers)):
+        if file is not None and not file.is_file():
+            raise RequestError(f"{option} {file}: no such file")
+    trust = Trust(key, allowed_signers)
     checked = _replayed(target, replay) if replay is not None else []
     if target.is_dir():
         archive: list[str] = []
-        found = verify_run(target)
+        found = verify_run(target, trust)
     elif target.is_file():
         with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
             run_dir, archive = unpack(target, Path(directory))
-            found = verify_run(run_dir)
+            found = verify_run(run_dir, trust)
     else:
         raise RequestError(f"{target}: no such run directory or bundle")
-    verification = Verification(found.summary, (*archive, *found.changed), found.differences, found.num_figures)
+    verification = found._replace(changed=(*archive, *found.changed))
+    is_trusted = trust == Trust() or found.signature.status == "trusted"
     if as_json:
         content = {
             "intact": verification.is_intact,
             "changed": verification.changed,
             "differences": verification.differences,
             "num_figures": verification.num_figures,
+            "signature": found.signature._asdict(),
             "cases": [case.model_dump(mode="json") for case in verification.summary.cases],
             "replayed": [again.values() for again in checked],
         }
@@ -106,7 +138,8 @@ def verify(
         _show(verification)
         _show_again(checked)
     reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
-    if not reproduced or any(case.verdict == "INVALID" for case in verification.summary.cases):
+    invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
+    if not reproduced or not is_trusted or invalid:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -141,6 +174,14 @@ def _show(verification: Verification) -> None:
             console.print(_cost_table(case.adaptation))
     for what in (*verification.changed, *verification.differences):
         console.print(Text(f"differs: {what}", style="red"))
+    signature = verification.signature
+    style = {"trusted": "green", "signed": "green", "broken": "red"}.get(signature.status, "yellow")
+    console.print(Text(f"{signature.text[0].upper()}{signature.text[1:]}.", style=style))
+    if signature.changed:
+        listed = ", ".join(signature.changed[:5])
+        more = f" and {len(signature.changed) - 5} more" if len(signature.changed) > 5 else ""
+        what = f"Not as signed, since bundling removes secrets and user names in addresses: {listed}{more}"
+        console.print(Text(what, style="yellow"))
     intact = f"All {verification.num_figures} figures match the events and telemetry; no file was changed."
     result = (intact, "green") if verification.is_intact else ("The results do not match the records.", "red")
     console.print(Text(*result))

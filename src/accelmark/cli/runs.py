@@ -243,7 +243,9 @@ def detect_devices(vendor: str | None) -> Detected:
     name, *others = (vendor,) if vendor else measurable_vendors()
     found = next((entry for entry in detect([name]) if entry.vendor == name), None)
     if found is None:
-        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None, others=tuple(others))
+        return Detected(
+            vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others)
+        )
     chips = set(found.chips)
     return Detected(
         vendor=name,

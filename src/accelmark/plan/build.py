@@ -16,11 +16,11 @@ from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import ExternalJob, JobSpec
-from accelmark.spec.key import CaseKey
+from accelmark.spec.key import CaseKey, is_version
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import engine_specs, find, known_engines, load_framework, load_vendor, tree_hash
 from accelmark.spec.plugins.launcher import host_problems, load_launcher
-from accelmark.spec.plugins.requirements import Need, requirement_names
+from accelmark.spec.plugins.requirements import Need, installed_version, requirement_names
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.runfile import CaseRequest, RunOptions, RunSpec
 
@@ -112,6 +112,7 @@ class _Planner:
         asked = KeyRequest(self.run, key, request, folder, case, self._capabilities(chip))
         planned = plan_training(asked) if request.task == "train" else plan_inference(asked)
         self._check_repeated(request.key, planned.directory)
+        self._check_version(key)
         self._check_engine(key, planned.engine)
         self.warnings += [f"{key}: {warning}" for warning in planned.warnings]
         first = _first_round(asked, planned, chip)
@@ -140,6 +141,22 @@ class _Planner:
         unknown = "those of other machines are not detected: list them under the chip in vendor.yaml"
         return Capabilities(sources, unknown if self.run.vendor.capabilities else None)
 
+    def _check_version(self, key: CaseKey) -> None:
+        """Reject another version of the framework than the key names; a container or an environment has its own."""
+        wanted, cluster = key.framework_version, self.run.cluster
+        is_elsewhere = cluster.container is not None or cluster.environment_python(key.framework) is not None
+        if wanted is None or not self.run.launcher.is_localhost or is_elsewhere:
+            return
+        versions = map(installed_version, load_framework(key.framework).distributions)
+        found = next(filter(None, versions), None)
+        if found is None or is_version(found, wanted):
+            return
+        what = f"names version {wanted} of {key.framework}, but {found} is installed"
+        if not self.run.options.open:
+            hint = "install that version, leave it out of the key, or declare the run open"
+            raise SpecError([Problem(self.run.where, str(key), what, hint)])
+        self.warnings.append(f"{key}: {what}")
+
     def _check_engine(self, key: CaseKey, name: str | None) -> None:
         """Reject an unknown engine if the ranks use this Python environment; another one may have it."""
         known = known_engines(self.run.vendor_folder)
@@ -154,9 +171,15 @@ class _Planner:
         """Return the detected chip if the key names it, else the only chip of that name, else None."""
         vendor, detected, hardware = self.run.vendor, self.run.detected, key.hardware.lower()
         if self.run.is_detected_vendor:
-            if hardware == detected.hardware.lower():
-                return detected.chip
-            self.warnings.append(f"{key}: names {key.hardware}, but this machine has {detected.hardware}")
+            own = detected.chip
+            names = {detected.hardware.lower(), f"{own.name}-{own.variant}".lower() if own is not None else ""}
+            if hardware in names:
+                return own
+            what = f"names {key.hardware}, but this machine has {detected.hardware}"
+            if self.run.is_here and detected.is_present and not self.run.options.open:
+                hint = f"write {detected.hardware}, or declare the run open"
+                raise SpecError([Problem(self.run.where, str(key), what, hint)])
+            self.warnings.append(f"{key}: {what}")
         named = [
             chip for chip in vendor.chips if hardware in (chip.name.lower(), f"{chip.name}-{chip.variant}".lower())
         ]

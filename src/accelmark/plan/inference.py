@@ -37,10 +37,18 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         data_dirs=data_dirs,
         provenance=resolved.provenance,
         layer_files=files,
-        requires={"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {},
+        requires=_requires(request, data_dirs, settings),
         engine=settings.compiler,
         warnings=(*notes, *warnings),
     )
+
+
+def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSettings) -> dict[str, tuple[str, ...]]:
+    """Return the packages that LoadGen's scenarios and the reader of packaged or given weights need."""
+    found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {}
+    if any(request.folder.path.glob("*.safetensors")) or "weights" in data:
+        found["weights of the case"] = ("safetensors>=0.4",)
+    return found
 
 
 def _inference_side(request: KeyRequest) -> InferCaseSpec:

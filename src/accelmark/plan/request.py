@@ -39,6 +39,8 @@ class Detected:
     """null if ranks are not bound to devices (a CPU)."""
     ceilings: Ceilings | None = None
     """Rates that ``accelmark probe`` measured on these devices; None without a probe."""
+    is_present: bool = True
+    """Whether devices of the vendor were found; otherwise ``hardware`` is only the vendor's name."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
     """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
     others: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Provenance
 from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
 
 REPORT_FILE: Final = "report.html"
@@ -30,7 +31,7 @@ F = FigureName
 HEADLINES: Final = (
     F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.INFERENCE_METRIC, F.LATENCY_P50,
     F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
-    F.RAW_TRAIN_TIME, F.COMPILE_TIME, F.FINAL_LOSS,
+    F.FINAL_LOSS, F.COMPILE_TIME, F.RAW_TRAIN_TIME,
 )  # fmt: skip
 """Figures for the tiles in order of preference; figures without a value are skipped."""
 NUM_TILES: Final = 6
@@ -42,6 +43,7 @@ _MARKS: Final = {
     "partial_evaluation": "evaluated on part of the data",
     "busy_machine": "busy machine",
     "resumed": "resumed",
+    "edited": "files edited",
 }
 
 
@@ -99,6 +101,8 @@ class CaseView(NamedTuple):
     peak: float | None
     """The chip's dense peak in TFLOP/s at the precision used."""
     hosts: list[tuple[str, list[tuple[str, str]]]]
+    settings: list[tuple[bool, list[tuple[str, Provenance]]]]
+    """Settings that a layer above the case changed (True), and the others (False), by name."""
     plots: dict[str, Any]
 
 
@@ -152,8 +156,17 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         ],
         peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
         hosts=list(_hosts(first)) if first else [],
+        settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
         plots=plots_of(rounds),
     )
+
+
+def _settings(result: RoundResult, *, changed: bool) -> list[tuple[str, Provenance]]:
+    return [
+        (name, setting)
+        for name, setting in sorted(result.settings.items())
+        if (setting.layer != "default" and Path(setting.layer).name != "case.yaml") == changed
+    ]
 
 
 def scale_text(key: CaseKey, variant: str | None) -> str:

@@ -22,7 +22,8 @@ _ROUNDING: Final = 1e-9
 
 JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
 Task = Literal["train", "infer", "automl"]
-Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machine", "resumed"]
+Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machine", "resumed", "edited"]
+"""``edited`` is not stored: readers add it where files differ from the manifest or the manifest from its signature."""
 
 
 class Figure(Spec):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from accelmark.results.rounds.search import is_search, load_search
-from accelmark.results.store.bundle import SUFFIX, is_bundle, load_bundle
+from accelmark.results.schema import Summary
+from accelmark.results.store.bundle import SUFFIX, bundle_edits, edits, is_bundle, load_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
 from accelmark.spec.errors import RequestError, RunError
 
@@ -73,10 +75,30 @@ def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
     """Load one run, search or bundle, with or without data for charts. Raises RunError where it cannot be read."""
     try:
         if path.is_file():
-            return load_bundle(path, curves=curves)
-        return load_search(path) if is_search(path) else load_run(path, curves=curves)
+            return _marked(load_bundle(path, curves=curves), bundle_edits(path))
+        return load_search(path) if is_search(path) else _marked(load_run(path, curves=curves), edits(path))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
+    """Return a run with the mark ``edited`` on all cases if there are ``problems`` with its files."""
+    if not problems:
+        return run
+    cases = tuple(case.model_copy(update={"marks": (*case.marks, "edited")}) for case in run.summary.cases)
+    summary = run.summary.model_copy(update={"cases": cases})
+    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+    what = f"{run.path}: {problems[0]}{more}: see 'accelmark verify {run.path}'"
+    return replace(run, summary=summary, problems=(*run.problems, what))
+
+
+def _unmarked(run: LoadedRun) -> Summary:
+    """Return the summary of a run as it is stored, without the mark of :func:`_marked`."""
+    cases = (
+        case.model_copy(update={"marks": tuple(mark for mark in case.marks if mark != "edited")})
+        for case in run.summary.cases
+    )
+    return run.summary.model_copy(update={"cases": tuple(cases)})
 
 
 def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
@@ -111,7 +133,7 @@ def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> l
     copies: dict[tuple[str, str], list[list[LoadedRun]]] = {}
     for run in runs:
         same_name = copies.setdefault((run.summary.run, run.summary.started_at), [])
-        same = next((group for group in same_name if group[0].summary == run.summary), None)
+        same = next((group for group in same_name if _unmarked(group[0]) == _unmarked(run)), None)
         if same is None:
             same_name.append([run])
         else:

@@ -166,6 +166,8 @@ class Started(StartedBase):
     """The same of the model as its case built it."""
     standard_module_hash: str | None = None
     """SHA-256 over names, classes and settings of all modules of the model as its case built it."""
+    reduced_modes: tuple[str, ...] = ()
+    """Switches of the framework that are set to a lower precision than declared when training starts."""
     checkpoint_hash: str | None
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
     optimizer_class: str

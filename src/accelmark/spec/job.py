@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from accelmark.spec.clocks import HostClocks
 from accelmark.spec.equivalence import EquivalenceCheck
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.key import CaseKey
@@ -263,5 +264,11 @@ class NodeExit(Spec):
     ranks: tuple[RankExit, ...]
     warnings: tuple[str, ...] = ()
     """Problems that did not end the job, for example a telemetry recorder that died."""
+    clocks: HostClocks | None = None
+    """null where the agent recorded none."""
+    changed_data: tuple[str, ...] = ()
+    """Files of the job's data that were changed while it ran."""
+    stale_bytecode: tuple[str, ...] = ()
+    """Bytecode files of AccelMark, the case or the vendor that differ from their source but would be loaded."""
     others_cpu_s: float | None = None
     """CPU time of other processes on this host during the job; null where the kernel does not report it."""

@@ -82,3 +82,9 @@ class CaseKey(Spec):
             hardware=named.get("hardware", hardware),
             **{part: int(value) for part, value in counts.items()},
         )
+
+
+def is_version(installed: str, named: str) -> bool:
+    """Return whether a version (``2.13.0+cpu``) is the one that a key names (``2.13``), as far as that is stated."""
+    parts, wanted = installed.partition("+")[0].split("."), named.partition("+")[0].split(".")
+    return parts[: len(wanted)] == wanted

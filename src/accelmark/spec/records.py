@@ -18,6 +18,10 @@ COORDINATOR_LOG: Final = "coordinator.log"
 """In the run's directory: the log of the coordinator's libraries, mainly asyncssh."""
 
 
+VENDOR_CODE_DIR: Final = "vendor"
+"""In the run's directory: a copy of the vendor's code, with its paths in the vendor's folder."""
+
+
 class DataRecord(Spec):
     """Hash of one data set on the machine."""
 
@@ -41,6 +45,44 @@ class SourceRecord(Spec):
     """Files that differ from the wheel's RECORD or from the commit."""
     reason: str | None = None
     """Why the modified files are unknown."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """File of the package -> first 16 digits of its SHA-256; empty in records of earlier versions."""
+
+
+REGISTRATION_FILE: Final = "registration.json"
+"""In the run's directory: a :class:`Registration`."""
+
+
+class EarlierRun(Spec):
+    """An entry of the registry of runs."""
+
+    number: int
+    at: str
+    """UTC, ISO 8601."""
+    ended: str | None
+    """Its verdicts; null where it did not end."""
+
+
+class Registration(Spec):
+    """The entry of a run in the registry of its user, appended before the run started."""
+
+    at: str
+    """UTC, ISO 8601."""
+    nonce: str
+    plan_sha256: str
+    """SHA-256 of ``plan.json``."""
+    work_sha256: str
+    """The same for runs of the same cases, settings and code."""
+    log: str | None = None
+    """Identifies the registry: hash of its first entry; null for a new one."""
+    number: int | None = None
+    """Number of the run in the registry, from 1; null where it could not be written."""
+    previous: str = ""
+    """SHA-256 of the line before."""
+    earlier: tuple[EarlierRun, ...] = ()
+    """Runs of the same work before it."""
+    reason: str | None = None
+    """Why it is not in the registry."""
 
 
 class AdaptationFiles(Spec):
@@ -72,6 +114,36 @@ class AdaptationRecord(Spec):
     installed: tuple[str, ...] = ()
     """Distributions that were installed for the ranks, ``name==version``."""
     duration_s: float = 0.0
+
+
+ENVIRONMENT_FILE: Final = "environment.json"
+"""In the directory of a round on one host: an :class:`EnvironmentRecord`."""
+LOADER_VARIABLES: Final = (
+    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR",
+    "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX",
+)  # fmt: skip
+"""Variables that make a process load other code before its own."""
+VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
+
+
+class Variable(Spec):
+    """One environment variable of the ranks."""
+
+    origin: VariableOrigin
+    value: str | None
+    """null for a variable of the shell that does not change how ranks run; secrets are omitted."""
+
+
+class EnvironmentRecord(Spec):
+    """The environment that the ranks of a host were started with, whoever set it."""
+
+    variables: dict[str, Variable] = Field(default_factory=dict)
+    loaders: dict[str, Variable] = Field(default_factory=dict)
+    """Variables that load code into the ranks before AccelMark's own; of ``PYTHONPATH``, the entries besides its."""
+    numeric_switches: dict[str, Variable] = Field(default_factory=dict)
+    """Variables that make the framework compute in another precision than declared."""
+    start_files: tuple[str, ...] = ()
+    """Files that run code whenever Python starts there, and belong to no installed package."""
 
 
 CEILINGS_FILE: Final = "ceilings.json"

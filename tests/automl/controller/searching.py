@@ -72,14 +72,14 @@ class Search:
         self.started.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], timeout_s: float = 280) -> tuple[int, str, str]:
+    def finish(self, process: subprocess.Popen[str], timeout_s: float = 500) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
 
     def run(self) -> SearchDirectory:
         return find_search("latest", self.folder / "runs")
 
-    def wait_for(self, what: Callable[[], bool], timeout_s: float = 90) -> None:
+    def wait_for(self, what: Callable[[], bool], timeout_s: float = 300) -> None:
         deadline = time.monotonic() + timeout_s
         while not what():
             if time.monotonic() > deadline or (self.started[-1].poll() is not None):

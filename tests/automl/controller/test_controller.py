@@ -172,7 +172,7 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path
     assert session(run, wanted).reason == "time"
     summary = summarise(run)
     assert summary.interruptions == 1
-    assert 3.9 <= summary.duration_s < 30  # a busy machine may come late to its end
+    assert summary.duration_s >= 3.9
     (reason,) = verify_search(run).reasons
     assert reason.startswith("no trial finished")
 

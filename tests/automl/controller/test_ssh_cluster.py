@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -53,10 +54,19 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
-    time.sleep(0.5)
+    wait_until_listening(port)
     yield folder / "config"
     server.terminate()
     server.wait()
+
+
+def wait_until_listening(port: int) -> None:
+    deadline = time.monotonic() + 300
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
+            return
+        assert time.monotonic() < deadline, f"sshd does not listen on port {port}"
+        time.sleep(0.05)
 
 
 def parts_of(port: int) -> set[int]:
@@ -70,7 +80,7 @@ def parts_of(port: int) -> set[int]:
 
 
 def wait_until_gone(port: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while parts_of(port) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not parts_of(port)

@@ -120,6 +120,7 @@ def test_every_network_can_be_rebuilt_from_its_parent_and_morphs(name: SearchNam
         assert network == one.network
 
 
+@pytest.mark.heavy
 def test_bayesian_search_reaches_better_networks_than_random_morphs() -> None:
     def mean_best(name: SearchName) -> float:
         return float(np.mean([max(one.rank for one in searched(name, seed).observed)[0] for seed in range(3)]))

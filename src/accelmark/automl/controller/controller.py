@@ -154,7 +154,9 @@ class SearchController:
                     if images and worker in self._running:
                         self._running[worker].last_progress_s = self._now()
                 case EpochReport():
-                    self._record_epoch(worker, message)
+                    if running := self._running.get(worker):
+                        self._write(journal.EpochEvent(epoch=running.record.epoch(message)))
+                        running.last_progress_s = self._now()
                 case TrialEnded():
                     self._end_trial(worker, message)
                 case WorkerLost(status, reason):
@@ -244,12 +246,6 @@ class SearchController:
             return (None, None) if search.initial_weights is None else (read_weights(search.initial_weights), network)
         weights = None if search.weights == "from-scratch" else self._directory.load_weights(one.parent)
         return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
-
-    def _record_epoch(self, worker: int, report: EpochReport) -> None:
-        running = self._running.get(worker)
-        if running is not None:
-            self._write(journal.EpochEvent(epoch=running.record.epoch(report)))
-            running.last_progress_s = self._now()
 
     def _end_trial(self, worker: int, message: TrialEnded) -> None:
         record, result = self._running[worker].record, message.result

@@ -184,7 +184,9 @@ class MorphChoices:
                 continue
             chosen = choices[int(generator.integers(len(choices)))]
             seed = int(generator.integers(2**31))
-            morph = chosen.model_copy(update={"label": _unused_label(self.network), "seed": seed})
+            used = {name.partition("_")[0] for name in self.network.by_name}
+            label = next(label for label in map("m{}".format, count(1)) if label not in used)
+            morph = chosen.model_copy(update={"label": label, "seed": seed})
             child = _morphed(self.network, morph)
             if self.limits.allow(child):
                 return morph, child
@@ -215,11 +217,6 @@ class MorphChoices:
                 for start, end in combinations(relus, 2):
                     if stride(shapes[start], shapes[end]) is not None:
                         yield Morph(kind=kind, at=start, to=end)
-
-
-def _unused_label(network: Network) -> str:
-    used = {name.partition("_")[0] for name in network.by_name}
-    return next(label for label in map("m{}".format, count(1)) if label not in used)
 
 
 def with_kernel(network: Network, kernel: int) -> Network:

@@ -114,18 +114,13 @@ def _unchanged(channels: int) -> _Channels:
     return _Channels(np.arange(channels), np.ones(channels))
 
 
-def _doubled(channels: int, generator: np.random.Generator) -> _Channels:
-    """Copy every channel once."""
-    original = np.tile(np.arange(channels), 2)
-    weight = generator.uniform(0.5, 1.5, size=2 * channels)
-    return _Channels(original, weight / np.bincount(original, weights=weight, minlength=channels)[original])
-
-
 def _widened(
     parent: Network, child: Network, morph: Morph, weights: Weights, generator: np.random.Generator
 ) -> dict[str, Array]:
     shapes = infer_shapes(parent)
-    widened = _doubled(shapes[morph.at][0], generator)
+    original = np.tile(np.arange(shapes[morph.at][0]), 2)  # every channel is copied once
+    weight = generator.uniform(0.5, 1.5, size=original.size)
+    widened = _Channels(original, weight / np.bincount(original, weights=weight)[original])
     channels = _channels_of_all(parent, shapes, channel_groups(parent)[morph.at], widened)
     carried: dict[str, Array] = {}
     for key, array in weights.items():

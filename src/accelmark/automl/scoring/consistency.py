@@ -116,16 +116,12 @@ def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRe
     planned = record.epochs_planned
     yield len(epochs) <= planned, "request", f"{planned} epochs", f"{trial}: {len(epochs)} epochs"
     if record.status == "finished":
-        enough = len(epochs) >= planned or _stopped_early(config, record, epochs)
+        losses = [epoch.validation_loss for epoch in epochs if epoch.validation_loss is not None]
+        evaluated = bool(epochs) and epochs[-1].validation_loss is not None
+        stopped_early = schedule.early_stop and evaluated and stops_early(record.round, losses)
+        enough = len(epochs) >= planned or stopped_early
         done, actual = bool(epochs) and epochs[-1].complete and enough, f"{trial}: finished after {len(epochs)} epochs"
         yield done, "request", f"{planned} epochs or an early stop", actual
-
-
-def _stopped_early(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> bool:
-    """Return whether the early stop, evaluated again, ends the trial with its last epoch."""
-    losses = [epoch.validation_loss for epoch in epochs if epoch.validation_loss is not None]
-    evaluated = bool(epochs) and epochs[-1].validation_loss is not None
-    return config.schedule.early_stop and evaluated and stops_early(record.round, losses)
 
 
 def _counts(

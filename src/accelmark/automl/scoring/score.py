@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import log
-from typing import Final
+from typing import Any, Final
+
+from pydantic import Field
 
 from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
@@ -17,7 +19,7 @@ from accelmark.automl.controller.journal import SearchDirectory, SearchState, fo
 from accelmark.automl.records import TrialRecord
 from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
-from accelmark.results.schema import Finding
+from accelmark.results.schema import Finding, finding
 from accelmark.spec.model import Spec
 
 PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
@@ -110,12 +112,14 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
     available_s = state.workers * (max(ends, default=0.0) - started_s)
     training_s = sum(epoch.training_s for epoch in epochs)
     evaluating_s = sum(epoch.evaluating_s for epoch in epochs) + sum(record.held_out_s for record in records)
-    worked_s = training_s + evaluating_s
+    waited_s = sum(epoch.data_wait_s for epoch in epochs)
+    worked_s = training_s + evaluating_s - waited_s
     return search.SearchUtilisation(
         workers=state.workers,
         available_s=available_s,
         training_s=training_s,
         evaluating_s=evaluating_s,
+        data_wait_s=waited_s,
         idle_share=max(0.0, 1 - worked_s / available_s) if worked_s > 0 and available_s > 0 else None,
     )
 
@@ -133,15 +137,40 @@ class Rules(Spec):
     """Allowed data sets; empty: any."""
     sample_s: float = 30.0
     """Interval of the series of figures."""
+    pinned: dict[str, Any] = Field(default_factory=dict)
+    """Dotted key of the configuration -> its value; another value makes a search OPEN."""
 
 
 PRESETS: Final[dict[str, Rules]] = {
     rules.name: rules
     for rules in (
-        Rules(name="aiperf-v1", min_duration_s=3600.0, min_accuracy=0.70, datasets=("imagenet",), sample_s=360.0),
+        Rules(
+            name="aiperf-v1", version=2, min_duration_s=3600.0, min_accuracy=0.70, datasets=("imagenet",),
+            sample_s=360.0,
+            pinned={
+                "network": "resnet50", "counting": "aiperf-v1", "search.method": "bayesian",
+                "search.morphs": ("deepen", "widen", "add-skip"), "search.weights": "carried",
+                "schedule.round_epochs": (15, 30, 45, 60), "schedule.tuning_round": 4, "schedule.early_stop": True,
+                "tuning.kernel": (3, 5, 7),
+            },
+        ),
         Rules(name="smoke"),
     )
-}
+}  # fmt: skip
+
+
+def _pinned(config: AutomlConfig) -> Iterator[Finding]:
+    """Yield what differs from the search that the rules fix: its score cannot be compared with others of the rules."""
+    for key, expected in PRESETS[config.rules].pinned.items():
+        actual: Any = config
+        for part in key.split("."):
+            actual = getattr(actual, part)
+        if actual != expected:
+            yield finding("open", "search-pinned", f"{key} {_listed(expected)}", f"{key} is {_listed(actual)}")
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[Check]:
@@ -225,6 +254,7 @@ def verdict(
         for agrees, rule, expected, actual in (*_rule_checks(config, state, board), *checks)
         if not agrees
     ]
+    findings += _pinned(config)
     return search.SearchVerdict(
         rules=rules.name,
         version=rules.version,

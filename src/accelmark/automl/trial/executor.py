@@ -144,6 +144,7 @@ class _Trial:
     images: int = 0
     steps: int = 0
     losses: list[float] = field(default_factory=list)
+    data_wait_s: float = 0.0
     validation_losses: list[float] = field(default_factory=list)
 
     def run(self) -> TrialEnded:
@@ -189,6 +190,7 @@ class _Trial:
             self.started = value
         elif isinstance(value, StepWindow):
             self.losses += [math.nan if loss is None else loss for loss in value.losses]
+            self.data_wait_s += sum(value.data_wait_ms) / 1e3
 
     def evaluated(self, evaluation: Evaluation) -> End | None:
         """Report the epoch that this evaluation closes, keep its weights if they are the best, and decide on an end."""
@@ -222,6 +224,7 @@ class _Trial:
             evaluated_images=round(metrics.get("count") or 0),
             steps=event.global_steps - self.steps,
             training_s=max(0.0, now - self.since - evaluating_s),
+            data_wait_s=min(self.data_wait_s, max(0.0, now - self.since - evaluating_s)),
             evaluating_s=evaluating_s,
             train_loss=_finite(train_loss),
             validation_loss=_finite(metrics.get("loss")),
@@ -229,7 +232,7 @@ class _Trial:
             complete=evaluation is not None,
         )
         self.images, self.steps = event.num_trained_samples, event.global_steps
-        self.epoch, self.losses, self.since = self.epoch + 1, [], now
+        self.epoch, self.losses, self.data_wait_s, self.since = self.epoch + 1, [], 0.0, now
         self.given.listener.report(report)
 
     def _held_out(self) -> dict[str, Any]:
@@ -254,7 +257,10 @@ class _Trial:
             executed = case.module.network.digest if case.module is not None else None
             facts |= {"weights": case.started_from, "executed": executed}
         if started is not None:
-            facts |= {"precision": _used_precision(started), "device": started.device_name}
+            # Autocast's type, else the parameters', where fp32 may be TF32; the rules know no bits of other types.
+            kind = started.compute_type or "unknown"
+            precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
+            facts |= {"precision": precision, "device": started.device_name}
         return TrialResult(
             **outcome,
             **facts,
@@ -270,15 +276,6 @@ class _Trial:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _used_precision(started: Started) -> str:
-    """Return the precision of the matrix work: autocast's type, else the parameters', where fp32 may be TF32.
-
-    Other types keep the framework's name, for which the rules have no number of bits.
-    """
-    kind = started.compute_type or "unknown"
-    return started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
 
 
 def warm_up(place: RankContext) -> None:

@@ -96,14 +96,12 @@ class GraphModule(nn.Module):
 
     def named_arrays(self) -> dict[str, Tensor]:
         """Return parameters and running statistics by ``<node>.<name>``."""
-        state = self.layers.state_dict().items()
-        return {key: value for key, value in state if not key.endswith("num_batches_tracked")}
+        return {key: value for key, value in self.layers.state_dict().items() if "num_batches_tracked" not in key}
 
 
 def to_weights(module: GraphModule) -> dict[str, Array]:
     """Copy parameters and running statistics into float32 arrays."""
-    arrays = module.named_arrays().items()
-    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in arrays}
+    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in module.named_arrays().items()}
 
 
 def load_weights(module: GraphModule, weights: Weights) -> None:

@@ -29,7 +29,6 @@ from accelmark.spec.plugins.framework import RankPlace
 _START_S: Final = 300.0
 _POLL_S: Final = 0.2
 
-
 Executor = Callable[[TrialOrder, TrainedWeights, TrialListener], TrialEnded]
 
 

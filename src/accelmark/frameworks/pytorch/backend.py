@@ -43,6 +43,7 @@ from accelmark.frameworks.pytorch.training.platform import (
     library_versions,
     open_device,
     peak_memory_mib,
+    reduced_modes,
     set_precision,
     set_threads,
 )
@@ -154,6 +155,7 @@ class PyTorchBackend:
             threads=threads,
             seed=place.seed,
             precision=precision,
+            reduced_modes=reduced_modes(precision),
             model_class=class_name,
             num_parameters=self.num_parameters,
             optimizer_class=type(training.optimizer).__name__,

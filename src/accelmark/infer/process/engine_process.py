@@ -7,13 +7,13 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any, Final, final
 
 import torch
@@ -69,9 +69,7 @@ class EngineProcess:
         command = [sys.executable, "-m", worker, *map(str, handed), str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
         with theirs, self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, pass_fds=handed, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self.process = Popen(command, pass_fds=handed, env=environment, stdin=DEVNULL, stdout=log, stderr=log)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.is_busy = False
         """Whether an answer is missing."""
@@ -196,7 +194,7 @@ class EngineProcess:
         self.connection.close()
         try:
             self.process.wait(0 if self.is_busy else _END_S)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self.process.kill()
             self.process.wait()
         for descriptor in self.descriptors:
@@ -229,7 +227,7 @@ class EngineProcess:
     def _ended(self) -> InferenceError:
         try:
             code = self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             return InferenceError(f"engine {self.engine}: its process closed the connection; see {self.log}")
         if code >= 0:
             how = f"ended with exit code {code}"

@@ -19,6 +19,9 @@ MIN_GAP_S: Final = 5.0
 MIN_ENERGY_S: Final = 30.0
 """Shortest measured time of a published energy figure: power is read about once a second, steps are much shorter."""
 
+MIN_READINGS: Final = 20
+"""Equal readings of power from which they are taken for a constant."""
+
 Spans = Sequence[tuple[float, float]]
 """(begin, end) in seconds of the samples' clock."""
 
@@ -115,10 +118,11 @@ def consumption_figures(
         FigureName.TELEMETRY_CPU_TIME: _telemetry_cpu_time(hosts),
     }
     warnings: list[str] = []
+    alone: list[str] = []
     energy_j, power_w, reason = 0.0, 0.0, ""
     for host, (samples, spans) in hosts.items():
         notes: list[str] = []
-        used = _energy(samples, spans, device_type, notes)
+        used = _energy(samples, spans, device_type, notes, alone)
         warnings += (f"{host}: {what}" for what in notes)
         if used.value is None or used.mean is None:
             reason = _on(host, hosts, used.reason)
@@ -130,9 +134,10 @@ def consumption_figures(
     if measured is not None and shortest_s < MIN_ENERGY_S:
         warnings.append(f"energy was measured over {shortest_s:.1f} s; a published figure needs {MIN_ENERGY_S:g} s")
     per_unit_reason = reason or "nothing was measured"
+    note = f"one source, nothing to compare it with: {alone[0]}" if alone else None
     figures |= {
-        FigureName.ENERGY: value(measured, reason),
-        FigureName.MEAN_POWER: value(None if reason else power_w, reason),
+        FigureName.ENERGY: Figure(value=measured, reason=reason or note),
+        FigureName.MEAN_POWER: Figure(value=None if measured is None else power_w, reason=reason or note),
         FigureName.ENERGY_PER_UNIT: ratio(measured, units, per_unit_reason),
         FigureName.UNITS_PER_JOULE: ratio(units or None, measured, per_unit_reason),
     }
@@ -177,10 +182,14 @@ def _devices(samples: Samples) -> Columns:
     return [(samples.times(columns), columns.get("utilisation", ())) for columns in samples.devices.values()]
 
 
-def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str]) -> Integral:
-    """Return one host's energy: of its devices, or of its CPU packages where they are the devices."""
+def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str], alone: list[str]) -> Integral:
+    """Return one host's energy: of its devices, or of its CPU packages where they are the devices.
+
+    Appends to ``notes``, and to ``alone`` the sources that no other source can be compared with.
+    """
     if samples.measures_cpus(device_type):
         packages = _series(samples.t, samples.host.get("rapl_j", ()))
+        alone += ["the energy counter of CPU packages"] if packages else []
         return _energy_of(samples, spans, (), packages, "CPU packages", notes) if packages else _none(samples, "rapl_j")
     if not samples.devices:
         return _none(samples, "devices")
@@ -191,11 +200,21 @@ def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str]) 
         power, counter = (_series(samples.times(columns), columns.get(name, ())) for name in ("power_w", "energy_j"))
         if not power and not counter:
             return Integral(None, None, f"device {index}: {samples.reason('power_w')}")
+        alone += [f"power of device {index}"] if not counter else [f"energy of device {index}"] if not power else []
+        notes += [what] if (what := _constant(power, spans, index)) else []
         used = _energy_of(samples, spans, power, counter, f"device {index}", notes)
         if used.value is None or used.mean is None:
             return used
         total, mean = total + used.value, mean + used.mean
     return Integral(total, mean)
+
+
+def _constant(power: Series, spans: Spans, index: int) -> str | None:
+    """Return a warning where all readings of power are equal: those of a sensor vary."""
+    readings = [watts for t, watts in power if any(begin <= t <= end for begin, end in spans)]
+    if len(readings) < MIN_READINGS or len(set(readings)) > 1:
+        return None
+    return f"device {index}: all {len(readings)} readings of power are {readings[0]:g} W, so it may not be measured"
 
 
 def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str, notes: list[str]) -> Integral:

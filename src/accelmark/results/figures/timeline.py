@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, read_train_log
+from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, RankEnd, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
@@ -63,6 +63,10 @@ class Timeline:
     """
     train_spans: dict[str, tuple[tuple[float, float], ...]]
     """Node directory -> (begin, end) of raw training of each attempt, in seconds of that host's monotonic clock."""
+    times: dict[str, EventTimes]
+    """Node directory -> the times of the events of its first rank, in its last attempt."""
+    marked: MarkedTime
+    """Of the lead rank."""
 
     @property
     def lead_end(self) -> RankEnd:
@@ -113,6 +117,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     ends: list[RankEnd] = []
     step_ms: list[Floats] = []
     spans: dict[str, tuple[tuple[float, float], ...]] = {}
+    times: dict[str, EventTimes] = {}
     compute_ms = data_wait_ms = 0.0
     losses = _Losses()
     for rank, path in sorted(logs):
@@ -127,6 +132,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         compute_ms = max(compute_ms, log.compute_ms)
         data_wait_ms += log.data_wait_ms
         spans.setdefault(str(path.parent), _spans(log))
+        times.setdefault(str(path.parent), log.attempts[-1].times)
         losses.fold(log.attempts)
     if lead is None:
         return None
@@ -154,6 +160,8 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         nonfinite_step=losses.nonfinite_step(),
         windows=windows,
         train_spans=spans,
+        times=times,
+        marked=lead.marked,
     )
 
 

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from pydantic import ValidationError
 
@@ -27,6 +27,22 @@ from accelmark.spec.inference_events import (
 )
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.settings import Scalar
+
+
+class EventTime(NamedTuple):
+    """When a rank logged an event, by two clocks of its host, in seconds."""
+
+    mono_s: float
+    wall_s: float
+
+
+EventTimes = dict[str, tuple[EventTime, EventTime]]
+"""Name of an event -> when it was first and last logged."""
+
+
+def _note_time(times: EventTimes, record: PerfLogRecord) -> None:
+    now = EventTime(record.mono_ms / 1e3, record.time_ms / 1e3)
+    times[record.event] = times.get(record.event, (now, now))[0], now
 
 
 @final
@@ -55,6 +71,7 @@ class Attempt:
     """Loss of each step, NaN where it is not finite."""
     evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
     """With the monotonic time of the event."""
+    times: EventTimes = field(default_factory=dict)
 
     @property
     def train_ms(self) -> float:
@@ -94,6 +111,19 @@ class RankEnd:
 
 @final
 @dataclass(slots=True)
+class MarkedTime:
+    """Sums over the windows of a rank that have marks of the step clock, in seconds."""
+
+    wall_s: float = 0.0
+    """Duration of the windows by the host's clock."""
+    span_s: float = 0.0
+    """From their first to their last mark, by the clock of the steps."""
+    first_wait_s: float = 0.0
+    """Wait for the data of their first step, which precedes the first mark."""
+
+
+@final
+@dataclass(slots=True)
 class TrainLog:
     """The data of one rank that figures are computed from."""
 
@@ -104,6 +134,7 @@ class TrainLog:
     compute_ms: float = 0.0
     """Sum over all steps."""
     data_wait_ms: float = 0.0
+    marked: MarkedTime = field(default_factory=lambda: MarkedTime())
 
     @property
     def has_windows(self) -> bool:
@@ -123,6 +154,7 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
             end.finished = None
         attempt = log.attempts[-1]
         attempt.last_ms = max(attempt.last_ms, record.mono_ms)
+        _note_time(attempt.times, record)
         try:
             _take(log, attempt, record)
         except (ValidationError, TypeError, ValueError):
@@ -161,6 +193,10 @@ def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: f
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
+    if window.span_ms is not None:
+        log.marked.wall_s += window.wall_ms / 1e3
+        log.marked.span_s += window.span_ms / 1e3
+        log.marked.first_wait_s += sum(window.data_wait_ms[:1]) / 1e3
     attempt.losses.extend([math.nan if loss is None else loss for loss in window.losses])
     attempt.window_steps.append(window.global_steps)
     attempt.window_samples.append(window.num_trained_samples)
@@ -188,6 +224,7 @@ class InferLog:
     repeat_check: RepeatCheck | None = None
     answers: AnswerCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
+    times: EventTimes = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     malformed: int = 0
     """Malformed lines, and events whose value does not match the event's schema."""
@@ -212,6 +249,7 @@ def read_infer_log(path: Path) -> InferLog:
         if log.begin_ms is None:
             log.begin_ms = record.mono_ms
         log.last_ms = max(log.last_ms, record.mono_ms)
+        _note_time(log.times, record)
         try:
             _take_infer(log, record)
         except (ValidationError, TypeError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -70,20 +70,27 @@ def _node_dir(path: Path, host: str, noderank: int) -> NodeDir:
 
 
 def ledger_states(run_dir: Path) -> dict[str, LedgerState]:
-    """Return the last state of each job in the run's ``events.jsonl``; other and damaged lines are ignored."""
+    """Return the last state of each job in the run's ``events.jsonl``."""
     states: dict[str, LedgerState] = {}
+    for event in ledger_events(run_dir):
+        if event.get("kind") == "state" and event.get("job") and event.get("state"):
+            states[str(event["job"])] = (event["state"], event.get("reason"))
+    return states
+
+
+def ledger_events(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the run's ``events.jsonl``; damaged ones are ignored."""
     try:
         lines = (run_dir / "events.jsonl").read_bytes().splitlines()
     except OSError:
-        return states
+        return
     for line in lines:
         try:
             event = from_json(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and event.get("kind") == "state" and event.get("job") and event.get("state"):
-            states[str(event["job"])] = (event["state"], event.get("reason"))
-    return states
+        if isinstance(event, dict):
+            yield event
 
 
 def read_json(path: Path) -> dict[str, Any]:

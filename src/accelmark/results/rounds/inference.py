@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from accelmark.results.figure_names import INFER_FIGURES
@@ -21,6 +22,7 @@ from accelmark.results.figures.inference import (
 from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
+from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
 from accelmark.spec.inference import InferStep, ScenarioName
@@ -39,7 +41,9 @@ _SCENARIOS: Final[dict[F, ScenarioName]] = {
 }  # fmt: skip
 
 
-def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
+def infer_round(
+    round_dir: Path, job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None
+) -> RoundResult:
     """Compute the result of an inference round, also of one that failed, was lost or is incomplete.
 
     ``ledger`` is the last state that the coordinator recorded. Raises RunError if the rank's log cannot be read.
@@ -63,6 +67,7 @@ def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: Led
     is_partial = log.created("partial") is True
     findings += _findings(infer, log, figures, is_partial=is_partial)
     findings += contention_findings(nodes, {0: log.finished})
+    findings += agreement_findings(round_dir, job, nodes, {str(path.parent): log.times for path in logs[:1]}, hosts)
     settings = infer.settings
     return RoundResult(
         key=job.key,

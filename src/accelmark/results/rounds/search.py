@@ -77,6 +77,8 @@ class SearchUtilisation(_Part):
     available_s: float
     training_s: float
     evaluating_s: float
+    data_wait_s: float = 0.0
+    """The part of ``training_s`` spent waiting for data, which counts as idle."""
     idle_share: float | None
 
 

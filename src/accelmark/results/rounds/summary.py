@@ -50,11 +50,11 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
         case InferJob():
             from accelmark.results.rounds.inference import infer_round
 
-            return infer_round(job, job.work, nodes, ledger)
+            return infer_round(round_dir, job, job.work, nodes, ledger)
         case TrainingWork():
             from accelmark.results.rounds.training import train_round
 
-            return train_round(job, job.work, nodes, ledger, read_reevaluation(round_dir))
+            return train_round(round_dir, job, job.work, nodes, ledger, read_reevaluation(round_dir))
     raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
 
 

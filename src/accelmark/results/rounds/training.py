@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from accelmark.results.equivalence import equivalence_finding
@@ -23,9 +24,11 @@ from accelmark.results.figures.training import (
 )
 from accelmark.results.read.reevaluation import Reevaluation
 from accelmark.results.read.round_dir import LedgerState, NodeDir
+from accelmark.results.rounds.clocks import step_clock_findings
+from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
-from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
+from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 
 REFERENCE_RULE: Final = "reference-loss"
 FLOPS_TOLERANCE: Final = 0.05
@@ -33,7 +36,12 @@ FLOPS_TOLERANCE: Final = 0.05
 
 
 def train_round(
-    job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None, checked: Reevaluation | None
+    round_dir: Path,
+    job: JobSpec,
+    work: TrainingWork,
+    nodes: list[NodeDir],
+    ledger: LedgerState | None,
+    checked: Reevaluation | None,
 ) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
@@ -48,6 +56,9 @@ def train_round(
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
+        findings += log_findings(timeline, job) if isinstance(work, TrainJob) else ()
+        findings += step_clock_findings(timeline, job.device_type)
+    findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
     settings, per_step = work.settings, samples_per_step(job, work)
     return RoundResult(
         key=job.key,

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,14 @@ from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
+from accelmark.results.store.signature import (
+    SIGNATURE_FILE,
+    SIGNED_MANIFEST_FILE,
+    Trust,
+    check_signature,
+    sign,
+    signing_key,
+)
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.launcher import run_files
 from accelmark.spec.records import COORDINATOR_LOG
@@ -34,8 +43,17 @@ _MAX_READ_BYTES: Final = 2**30
 
 
 def write_manifest(run_dir: Path) -> None:
-    """Write the manifest of all files of a run."""
+    """Write the manifest of all files of a run, signed if ``ACCELMARK_SIGNING_KEY`` names a key.
+
+    Raises RunError if it cannot be written or signed.
+    """
     _write(run_dir, {path.relative_to(run_dir).as_posix(): _sha256(path) for path in covered_files(run_dir)})
+    signature, key = run_dir / SIGNATURE_FILE, signing_key()
+    if key is not None:
+        made = sign((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"), key)
+        write_atomic(signature, made.decode())
+    else:
+        signature.unlink(missing_ok=True)  # it was of other results
 
 
 def update_manifest(run_dir: Path, *names: str) -> None:
@@ -94,6 +112,28 @@ def _evaluation_of(name: str) -> Path | None:
     return next(parents, None)
 
 
+def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
+    """Return what shows that a finished run's files are not those of its end: its manifest and its signature.
+
+    A run in progress has neither. Raises RunError if the manifest is unreadable.
+    """
+    if not (run_dir / MANIFEST_FILE).is_file():
+        return [f"{MANIFEST_FILE} is missing"]
+    state = check_signature(run_dir, MANIFEST_FILE, trust)
+    return check_manifest(run_dir) + ([state.text] if state.status == "broken" else [])
+
+
+def bundle_edits(bundle: Path) -> list[str]:
+    """Return what shows that a bundle is not of the files that were signed. Raises RunError if it is damaged."""
+    _, places = _index(bundle)
+    with tempfile.TemporaryDirectory(prefix="accelmark-bundle-") as directory:
+        for name in (MANIFEST_FILE, SIGNATURE_FILE, SIGNED_MANIFEST_FILE):
+            if name in places:
+                Path(directory, name).write_bytes(_slice(bundle, *places[name]))
+        state = check_signature(Path(directory), MANIFEST_FILE)
+    return [state.text] if state.status == "broken" else []
+
+
 def covered_files(run_dir: Path) -> list[Path]:
     """Return the files that the manifest of a run covers, by name."""
     excluded = _excluded()
@@ -114,7 +154,7 @@ def covered_files(run_dir: Path) -> list[Path]:
 
 def _excluded() -> set[str]:
     """Return the files of the coordinator and its launcher, which change after the manifest is written."""
-    return {COORDINATOR_LOG} | run_files()
+    return {COORDINATOR_LOG, SIGNATURE_FILE, SIGNED_MANIFEST_FILE} | run_files()
 
 
 def _sha256(path: Path) -> str:
@@ -139,6 +179,8 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     Raises RunError if it is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
+        if not run_dir.is_dir():
+            raise RunError(f"{run_dir}: no such run directory")
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
@@ -149,9 +191,24 @@ def write_bundle(run_dir: Path, output: Path) -> None:
         for path in covered
         if path.name != SECRETS_FILE
     }
-    packed = pack(run_dir.resolve().name, files)
+    packed = pack(run_dir.resolve().name, files | _signature_files(run_dir, files))
     with write_errors(output):
         output.write_bytes(packed)
+
+
+def _signature_files(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the signature of a bundle's files, or that of the run and the manifest that it is of."""
+    key, signature = signing_key(), run_dir / SIGNATURE_FILE
+    if key is not None:
+        return {SIGNATURE_FILE: sign(_manifest_of(files), key)}
+    if not signature.is_file():
+        return {}
+    return {SIGNATURE_FILE: signature.read_bytes(), SIGNED_MANIFEST_FILE: (run_dir / MANIFEST_FILE).read_bytes()}
+
+
+def _manifest_of(files: Mapping[str, bytes]) -> str:
+    lines = (f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items()))
+    return "".join(lines)
 
 
 def _refuse_changed(run_dir: Path, output: Path) -> None:
@@ -170,10 +227,9 @@ def _refuse_changed(run_dir: Path, output: Path) -> None:
 
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
     """Return the bundle of ``files`` (path relative to the run -> content) with a manifest."""
-    lines = [f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items())]
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path, content in sorted({**files, MANIFEST_FILE: "".join(lines).encode()}.items()):
+        for path, content in sorted({**files, MANIFEST_FILE: _manifest_of(files).encode()}.items()):
             entry = tarfile.TarInfo(f"{name}/{path}")
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))

@@ -53,8 +53,8 @@ def apply_adaptation(
     environment: Mapping[str, str],
     framework: FrameworkSpec,
     python: str,
-) -> dict[str, str]:
-    """Apply a vendor's folder, write ``adaptation.json``, and return the environment of the ranks.
+) -> tuple[dict[str, str], AdaptationRecord]:
+    """Apply a vendor's folder; return the environment of the ranks, and what is written to ``adaptation.json``.
 
     Args:
         folder: the vendor's folder for the case, if it has one.
@@ -90,7 +90,7 @@ def apply_adaptation(
     duration_s = round(time.monotonic() - began, 3)
     record = record.model_copy(update={"installed": tuple(installed), "duration_s": duration_s})
     write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
-    return ready
+    return ready, record
 
 
 def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> None:

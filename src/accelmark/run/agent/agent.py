@@ -17,19 +17,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
 from pydantic import ValidationError
 
+import accelmark
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
+from accelmark.run.agent.bytecode import stale_bytecode
+from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.environment import CODE_DIRECTORY, environment_variables
 from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_caches, host_lock, route, system_information
 from accelmark.run.agent.limits import LimitChecker
+from accelmark.run.agent.rank_environment import environment_record, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
 from accelmark.run.agent.task import (
@@ -41,12 +45,15 @@ from accelmark.run.agent.task import (
     TASK_FILE,
     AgentTask,
 )  # fmt: skip
+from accelmark.run.agent.witness import LogWitness
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.record.states import utc_now
+from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
+from accelmark.spec.records import ENVIRONMENT_FILE, AdaptationRecord
 
 _ORPHAN_GRACE_S: Final = 1.0
 _RESERVE_FILE: Final = ".reserve"
@@ -92,6 +99,10 @@ class Agent:
         self._kill_at: float | None = None
         self._num_requests = 0
         self._selector = selectors.DefaultSelector()
+        self._began = ClockReading.now()
+        self._witness = LogWitness(node_dir / f"rank{task.ranks[0]}.out.log")
+        self._logs = selectors.DefaultSelector()
+        self._data: DataWatch | None = None
 
     def run(self) -> NodeExit:
         """Run the job to its end; call :meth:`handle_signals` first."""
@@ -105,6 +116,9 @@ class Agent:
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
+        self._witness.look()
+        clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._witness.seen)
+        self._witness.close()
         ranks = self._rank_exits(exit_code)
         state, reason = classify_node(ranks, self._ending)
         return NodeExit(
@@ -116,6 +130,9 @@ class Agent:
             duration_s=time.monotonic() - self._limits.started,
             ranks=ranks,
             warnings=tuple(self._warnings),
+            clocks=clocks,
+            changed_data=self._data.changed() if self._data is not None else (),
+            stale_bytecode=stale_bytecode(self._code_folders()),
             others_cpu_s=self._background_load.cpu_s(),
         )
 
@@ -128,20 +145,32 @@ class Agent:
         if self._task.nnodes > 1:
             self._task = route(self._task)
         task = self._task
+        self._data = DataWatch(task.data_dirs)
         self._environment = rank_environment(task, self._dir, os.environ)
         visible = (task.visible_devices.variable,) if task.visible_devices is not None else ()
         found = system_information(self._dir, self._environment, task.host, (*framework.reported_variables, *visible))
         found["rank_python"] = task.python or sys.executable
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
         self._list_secrets()
+        script = AdaptationRecord()
         if task.adaptation is not None or task.requirements is not None:
             python = task.python or sys.executable
-            self._environment = apply_adaptation(
+            self._environment, script = apply_adaptation(
                 task.adaptation, task.requirements, self._dir, self._environment, framework, python
             )
             self._list_secrets()
+        record = environment_record(task, self._dir, self._environment, os.environ, script, framework)
+        write_atomic(self._dir / ENVIRONMENT_FILE, record.model_dump_json(indent=1))
         if task.telemetry is not None:
-            self._recorder.start(task.telemetry, self._environment)
+            # What the vendor's script loads is for the ranks: the recorder's clock and figures are evidence.
+            self._recorder.start(task.telemetry, without_loaders(self._environment, os.environ, script))
+
+    def _code_folders(self) -> Iterator[Path]:
+        """Yield the folders of the code that ranks run and that AccelMark hashes."""
+        task = self._task
+        vendor = task.telemetry.vendor_folder if task.telemetry is not None else None
+        yield Path(accelmark.__file__).parent
+        yield from filter(None, (task.case, task.adaptation, vendor))
 
     def _list_secrets(self) -> None:
         """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
@@ -157,6 +186,9 @@ class Agent:
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._sockets = (reader, writer)
         self._selector.register(reader, selectors.EVENT_READ)
+        self._logs.register(reader, selectors.EVENT_READ)
+        if self._witness.descriptor is not None:
+            self._logs.register(self._witness.descriptor, selectors.EVENT_READ)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -172,12 +204,21 @@ class Agent:
                 cwd=self._dir,
             )
         while (exit_code := self._ranks.poll()) is None:
-            self._wait(self._limits.interval_s)
+            self._watch(self._limits.interval_s)
             self._reap_orphans()
             if self._ending is None:
                 self._recorder.restart()
             self._enforce()
         return exit_code
+
+    def _watch(self, timeout_s: float) -> None:
+        """Wait until a signal or the timeout, and note the events that appear meanwhile in the first rank's log."""
+        deadline = time.monotonic() + timeout_s
+        signalled = False
+        while not signalled and (left := deadline - time.monotonic()) > 0:
+            signalled = self._sockets[0] in [key.fileobj for key, _ in self._logs.select(left)]
+            self._witness.look()
+        self._wait(0.0)
 
     def _wait(self, timeout_s: float) -> bool:
         """Sleep until a signal or the timeout, and count requests to end; returns whether to end at once."""

@@ -26,7 +26,7 @@ from accelmark.telemetry.host.sysinfo import collect
 DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"
 """Path of the host's drop_caches file inside a container."""
-_REPORTED: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
+REPORTED_PREFIXES: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
 """Prefixes of the variables that change how a job runs; others may hold secrets and are not recorded."""
 _NOT_BUSY: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
 """Not time of this machine's processes, or included in another counter (guests in user and nice)."""
@@ -93,7 +93,7 @@ def system_information(
 
     ``reported`` are prefixes of further variables to record. The load is observed for half a second.
     """
-    prefixes = (*_REPORTED, *reported)
+    prefixes = (*REPORTED_PREFIXES, *reported)
     return {
         "host": host,
         "taken_at": utc_now(),

@@ -97,6 +97,10 @@ class AgentTask(Spec):
     """The vendor's folder for this case, applied before the ranks start."""
     requirements: Path | None = None
     """Requirements file of the ranks."""
+    case: Path | None = None
+    """The folder of the case."""
+    data_dirs: tuple[Path, ...] = ()
+    """Directories of the job's data."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -16,6 +14,7 @@ from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
+from accelmark.results.store.signature import require_key
 from accelmark.run.controller.evaluate import FetchData, WeightsCheck
 from accelmark.run.controller.node_jobs import node_jobs, write_job
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
@@ -26,13 +25,16 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.library_log import library_log
 from accelmark.run.record.measure import measure_run
-from accelmark.run.record.source import require_unchanged, source_record
+from accelmark.run.record.registry import register_end
+from accelmark.run.record.source import require_unchanged
+from accelmark.run.record.start import record_start
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
 from accelmark.spec.job import TrainJob
-from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, SOURCE_FILE
+from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
@@ -59,6 +61,7 @@ def start(plan: Plan, path: Path, fetch: FetchData, preflight: PreflightCheck, *
         AccelmarkError: it could not start, and no directory is left; later failures are in the outcome.
     """
     require_images(plan)
+    require_key()
     directory = RunDirectory.create(path, plan)
     try:
         return _carry_out(directory, fetch, preflight, Coordinator.run, as_json=as_json)
@@ -103,27 +106,10 @@ def _carry_out(
 
     with (
         directory.locked(),
-        _logging(directory),
+        library_log(directory.path / COORDINATOR_LOG, directory.plan.log_level),
         display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json) as observer,
     ):
         return asyncio.run(run(observer))
-
-
-@contextmanager
-def _logging(directory: RunDirectory) -> Iterator[None]:
-    """Write libraries' logs (asyncssh's above all) to ``coordinator.log`` at the run file's level."""
-    handler = logging.FileHandler(directory.path / COORDINATOR_LOG, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root, level = logging.getLogger(), directory.plan.log_level.upper()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(level)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(before)
-        handler.close()
 
 
 @final
@@ -153,7 +139,7 @@ class Coordinator:
         try:
             await self._check_hosts(self.directory.plan.jobs)
             self._event_log.note("run_started")
-            write_atomic(self.directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
+            record_start(self.directory.plan, self.directory.path)
             return await self._all(())
         finally:
             await self._close()
@@ -205,7 +191,9 @@ class Coordinator:
                     self._queue_again(job)
                     await self._take(job, go_on=True)
         self._event_log.note("run_finished")
-        return measure_run(self.directory.path)
+        summary = measure_run(self.directory.path)
+        register_end(self.directory.path, summary)
+        return summary
 
     async def _close(self) -> None:
         self._event_log.close()
@@ -280,6 +268,7 @@ class Coordinator:
     async def _follow(self, job: PlannedJob, agents: Sequence[AgentHandle]) -> None:
         reader = ProgressReader(agents[0].node.node_dir, job.job.work)
         state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
+        self._event_log.note("agents_ended", job=job.directory)
         if state == "succeeded":
             await self._check_weights(job)
         self._move(job, state, reason)

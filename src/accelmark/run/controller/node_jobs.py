@@ -76,6 +76,8 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
                 clear_caches=plan.cluster.clear_caches,
                 adaptation=adapted,
                 requirements=requirements_file(adapted, spec.case.path),
+                case=spec.case.path,
+                data_dirs=tuple(spec.data_dirs.values()),
                 telemetry=None if isinstance(spec.work, EvaluateJob) else telemetry,
                 limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
             ),

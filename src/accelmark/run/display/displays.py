@@ -185,7 +185,7 @@ def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
     """Return a job's progress in one line."""
     parts: list[str] = [progress.phase]
     if progress.step:
-        parts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
+        parts.append(f"step {progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else ""))
     if progress.loss is not None:
         parts.append(f"loss {digits(progress.loss)}")
     if progress.metric is not None:

@@ -74,10 +74,13 @@ def draw(board: Board, width: int) -> RenderableType:
 
 def heading(board: Board) -> Text:
     """Return the heading: name, vendor and rounds of the run."""
-    done = sum(status.ended for status in board.statuses.values())
+    ended = [status.state for status in board.statuses.values() if status.ended]
+    unsuccessful = sum(state != "succeeded" for state in ended)
+    done = f"{len(ended)} of {len(board.plan.jobs)} rounds ended"
+    done += f", {unsuccessful} without success" if unsuccessful else ""
     return Text.assemble(
         ("AccelMark", "bold"),
-        (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done} of {len(board.plan.jobs)} rounds", "dim"),
+        (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done}", "dim"),
         no_wrap=True,
         overflow="ellipsis",
     )

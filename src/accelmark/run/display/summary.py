@@ -26,6 +26,9 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.number_format import percent
 
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
+_VERDICT_SIGNS: Final = {"VALID": ("✓", "green"), "OPEN": ("○", "yellow"), "INVALID": ("✕", "red")}
+_TO_CONTINUE: Final = {"cancelled": "", "lost": "", "failed": " --failed", "timed_out": " --failed"}
+"""State of a round that can be repeated -> the option of ``resume`` that repeats it."""
 _NOTHING: Final = "-"
 _NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
@@ -38,6 +41,7 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     console = console or Console(highlight=False)
     console.print()
     console.print(_table(summary.cases))
+    console.print(vendor_line(summary))
     with contextlib.suppress(RunError):
         for line in scaling_lines(scaling_curves([load_run(run_dir)])):
             console.print(line, soft_wrap=True)
@@ -53,6 +57,30 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
     if page is not None:
         console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
+    states = {case.state for case in summary.cases}
+    if states & _TO_CONTINUE.keys():
+        option = max(_TO_CONTINUE.get(state, "") for state in states)
+        advice = f"Continue with: accelmark resume {_relative(run_dir)}{option}"
+        console.print(Text(advice, style="bold yellow"), soft_wrap=True)
+
+
+def vendor_line(summary: Summary) -> Text:
+    """Return the vendor of a run, and the hooks and numbers of settings that it replaced in the standard cases."""
+    line = Text(f"Vendor {summary.vendor}:")
+    parts: list[str] = []
+    for case in summary.cases:
+        cost = case.adaptation
+        changed = [*(hook.name for hook in cost.hooks), *cost.engines] if cost is not None else []
+        changed += [_counted(len(cost.keys), "setting")] if cost is not None and cost.keys else []
+        changed += [_counted(len(cost.kernels), "kernel file")] if cost is not None and cost.kernels else []
+        if changed:
+            parts.append(f" {case.key.model} with its {', '.join(changed)}")
+    line.append(";".join(parts) or " standard cases, no hook replaced", style="yellow" if parts else "dim")
+    return line
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _table(cases: Sequence[CaseResult]) -> Table:
@@ -85,7 +113,7 @@ def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
 
 
 def _row(case: CaseResult) -> tuple[Text, ...]:
-    sign, style = SIGNS[case.state]
+    sign, style = SIGNS[case.state] if case.state != "succeeded" else _VERDICT_SIGNS[case.verdict]
     name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
     if case.variant:
         name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
@@ -93,7 +121,7 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
         Text(sign, style=style),
         Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
         Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
-        Text({True: "reached", False: "missed", None: _NOTHING}[case.converged]),
+        Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),
         Text(_figure(case, _TIME[case.task])),
         Text(_figure(case, FigureName.MEAN_POWER)),

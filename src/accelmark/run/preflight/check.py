@@ -24,6 +24,7 @@ from accelmark.run.preflight.facts import (
     HostFacts,
     HostProblem,
     Severity,
+    chip_problems,
     cluster_problems,
     device_problems,
     host_problems,
@@ -188,7 +189,8 @@ class Preflight:
             if done.code == 0:
                 self._devices[name] = devices = _DEVICES.validate_json(done.out)
                 needed = max(node.nproc for job in jobs for node in job.nodes if node.host == name)
-                return device_problems(name, devices, plan.vendor, needed)
+                found = device_problems(name, devices, plan.vendor, needed)
+                return found + ([] if plan.open else chip_problems(name, devices[:needed], jobs))
         except ValidationError:
             pass
         what = f"devices of {plan.vendor} cannot be read: {done.message}"

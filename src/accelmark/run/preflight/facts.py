@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, final
 
+from accelmark.plan.plan import PlannedJob
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
@@ -156,6 +157,19 @@ def device_problems(name: str, devices: Sequence[DeviceFacts], vendor: str, need
             what += f", {device.memory_used_mib or 0:.0f} MiB used"
             found.append(HostProblem(name, what, "end the processes that use it", "warning"))
     return found
+
+
+def chip_problems(name: str, devices: Sequence[DeviceFacts], jobs: Sequence[PlannedJob]) -> list[HostProblem]:
+    """Return the devices of a host that are not the chip that a key names."""
+    found: dict[str, HostProblem] = {}
+    for job in jobs:
+        chip = job.job.chip
+        for index, device in enumerate(devices):
+            if chip is not None and not chip.model_copy(update={"memory_gib": None}).matches(device.name, None):
+                what = f"{job.job.key} names {chip.title}, but device {index} is {device.name!r}"
+                problem = HostProblem(name, what, "name the chip that is there, or declare the run open")
+                found.setdefault(str(job.job.key), problem)
+    return list(found.values())
 
 
 def cluster_problems(

@@ -12,7 +12,7 @@ from typing import Final
 import accelmark
 from accelmark.plan.plan import Plan
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
-from accelmark.spec.plugins.catalog import find, tree_hash
+from accelmark.spec.plugins.catalog import files_hash, find, tree_files, tree_hash
 from accelmark.spec.records import SourceRecord
 
 _GIT_TIMEOUT_S: Final = 20.0
@@ -22,18 +22,24 @@ _SKIPPED: Final = (".pyc",)
 def source_record(package: Path | None = None) -> SourceRecord:
     """Describe the AccelMark in ``package`` (default: the running one)."""
     package = package or Path(accelmark.__file__).parent
-    sha256 = tree_hash(package)
+    contents = list(tree_files(package))
+    sha256 = files_hash(contents)
+    files = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in contents}
     version = accelmark.__version__
     installed = _installed(package)
     if installed is not None:
-        return SourceRecord(kind="wheel", version=version, sha256=sha256, modified=_differing(installed, package))
+        return SourceRecord(
+            kind="wheel", version=version, sha256=sha256, modified=_differing(installed, package), files=files
+        )
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
         reason = "its directory is neither installed from a wheel nor a git checkout"
-        return SourceRecord(kind="folder", version=version, sha256=sha256, reason=reason)
+        return SourceRecord(kind="folder", version=version, sha256=sha256, reason=reason, files=files)
     status = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") or ""
     modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(_SKIPPED))
-    return SourceRecord(kind="checkout", version=version, sha256=sha256, commit=commit.strip(), modified=modified)
+    return SourceRecord(
+        kind="checkout", version=version, sha256=sha256, commit=commit.strip(), modified=modified, files=files
+    )
 
 
 def _installed(package: Path) -> Distribution | None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from accelmark.results.schema import JobState
 from accelmark.results.store.files import write_errors
+from accelmark.spec.clocks import ClockReading
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 
@@ -24,7 +25,7 @@ _FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     "succeeded": frozenset(),
     **dict.fromkeys(ENDS - {"succeeded"}, frozenset({"queued"})),
 }
-EventKind = Literal["run_started", "run_resumed", "state", "note", "run_finished"]
+EventKind = Literal["run_started", "run_resumed", "state", "agents_ended", "note", "run_finished"]
 
 
 class RunEvent(Spec):
@@ -32,6 +33,10 @@ class RunEvent(Spec):
 
     at: str
     """UTC, ISO 8601. The order of lines is the order of events, since a clock may step back."""
+    mono_s: float | None = None
+    """``time.monotonic`` of the coordinator."""
+    uptime_s: float | None = None
+    """``/proc/uptime`` of its machine."""
     kind: EventKind
     job: str | None = None
     """``<key slug>/round<N>``."""
@@ -123,7 +128,9 @@ class RunEventLog:
         os.close(self._descriptor)
 
     def _append(self, event: RunEvent) -> None:
-        line = event.model_dump_json(exclude_none=True).encode() + b"\n"
+        now = ClockReading.now()
+        stamped = event.model_copy(update={"mono_s": now.mono_s, "uptime_s": now.uptime_s})
+        line = stamped.model_dump_json(exclude_none=True).encode() + b"\n"
         with write_errors(self._path):
             os.write(self._descriptor, line)
             os.fsync(self._descriptor)

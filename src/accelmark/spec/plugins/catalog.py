@@ -91,7 +91,12 @@ def tree_hash(path: Path) -> str:
 
     Caches and ``README.md`` files are excluded: no code reads a README, and its tables of results change.
     """
-    return files_hash((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
+    return files_hash(tree_files(path))
+
+
+def tree_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of the files that :func:`tree_hash` covers, in its order."""
+    yield from ((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
 
 
 def files_hash(files: Iterable[tuple[str, bytes]]) -> str:

@@ -69,6 +69,8 @@ class FrameworkSpec(Spec):
     """Variables set by the launch; a vendor's script may not change them."""
     reported_variables: tuple[str, ...] = ()
     """Prefixes of variables that change how the framework runs, recorded in ``sys_info.json``."""
+    numeric_variables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Variables that make the framework compute in another precision than declared -> values that do not."""
     caches: dict[str, str] = Field(default_factory=dict)
     """Variable -> subdirectory of the node directory for a compiler cache, so that each round starts with empty caches;
     a variable that is already set is not changed."""

@@ -17,6 +17,14 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import Precision, TrainSettings
 
+_FP32_SWITCHES: Final = (
+    "fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+)  # fmt: skip
+"""Switches of ``torch.backends`` for how fp32 work is computed."""
+_MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
+"""Declared precision -> values of those switches that keep it."""
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
 
 
@@ -101,6 +109,23 @@ def set_precision(precision: Precision, device: torch.device) -> Precision:
     # Shapes are constant over steps, so a search for the fastest convolution algorithms pays off.
     torch.backends.cudnn.benchmark = device.type != "cpu"
     return "fp32" if precision == "tf32" and device.type == "cpu" else precision
+
+
+def reduced_modes(precision: Precision) -> tuple[str, ...]:
+    """Return the switches of PyTorch that make it compute in a lower precision than the declared one."""
+    allowed = _MODES_OF.get(precision)
+    if allowed is None:
+        return ()  # its products are computed in fewer bits anyway
+    found = []
+    for name in _FP32_SWITCHES:
+        holder: Any = torch.backends
+        *path, last = name.split(".")
+        for part in path:
+            holder = getattr(holder, part, None)
+        value = getattr(holder, last, None)
+        if isinstance(value, str) and value not in allowed:
+            found.append(f"torch.backends.{name} = {value!r}")
+    return tuple(found)
 
 
 def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:

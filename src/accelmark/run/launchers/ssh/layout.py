@@ -71,7 +71,7 @@ class Layout:
             "limits": task.limits.model_copy(update={"abandon_s": self._options.abandon_s}),
             "host_lock": Path(self.lock(node.host)),
         }
-        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements)):
+        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
             changed[name] = path and path_on_host(path, self.code)
         if task.telemetry is not None:
             folder = path_on_host(task.telemetry.vendor_folder, self.code)

@@ -1,0 +1,145 @@
+"""Record the environment that ranks start in: their variables with their origins, and what loads code before them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+import accelmark
+from accelmark.run.agent.adaptation import SITE_DIRECTORY
+from accelmark.run.agent.environment import CODE_DIRECTORY
+from accelmark.run.agent.host import REPORTED_PREFIXES
+from accelmark.run.agent.task import AgentTask
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.spec.plugins.framework import FrameworkSpec
+from accelmark.spec.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
+from accelmark.spec.secret import displayed_value
+
+_PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
+_START_MODULES: Final = ("sitecustomize", "usercustomize")
+_RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
+_VIRTUALENV: Final = "_virtualenv.pth", b"import _virtualenv", "_virtualenv.py"
+_VIRTUALENV_PATCHES: Final = frozenset({
+    "684b8c07932ba4a8", "ce57d5e0d9b5d735", "c9199315871b11b1", "0f20351ea7e90039", "6cf30c56faf2a552",
+})  # fmt: skip
+"""First digits of the SHA-256 of ``_virtualenv.py``, by virtualenv 20.4 to 20.34 and uv 0.4 to 0.9; in no RECORD."""
+
+
+def environment_record(
+    task: AgentTask,
+    node_dir: Path,
+    environment: Mapping[str, str],
+    ambient: Mapping[str, str],
+    script: AdaptationRecord,
+    framework: FrameworkSpec,
+) -> EnvironmentRecord:
+    """Return the record of the environment that the ranks of ``task`` are started with.
+
+    Args:
+        task: the agent's task.
+        node_dir: directory of the job on this host.
+        environment: the final environment.
+        ambient: the environment of the agent, from the shell or the image.
+        script: what the vendor's ``environment_variables.sh`` changed.
+        framework: the framework of the job.
+    """
+    shown = (*REPORTED_PREFIXES, *framework.reported_variables, *framework.numeric_variables, *LOADER_VARIABLES)
+    variables = {}
+    for name, value in sorted(environment.items()):
+        origin = _origin(name, value, task, ambient, script)
+        is_shown = origin != "shell" or name.startswith(shown)
+        variables[name] = Variable(origin=origin, value=displayed_value(name, value) if is_shown else None)
+    python_path = _foreign_entries(environment.get("PYTHONPATH", ""), node_dir)
+    loaders = {name: variables[name] for name in LOADER_VARIABLES if environment.get(name) and name != "PYTHONPATH"}
+    if python_path:
+        origin = variables["PYTHONPATH"].origin
+        loaders["PYTHONPATH"] = Variable(origin=origin, value=os.pathsep.join(python_path))
+    switches = {
+        name: variables[name]
+        for name, harmless in framework.numeric_variables.items()
+        if name in environment and environment[name].lower() not in {text.lower() for text in harmless}
+    }
+    return EnvironmentRecord(
+        variables=variables,
+        loaders=loaders,
+        numeric_switches=switches,
+        start_files=tuple(start_files(Path(task.python) if task.python else None)),
+    )
+
+
+def without_loaders(
+    environment: Mapping[str, str], ambient: Mapping[str, str], script: AdaptationRecord
+) -> dict[str, str]:
+    """Return ``environment`` with the variables that load code as they were before the vendor's script changed them."""
+    changed = [name for name in LOADER_VARIABLES if name in script.environment]
+    kept = {name: value for name, value in environment.items() if name not in changed}
+    return kept | {name: ambient[name] for name in changed if name in ambient}
+
+
+def _origin(
+    name: str, value: str, task: AgentTask, ambient: Mapping[str, str], script: AdaptationRecord
+) -> VariableOrigin:
+    if name in (RUN_MARKER, NODE_MARKER):
+        return "AccelMark"
+    if name in script.environment:
+        return "environment_variables.sh"
+    if task.environment.get(name) == value:
+        return "cluster file or vendor.yaml"
+    return "shell" if ambient.get(name) == value else "AccelMark"
+
+
+def _foreign_entries(python_path: str, node_dir: Path) -> list[str]:
+    """Return the entries of ``PYTHONPATH`` besides this AccelMark and the packages installed for the ranks."""
+    own = {
+        Path(accelmark.__file__).parents[1],
+        node_dir / SITE_DIRECTORY,
+        node_dir / CODE_DIRECTORY,
+        Path(sysconfig.get_path("purelib")),
+    }
+    return [entry for entry in python_path.split(os.pathsep) if entry and Path(entry) not in own]
+
+
+def start_files(python: Path | None = None) -> Iterator[str]:
+    """Yield files that run code whenever Python starts, and that belong to no installed package.
+
+    ``python`` is that of a virtual environment; None: this one.
+
+    ``.pth`` files that only add directories run none. A package's own file is in its RECORD with its hash. Linux
+    distributions put a ``sitecustomize`` into the standard library.
+    """
+    if _PRELOAD_FILE.is_file() and _PRELOAD_FILE.stat().st_size:
+        yield str(_PRELOAD_FILE)
+    own = [*site.getsitepackages(), site.getusersitepackages()]
+    places = own if python is None else [str(place) for place in python.parents[1].glob("lib/python*/site-packages")]
+    for directory in dict.fromkeys(places):
+        for path in sorted(Path(directory).glob("*.pth")):
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            if _RUNS_CODE.search(content.decode(errors="replace")) and not _is_packaged(path, content):
+                yield str(path)
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    for name in _START_MODULES:
+        found = PathFinder.find_spec(name, sys.path if python is None else places)
+        if found is not None and found.origin is not None and Path(found.origin).parent != stdlib:
+            yield found.origin
+
+
+def _is_packaged(path: Path, content: bytes) -> bool:
+    """Return whether a file is as the RECORD of an installed package lists it, or is virtualenv's or uv's patch."""
+    name, text, module = _VIRTUALENV
+    if path.name == name and content.strip() == text and path.with_name(module).is_file():
+        return hashlib.sha256(path.with_name(module).read_bytes()).hexdigest()[:16] in _VIRTUALENV_PATCHES
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    line = f"{path.name},sha256={digest},"
+    return any(line in record.read_text(errors="replace") for record in path.parent.glob("*.dist-info/RECORD"))

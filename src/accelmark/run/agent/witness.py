@@ -1,0 +1,77 @@
+"""Time the events of a rank by the node agent's clocks: when each appears in the rank's log."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.spec.clocks import ClockReading
+
+_EVENT: Final = re.compile(rb'\[PerfLog\] \{"event": "([A-Z_]+)"')
+_IN_MODIFY: Final = 0x00000002
+_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_READ_BYTES: Final = 2**20
+_MAX_LATE_S: Final = 5.0
+
+
+@final
+class LogWitness:
+    """Notes when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
+
+    def __init__(self, log: Path) -> None:
+        self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
+        self.descriptor: int | None = _watch(log.parent)
+        """None where the kernel cannot report changes; events are not timed then."""
+        self._log = log
+        self._read_bytes = 0
+
+    def look(self) -> None:
+        """Read what was appended to the log since the last call; without a descriptor, nothing can be timed."""
+        if self.descriptor is None:
+            return
+        try:
+            os.read(self.descriptor, 2**16)
+        except BlockingIOError:
+            return
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._read_bytes)
+                added = file.read(_MAX_READ_BYTES)
+                written_s = os.fstat(file.fileno()).st_ctime
+        except OSError:
+            return
+        end = added.rfind(b"\n") + 1
+        # A line longer than a read has no event that matters here.
+        self._read_bytes += end or (len(added) if len(added) == _MAX_READ_BYTES else 0)
+        names = {name.decode() for name in _EVENT.findall(added[:end])}
+        if not names:
+            return
+        now = ClockReading.now()
+        # On a busy machine the agent may read late; the kernel noted when the rank wrote.
+        at = now.earlier(min(max(0.0, now.wall_s - written_s), _MAX_LATE_S))
+        for name in names:
+            first, _ = self.seen.get(name, (at, at))
+            self.seen[name] = first, at
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def _watch(directory: Path) -> int | None:
+    """Return a descriptor of inotify that becomes readable when a file in ``directory`` is written; None without it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "inotify_init1"):
+        return None
+    descriptor = int(libc.inotify_init1(_NONBLOCK_CLOEXEC))
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(directory), _IN_MODIFY) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,131 @@
+"""The registry of runs: a log of this user on this machine, to which each run is appended before it starts.
+
+A run that is not shown to a reader is still a number between others, and an entry without an end or with a bad one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from accelmark.plan.plan import Plan
+from accelmark.results.schema import Summary
+from accelmark.results.store.bundle import MANIFEST_FILE
+from accelmark.results.store.files import write_atomic
+from accelmark.run.record.directory import PLAN_FILE
+from accelmark.run.record.states import utc_now
+from accelmark.spec.records import REGISTRATION_FILE, EarlierRun, Registration
+
+STATE_VARIABLE: Final = "ACCELMARK_STATE"
+_LOG_FILE: Final = "runs.jsonl"
+_MAX_EARLIER: Final = 50
+
+
+def registry_file() -> Path:
+    """Return ``$ACCELMARK_STATE/runs.jsonl``, else that in ``$XDG_STATE_HOME/accelmark`` or ``~/.local/state``."""
+    given = os.environ.get(STATE_VARIABLE)
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    state = base if base.is_absolute() else Path.home() / ".local/state"
+    return (Path(given).expanduser() if given else state / "accelmark") / _LOG_FILE
+
+
+def register(plan: Plan, run_dir: Path) -> None:
+    """Append a run to the registry before it starts, and write ``registration.json``; it states why where that fails.
+
+    Raises RunError: ``registration.json`` cannot be written.
+    """
+    write_atomic(run_dir / REGISTRATION_FILE, _entry(plan, run_dir).model_dump_json(indent=2))
+
+
+def _entry(plan: Plan, run_dir: Path) -> Registration:
+    entry: dict[str, Any] = {
+        "kind": "start",
+        "at": utc_now(),
+        "nonce": secrets.token_hex(16),
+        "plan_sha256": hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest(),
+        "work_sha256": _work_hash(plan),
+        "run": str(run_dir),
+    }
+    fields = {name: entry[name] for name in ("at", "nonce", "plan_sha256", "work_sha256")}
+    try:
+        with _opened() as (descriptor, entries, previous):
+            starts = [one for one in entries if one.get("kind") == "start"]
+            entry["number"] = len(starts) + 1
+            _append(descriptor, entry, previous)
+    except OSError as error:
+        return Registration(**fields, reason=f"{registry_file()}: {error.strerror or error}")
+    ends = {one.get("nonce"): one for one in entries if one.get("kind") == "end"}
+    same = [one for one in starts if one.get("work_sha256") == entry["work_sha256"]]
+    earlier = tuple(
+        EarlierRun(number=one["number"], at=one["at"], ended=ends.get(one["nonce"], {}).get("verdicts"))
+        for one in same[-_MAX_EARLIER:]
+    )
+    first = hashlib.sha256(json.dumps(starts[0]).encode()).hexdigest()[:16] if starts else None
+    return Registration(**fields, log=first, number=entry["number"], previous=previous, earlier=earlier)
+
+
+def register_end(run_dir: Path, summary: Summary) -> None:
+    """Append the end of a run with its verdicts and the hash of its manifest; a registry that is gone is no error."""
+    try:
+        registration = Registration.model_validate_json((run_dir / REGISTRATION_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return  # a run of an earlier version that was resumed
+    if registration.number is None:
+        return
+    verdicts = ", ".join(dict.fromkeys(case.verdict for case in summary.cases)) or summary.state
+    entry = {
+        "kind": "end",
+        "at": utc_now(),
+        "nonce": registration.nonce,
+        "verdicts": verdicts,
+        "manifest_sha256": hashlib.sha256((run_dir / MANIFEST_FILE).read_bytes()).hexdigest(),
+    }
+    try:
+        with _opened() as (descriptor, _, previous):
+            _append(descriptor, entry, previous)
+    except OSError:
+        return
+
+
+def _work_hash(plan: Plan) -> str:
+    """SHA-256 over what a run does, which is equal for runs of the same cases with the same settings and code."""
+    work = [
+        (job.job.key.model_dump(), job.job.round, job.job.work.model_dump(mode="json"), job.job.case.sha256)
+        for job in plan.jobs
+    ]
+    return hashlib.sha256(json.dumps([plan.source_sha256, plan.vendor_sha256, work]).encode()).hexdigest()
+
+
+@contextmanager
+def _opened() -> Iterator[tuple[int, list[dict[str, Any]], str]]:
+    """Lock the registry; yields its descriptor, its entries and the hash of its last line."""
+    path = registry_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lines = path.read_bytes().splitlines()
+        entries = []
+        for line in lines:
+            try:
+                loaded = json.loads(line)
+            except ValueError:
+                continue  # the incomplete line of a killed writer
+            entries += [loaded] if isinstance(loaded, dict) else []
+        yield descriptor, entries, hashlib.sha256(lines[-1]).hexdigest() if lines else ""
+    finally:
+        os.close(descriptor)
+
+
+def _append(descriptor: int, entry: dict[str, Any], previous: str) -> None:
+    os.write(descriptor, json.dumps({**entry, "previous": previous}).encode() + b"\n")
+    os.fsync(descriptor)

@@ -1,0 +1,150 @@
+"""What a node agent records so that others can check it: environment, clocks, data, bytecode."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import marshal
+import os
+import site
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import accelmark
+from accelmark.run.agent.bytecode import stale_bytecode
+from accelmark.run.agent.data_watch import DataWatch
+from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
+from accelmark.run.agent.task import AgentTask
+from accelmark.run.agent.witness import LogWitness
+from accelmark.spec.plugins.catalog import load_framework
+from accelmark.spec.records import AdaptationRecord, EnvironmentRecord
+
+OURS = str(Path(accelmark.__file__).parents[1])
+
+
+def recorded(node: Path, ambient: dict[str, str], script: dict[str, str], cluster: dict[str, str]) -> EnvironmentRecord:
+    task = AgentTask(
+        run="run", host="here", noderank=0, nnodes=1, nproc=1, command=("python",), job_file=node / "job.json",
+        framework="pytorch", environment=cluster,
+    )  # fmt: skip
+    final = ambient | cluster | script
+    record = AdaptationRecord(environment=script)
+    return environment_record(task, node, final, ambient, record, load_framework("pytorch"))
+
+
+@pytest.mark.parametrize(
+    ("where", "origin"),
+    [(0, "shell"), (1, "environment_variables.sh"), (2, "cluster file or vendor.yaml")],
+    ids=["shell", "script", "cluster"],
+)
+def test_loaders_and_numeric_switches_are_found_whoever_sets_them(tmp_path: Path, where: int, origin: str) -> None:
+    layers: list[dict[str, str]] = [{}, {}, {}]
+    layers[where] = {"LD_PRELOAD": "/x/clock.so", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "PYTHONPATH": f"{OURS}:/x"}
+    record = recorded(tmp_path, *layers)
+    assert {name: (one.origin, one.value) for name, one in record.loaders.items()} == {
+        "LD_PRELOAD": (origin, "/x/clock.so"),
+        "PYTHONPATH": (origin, "/x"),
+    }
+    assert record.numeric_switches["ONEDNN_DEFAULT_FPMATH_MODE"].value == "BF16"
+
+
+def test_accelmarks_own_paths_and_harmless_values_are_no_finding_and_private_values_are_not_stored(
+    tmp_path: Path,
+) -> None:
+    own = {"PYTHONPATH": f"{OURS}:{tmp_path / 'site'}", "ONEDNN_DEFAULT_FPMATH_MODE": "strict", "MY_NOTES": "private"}
+    record = recorded(tmp_path, own, {}, {"API_TOKEN": "hunter22"})
+    assert (record.loaders, record.numeric_switches) == ({}, {})
+    assert record.variables["MY_NOTES"].value is None
+    assert "hunter22" not in record.model_dump_json()
+
+
+def test_the_recorder_does_not_load_what_a_vendors_script_preloads() -> None:
+    script = AdaptationRecord(environment={"LD_PRELOAD": "/x/clock.so", "LIBRARY": "/x"})
+    final = {"LD_PRELOAD": "/x/clock.so", "LIBRARY": "/x"}
+    assert without_loaders(final, {"LD_PRELOAD": "/usr/lib/jemalloc.so"}, script) == {
+        "LD_PRELOAD": "/usr/lib/jemalloc.so", "LIBRARY": "/x",
+    }  # fmt: skip
+
+
+def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "none"))
+    (tmp_path / "directory.pth").write_text("/opt/packages\n")
+    packaged = "import _hook\n"
+    (tmp_path / "packaged.pth").write_text(packaged)
+    record = tmp_path / "hook-1.dist-info" / "RECORD"
+    record.parent.mkdir()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(packaged.encode()).digest()).rstrip(b"=").decode()
+    record.write_text(f"packaged.pth,sha256={digest},{len(packaged)}\n")
+    assert list(start_files()) == []
+    (tmp_path / "slow.pth").write_text("import time; time.time = lambda: 0\n")
+    (tmp_path / "packaged.pth").write_text(packaged + "import more\n")
+    assert list(start_files()) == [str(tmp_path / "packaged.pth"), str(tmp_path / "slow.pth")]
+
+
+def test_data_that_is_replaced_or_restored_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "train.bin"
+    file.write_bytes(b"images")
+    watch = DataWatch([tmp_path])
+    file.read_bytes()
+    assert watch.changed() == ()
+    kept = tmp_path / "kept"
+    file.rename(kept)
+    file.write_bytes(b"labels")
+    assert watch.changed() == (str(kept), str(file))
+    stamp = kept.stat()
+    kept.rename(file)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert watch.changed() == (str(file),)
+
+
+def test_bytecode_of_other_code_with_the_sources_time_and_size_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "hooks.py"
+    source.write_text("FACTOR = 1\n")
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    cached.parent.mkdir()
+    state = source.stat()
+
+    def write(text: str, mtime: int) -> None:
+        header = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, mtime, state.st_size)
+        cached.write_bytes(header + marshal.dumps(compile(text, str(source), "exec", dont_inherit=True)))
+
+    write("FACTOR = 1\n", int(state.st_mtime))
+    assert stale_bytecode([tmp_path]) == ()
+    write("FACTOR = 2\n", int(state.st_mtime) - 5)  # Python compiles the source again
+    assert stale_bytecode([tmp_path]) == ()
+    write("FACTOR = 2\n", int(state.st_mtime))
+    assert stale_bytecode([tmp_path]) == (str(cached),)
+    cached.rename(tmp_path / "extra.pyc")
+    assert stale_bytecode([tmp_path]) == (str(tmp_path / "extra.pyc"),)
+
+
+def test_events_are_timed_when_they_appear_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.out.log"
+    witness = LogWitness(log)
+
+    def write() -> None:
+        for event in ("TRAIN_START", "TRAIN_END"):
+            with log.open("a") as file:
+                file.write(f"noise\n[PerfLog] {json.dumps({'event': event})}\n")
+            time.sleep(0.3)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        witness.look()
+        time.sleep(0.01)
+    witness.look()
+    witness.close()
+    span_s = witness.seen["TRAIN_END"][1].mono_s - witness.seen["TRAIN_START"][0].mono_s
+    assert 0.28 < span_s < 1.5
+    assert sys.platform != "linux" or witness.seen["TRAIN_END"][0].uptime_s is not None
