@@ -23,7 +23,7 @@ def normal(random: np.random.Generator, std: float) -> Initial:
     return lambda shape, fan_in: (std * random.standard_normal(shape)).astype(np.float32)
 
 
-class Linear(tf.Module):  # type: ignore[misc]
+class Linear(tf.Module):
     """A product with a matrix, with a bias if ``bias`` is given."""
 
     def __init__(self, size_in: int, size_out: int, initial: Initial, dtype: Any, *, bias: bool = False) -> None:
@@ -41,7 +41,7 @@ class Linear(tf.Module):  # type: ignore[misc]
         return out + tf.cast(self.bias, self.dtype) if self.is_biased else out
 
 
-class Conv2D(tf.Module):  # type: ignore[misc]
+class Conv2D(tf.Module):
     """A convolution of (batch, height, width, channels) without bias."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Conv2D(tf.Module):  # type: ignore[misc]
         return tf.nn.conv2d(tf.cast(x, self.dtype), tf.cast(self.kernel, self.dtype), self.stride, self.padding)
 
 
-class BatchNorm(tf.Module):  # type: ignore[misc]
+class BatchNorm(tf.Module):
     """Batch normalization over the last dimension, with the statistics of this rank's batch while training."""
 
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
@@ -92,7 +92,7 @@ class BatchNorm(tf.Module):  # type: ignore[misc]
         return found.y
 
 
-class Embedding(tf.Module):  # type: ignore[misc]
+class Embedding(tf.Module):
     """Rows of a table."""
 
     def __init__(self, rows: int, width: int, initial: Initial, dtype: Any) -> None:
@@ -104,7 +104,7 @@ class Embedding(tf.Module):  # type: ignore[misc]
         return tf.cast(tf.gather(self.weight, tokens), self.dtype)
 
 
-class RmsNorm(tf.Module):  # type: ignore[misc]
+class RmsNorm(tf.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float = 1e-5) -> None:
