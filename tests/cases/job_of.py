@@ -1,4 +1,4 @@
-"""A case's job at reduced size, run as the driver runs it: in processes of its own."""
+"""A case's job at reduced size, run in this process, or where it has several ranks or loader processes in its own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from accelmark.spec.events import Event
-from accelmark.spec.job import TrainJob
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
-from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.plugins.catalog import load_case
+from accelmark.train.loop.process import StopRequest
+from accelmark.train.loop.rank import run_rank
 from tests.cases.job_head import job_on_cpu
 
 SRC = Path(__file__).parents[2] / "src"
@@ -49,6 +52,23 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
 
 def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     """Train, and return rank 0's events as (name, value)."""
+    spec = JobSpec.model_validate_json(job.read_bytes())
+    assert isinstance(spec.work, TrainJob)
+    started = num_ranks > 1 or spec.work.settings.loader.num_workers
+    code, output = _started(job, num_ranks) if started else _here(spec, job.parent)
+    log = (job.parent / "rank0.out.log").read_text(encoding="utf-8")
+    assert code == 0, log + output
+    lines = [line for line in log.splitlines() if line.startswith(PERFLOG_PREFIX)]
+    records = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines]
+    return [(record["event"], record["value"]) for record in records]
+
+
+def _here(job: JobSpec, node_dir: Path) -> tuple[int, str]:
+    with (node_dir / "rank0.out.log").open("ab") as log:
+        return run_rank(job, PerfLogWriter(0, log.fileno()), time.monotonic(), StopRequest(wanted=False)), ""
+
+
+def _started(job: Path, num_ranks: int) -> tuple[int, str]:
     node_dir = job.parent
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
     environment = {
@@ -60,11 +80,7 @@ def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     }
     command = [sys.executable, *launcher, "-m", "accelmark.train.loop.rank", str(job)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    log = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
-    assert ended.returncode == 0, log + ended.stderr
-    lines = [line for line in log.splitlines() if line.startswith(PERFLOG_PREFIX)]
-    records = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines]
-    return [(record["event"], record["value"]) for record in records]
+    return ended.returncode, ended.stderr
 
 
 def value_of(events: list[tuple[str, dict[str, Any]]], event: Event) -> dict[str, Any]:

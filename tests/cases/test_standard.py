@@ -116,6 +116,7 @@ def test_llama_learns_from_token_shards(tmp_path: Path, tokens: Path) -> None:
     assert finished["final_metrics"]["perplexity"] == pytest.approx(math.exp(finished["final_metrics"]["eval_loss"]))
 
 
+@pytest.mark.heavy
 def test_llama_sharded_over_two_ranks_trains_as_one_rank_does(tmp_path: Path, tokens: Path) -> None:
     same = {**LLAMA, "precision": "fp32", "gradient_clip_norm": None}
     two = run(job_of("llama2_7b", tmp_path / "two", {"llama_tokens": tokens}, {**same, "batch_size": 1}), num_ranks=2)

@@ -124,6 +124,19 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     assert (other / "thesis.txt").exists()
 
 
+@pytest.mark.heavy
+def test_an_environment_without_the_framework_is_refused(cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "frameworks" / "made_up"
+    folder.mkdir(parents=True)
+    lines = ["title: Made up", "module: made_up", "distributions: [made-up]", "processes: device", "timing: step"]
+    devices = "devices: {cpu: {device_type: cpu, collective_backend: none}}"
+    (folder / "framework.yaml").write_text("\n".join(["name: made_up", *lines, devices]))
+    create = ("env", "create", "made_up", "--vendor", "cpu")
+    done = run_accelmark(*create, timeout_s=900, ACCELMARK_CACHE=cache, ACCELMARK_PLUGINS=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "has no made-up: add the package to requires of made_up" in " ".join(done.stderr.split())
+
+
 def test_an_accelmark_in_site_packages_is_given_to_ranks_without_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

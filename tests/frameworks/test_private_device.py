@@ -128,40 +128,39 @@ from accelmark.spec.settings import EndSettings, OptimizerSettings, ScheduleSett
 from accelmark.train.loop.contract import Progress
 
 device = torch.device("testchip", 0)
-name, directory = sys.argv[1], Path(sys.argv[2])
-adam_or_lamb = OptimizerSettings(name=name, lr=0.01, fused=json.loads(sys.argv[3]))
-settings = TrainSettings(batch_size=4, end=EndSettings(max_steps=1), optimizer=adam_or_lamb)
-
-def checkpoints():
+def checkpoints(settings, directory):
     model = torch.nn.Linear(4, 4).to(device)
     optimizer = build_optimizer(model, settings.optimizer, device)
     training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
     return training, Checkpoints(directory, settings, training, device, 0, 1)
 
-training, saved = checkpoints()
-training.model(torch.ones(4, 4).to(device)).sum().backward()
-training.optimizer.step()
-saved.save(Progress())
-resumed, loaded = checkpoints()
-loaded.load(loaded.newest())
-states = [list(each.optimizer.state.values()) for each in (training, resumed)]
-devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
-same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)
-print(json.dumps({"devices": devices, "same": same, "weights": resumed.model.weight.device.type}))
+def resume(name, fused):
+    directory = Path(sys.argv[1], f"{name}-{fused}")
+    optimizer = OptimizerSettings(name=name, lr=0.01, fused=fused)
+    settings = TrainSettings(batch_size=4, end=EndSettings(max_steps=1), optimizer=optimizer)
+    training, saved = checkpoints(settings, directory)
+    training.model(torch.ones(4, 4).to(device)).sum().backward()
+    training.optimizer.step()
+    saved.save(Progress())
+    resumed, loaded = checkpoints(settings, directory)
+    loaded.load(loaded.newest())
+    states = [list(each.optimizer.state.values()) for each in (training, resumed)]
+    devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
+    same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)
+    return {"devices": devices, "same": same, "weights": resumed.model.weight.device.type}
+
+print(json.dumps([resume(*each) for each in json.loads(sys.argv[2])]))
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "fused", "step"), [("adamw", "false", "cpu"), ("lamb", "null", "cpu"), ("adamw", "true", "testchip")]
-)
-def test_a_resumed_optimizer_has_its_state_on_the_device_and_its_step_counters_where_they_were(
-    name: str, fused: str, step: str, tmp_path: Path
-) -> None:
-    found = on_device(RESUMED, name, str(tmp_path), fused)
-    before, after = found["devices"]
-    assert before == after == {"step": step, "exp_avg": "testchip", "exp_avg_sq": "testchip"}
-    assert found["same"]
-    assert found["weights"] == "testchip"
+def test_a_resumed_optimizer_has_its_state_on_the_device_and_its_step_counters_where_they_were(tmp_path: Path) -> None:
+    optimizers = [("adamw", False), ("lamb", None), ("adamw", True)]
+    resumed = on_device(RESUMED, str(tmp_path), json.dumps(optimizers))
+    for step, found in zip(("cpu", "cpu", "testchip"), resumed, strict=True):
+        before, after = found["devices"]
+        assert before == after == {"step": step, "exp_avg": "testchip", "exp_avg_sq": "testchip"}
+        assert found["same"]
+        assert found["weights"] == "testchip"
 
 
 def test_a_shipped_case_runs_on_a_vendors_device_from_the_command_line(tmp_path: Path) -> None:

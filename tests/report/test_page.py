@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from accelmark.report.run_page import render_page, write_page
 from accelmark.report.templating import embed_json
 from accelmark.results.rounds.summary import write_round
+from accelmark.results.schema import Finding
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
@@ -55,10 +57,37 @@ def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
     assert "6.40" in text  # MFU in percent
 
 
+def test_three_decisive_figures_of_the_run_lead_and_details_are_folded(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", Made(rounds=2)))
+    tiles = re.findall(r'<div class="tile( decisive)?"><dt>([^<]*)</dt>', page)
+    assert [title for decisive, title in tiles if decisive] == [title for _, title in tiles[:3]]
+    assert tiles[0] == (" decisive", "Throughput, training")
+    assert "Peak host memory" not in [title for _, title in tiles], "the memory of the whole machine leads nowhere"
+    text = visible(page)
+    assert text.index("batch_size") < text.index("other settings of the standard case"), "the changed setting is first"
+    assert re.search(r"<details><summary>\d+ other settings", page)
+    assert re.search(r"<details><summary>Host ", page)
+
+
+def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=2))
+    measure_run(run)
+    loaded = load_run(run)
+    (case,) = loaded.summary.cases
+    found = (Finding(severity="warning", rule="quiet-start", expected="", actual="busy"),)
+    for verdict, opened in (("VALID", ""), ("INVALID", " open")):
+        changed = case.model_copy(update={"verdict": verdict, "findings": found})
+        summary = loaded.summary.model_copy(update={"cases": (changed,)})
+        page = render_page(replace(loaded, summary=summary))
+        assert f"<details{opened}><summary>1 finding: 1 warning</summary>" in page
+
+
 def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run", Made(chip=None))))
     assert "Not measured" in text
-    assert "vendor acme does not describe this chip" in text
+    assert re.search(r"MFU( · [^·]*)* the peak of .* vendor acme does not describe this chip", text), (
+        "name, then reason"
+    )
 
 
 def test_settings_are_shown_with_their_provenance(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ss
     wait_until_gone(nodes.port)
 
 
+@pytest.mark.heavy
 def test_an_unreachable_host_is_named_and_the_others_are_ended(ssh_config: Path) -> None:
     nodes = cluster(ssh_config, "node2")
     ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {free_port()}\n")

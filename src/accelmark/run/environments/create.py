@@ -115,7 +115,11 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     report(host.name, f"importing {spec.module}")
     names = distributions(Need(requirement=one, needed_by=spec.name) for one in spec.requires)
     imports = (spec.module, *spec.checked_imports)
-    facts = await package_facts(host, environment_python(path), names or spec.distributions, imports)
+    facts = await package_facts(host, environment_python(path), [*names, *spec.distributions], imports)
+    if not any(facts.versions[name] for name in spec.distributions):
+        packages = " or ".join(spec.distributions)
+        what = f"{path} has no {packages}: add the package to requires of {spec.name} in framework.yaml or vendor.yaml"
+        raise HostError(host.name, what)
     for problem in broken_imports(host.name, facts, spec, create_command(recipe.framework, path)):
         raise HostError(host.name, problem.what)
     return {name: version for name, version in facts.versions.items() if version is not None}
