@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,14 @@ def uniform(random: np.random.Generator) -> Initial:
 def normal(random: np.random.Generator, std: float) -> Initial:
     """Return normal initial weights."""
     return lambda shape, fan_in: (std * random.standard_normal(shape)).astype(np.float32)
+
+
+def normal_fan_out(random: np.random.Generator) -> Initial:
+    """Return normal initial weights of convolutions before ReLU, by the number of outputs of each input.
+
+    He et al. 2015, arXiv:1502.01852.
+    """
+    return lambda shape, fan_in: normal(random, math.sqrt(2 / (math.prod(shape[:-2]) * shape[-1])))(shape, fan_in)
 
 
 class Linear(tf.Module):

@@ -99,6 +99,10 @@ class ArrayCase(ABC):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
 
+    def peak_learning_rate(self) -> float:
+        """Return the learning rate by which the schedule is multiplied."""
+        return self.settings.optimizer.lr
+
     def flops_per_sample(self) -> float | None:
         """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""
         return None

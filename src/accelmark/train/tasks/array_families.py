@@ -7,17 +7,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from accelmark.train.formulas import attention_flops, dense_flops
 from accelmark.train.tasks.array_case import ArrayCase
 from accelmark.train.tasks.arrays import Arrays
 from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+from accelmark.train.tasks.token_shards import TokenShards
 
 
 class ImageData(ArrayCase):
     """Images as bytes of shape (batch, channels, height, width), and ``label`` of shape (batch,)."""
 
-    image_shape: ClassVar[tuple[int, int, int]]
-    """Channels, height and width."""
-    num_classes: ClassVar[int]
+    accuracies: ClassVar[Mapping[str, int]] = {"top1": 1}
+    """Metric -> number of best classes among which the label has to be."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return 3, self.number("image_size"), self.number("image_size")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.number("num_classes")
 
     def synthetic_batch(self, size: int) -> Arrays:
         """Return random images and labels."""
@@ -26,8 +37,8 @@ class ImageData(ArrayCase):
         return {"image": image, "label": random.integers(0, self.num_classes, size)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracy and the mean loss."""
-        return classification_metrics(sums, ["top1"])
+        """Return the accuracies and the mean loss."""
+        return classification_metrics(sums, self.accuracies)
 
 
 class TokenData(ArrayCase):
@@ -53,6 +64,28 @@ class TokenData(ArrayCase):
         """Return the reported metrics of a held-out token."""
         found = language_model_metrics(sums)
         return {name: found[source] for name, source in self.reported.items()}
+
+
+class TokenShardData(TokenData):
+    """Pretraining of a decoder on token shards; open runs may reduce its size by ``model``."""
+
+    shards: ClassVar[str]
+    """Name of the data set."""
+    feed_matrices: ClassVar[int] = 3
+    """Matrices of a feed-forward part, each of the shape (hidden, intermediate)."""
+
+    def dataset(self, *, train: bool) -> TokenShards:
+        """Return windows of ``train`` or of ``val``."""
+        length, split = self.number("seq_length"), "train" if train else "val"
+        return TokenShards(self.data_dirs[self.shards], split, length + 1, length, self.vocab_size)
+
+    def flops_per_sample(self) -> float:
+        """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        sizes, hidden, length = self.sizes, self.number("hidden_size"), self.number("seq_length")
+        kv_width = hidden * sizes.get("num_kv_heads", sizes["num_heads"]) // sizes["num_heads"]
+        feed = self.feed_matrices * hidden * sizes["intermediate_size"]
+        weights = sizes["num_layers"] * (2 * hidden * (hidden + kv_width) + feed) + hidden * self.vocab_size
+        return dense_flops(weights, length) + attention_flops(sizes["num_layers"], hidden, length)
 
 
 class MaskedTokenData(ArrayCase):

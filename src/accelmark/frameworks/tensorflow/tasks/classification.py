@@ -21,8 +21,10 @@ class ImageClassification(ImageData, TrainCase):
         return tf.reduce_mean(cross_entropy(self._logits(model, batch), batch["label"]))
 
     def eval_sums(self, model: Any, batch: Batch) -> dict[str, Any]:
-        """Count correct samples, and add up the cross entropies."""
+        """Count correct samples for each accuracy, and add up the cross entropies."""
         logits, label = self._logits(model, batch), batch["label"]
-        correct = tf.cast(tf.argmax(logits, -1, label.dtype) == label, tf.int64)
-        loss = tf.reduce_sum(cross_entropy(logits, label))
-        return {"top1": tf.reduce_sum(correct), "loss": loss, "count": tf.size(label)}
+        most = min(max(self.accuracies.values()), self.num_classes)
+        best = tf.math.top_k(tf.cast(logits, tf.float32), most, index_type=label.dtype).indices
+        correct = tf.cast(best == label[:, None], tf.int64)
+        sums = {name: tf.reduce_sum(correct[:, :count]) for name, count in self.accuracies.items()}
+        return {**sums, "loss": tf.reduce_sum(cross_entropy(logits, label)), "count": tf.size(label)}
