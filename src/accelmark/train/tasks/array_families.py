@@ -10,25 +10,13 @@ import numpy as np
 from accelmark.train.formulas import attention_flops, dense_flops
 from accelmark.train.tasks.array_case import ArrayCase
 from accelmark.train.tasks.arrays import Arrays
-from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+from accelmark.train.tasks.metrics import classification_metrics
+from accelmark.train.tasks.task_families import Classified, ImageSizes, PredictedTokens
 from accelmark.train.tasks.token_shards import TokenShards
 
 
-class ImageData(ArrayCase):
+class ImageData(Classified, ImageSizes, ArrayCase):
     """Images as bytes of shape (batch, channels, height, width), and ``label`` of shape (batch,)."""
-
-    accuracies: ClassVar[Mapping[str, int]] = {"top1": 1}
-    """Metric -> number of best classes among which the label has to be."""
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-        return 3, self.number("image_size"), self.number("image_size")
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return self.number("num_classes")
 
     def synthetic_batch(self, size: int) -> Arrays:
         """Return random images and labels."""
@@ -36,34 +24,16 @@ class ImageData(ArrayCase):
         image = random.integers(0, 256, (size, *self.image_shape), np.uint8)
         return {"image": image, "label": random.integers(0, self.num_classes, size)}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracies and the mean loss."""
-        return classification_metrics(sums, self.accuracies)
 
+class TokenData(PredictedTokens, ArrayCase):
+    """Samples of ``seq_length + 1`` tokens for next-token prediction."""
 
-class TokenData(ArrayCase):
-    """Samples of ``seq_length + 1`` tokens for next-token prediction; the last one is only predicted."""
-
-    tokens: ClassVar[str] = "tokens"
-    """Name of the batch's only array, of shape (batch, seq_length + 1)."""
     token_type: ClassVar[type[np.integer[Any]]] = np.int64
-    reported: ClassVar[Mapping[str, str]] = {"eval_loss": "eval_loss", "perplexity": "perplexity"}
-    """Metric of the case -> metric of the family."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens in the vocabulary."""
-        return self.number("vocab_size")
 
     def synthetic_batch(self, size: int) -> Arrays:
         """Return random tokens."""
         shape = (size, self.number("seq_length") + 1)
         return {self.tokens: self.random.integers(0, self.vocab_size, shape).astype(self.token_type)}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the reported metrics of a held-out token."""
-        found = language_model_metrics(sums)
-        return {name: found[source] for name, source in self.reported.items()}
 
 
 class TokenShardData(TokenData):
