@@ -10,13 +10,6 @@ from tests.frameworks.environments import framework_environment, run_accelmark
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
-SMALL = {
-    "resnet50": [*(f"stage{stage}_blocks=1" for stage in (1, 2, 3, 4)), "image_size=64", "num_classes=5"],
-    "llama2_7b": [
-        "num_layers=2", "hidden_size=64", "intermediate_size=96", "num_heads=4", "num_kv_heads=2", "vocab_size=300",
-        "seq_length=32",
-    ],
-}  # fmt: skip
 STEPS = ("--synthetic", "--steps", "3", "--set", "threads=1", "--set", "batch_size=16", "--vendor", "cpu", "--json")
 
 
@@ -37,13 +30,3 @@ def test_a_precision_that_the_framework_does_not_compute_in_is_not_compared() ->
     done = run_accelmark(*given, timeout_s=800, ACCELMARK_CACHE=cache)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no job computed in bf16" in done.stdout
-
-
-@pytest.mark.parametrize(("case", "framework"), [("resnet50", "jax"), ("resnet50", "tensorflow"), ("llama2_7b", "jax")])
-def test_standard_cases_of_reduced_depth_compute_what_pytorch_computes(case: str, framework: str) -> None:
-    cache = framework_environment(framework).parent / "cache"
-    sizes = [part for size in SMALL[case] for part in ("--set", f"model.{size}")]
-    given = ("check", "case", case, "--frameworks", framework, "--set", "precision=fp32", "--set", "parallelism=ddp")
-    steps = ("--synthetic", "--steps", "2", "--set", "threads=1", "--set", "batch_size=2", "--vendor", "cpu", "--json")
-    done = run_accelmark(*given, *sizes, *steps, timeout_s=800, ACCELMARK_CACHE=cache)
-    assert done.returncode == 0, done.stdout + done.stderr
