@@ -21,14 +21,15 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 CASES = [("resnet50", "jax"), ("resnet50", "tensorflow"), ("llama2_7b", "jax")]
 SMALL = {
-    "resnet50": {"image_size": 64, "num_classes": 5, **{f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}},
+    # Large enough for the biased running variance of JAX, whose error is one over the samples of a channel.
+    "resnet50": {"image_size": 128, "num_classes": 5, **{f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}},
     "llama2_7b": {
         "num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2,
         "vocab_size": 300, "seq_length": 32,
     },
 }  # fmt: skip
 COMMON = {
-    "precision": "fp32", "parallelism": "ddp", "threads": 1, "batch_size": 4, "eval_batch_size": 3,
+    "precision": "fp32", "parallelism": "ddp", "threads": 1, "batch_size": 8, "eval_batch_size": 3,
     "gradient_accumulation_steps": 1, "activation_checkpointing": "off", "log_every_steps": 1, "checkpoint.keep": 3,
     "schedule.name": "constant", "schedule.warmup_ratio": 0.0, "schedule.warmup_steps": 0,
 }  # fmt: skip
@@ -106,10 +107,10 @@ def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framewo
             folder = tmp_path / "imagenet" / split / f"n{label}"
             folder.mkdir(parents=True)
             for number in range(count):
-                pixels = random.integers(0, 256, (80, 90, 3), np.uint8)
+                pixels = random.integers(0, 256, (140, 150, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.JPEG")
     over = {
-        **COMMON, **{f"model.{name}": value for name, value in SMALL["resnet50"].items()}, "end.max_epochs": 1,
+        **COMMON, **{f"model.{name}": value for name, value in SMALL["resnet50"].items()}, "end.max_epochs": 1, "batch_size": 4,
         "evaluate.every_epochs": 1, "checkpoint.every_steps": 5, "loader.num_workers": 2,
     }  # fmt: skip
     job = rank_job(framework, tmp_path / "job", "resnet50", {"imagenet": tmp_path / "imagenet"}, over)
