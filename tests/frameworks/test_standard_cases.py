@@ -110,8 +110,8 @@ def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framewo
                 pixels = random.integers(0, 256, (140, 150, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.JPEG")
     over = {
-        **COMMON, **{f"model.{name}": value for name, value in SMALL["resnet50"].items()}, "end.max_epochs": 1, "batch_size": 4,
-        "evaluate.every_epochs": 1, "checkpoint.every_steps": 5, "loader.num_workers": 2,
+        **COMMON, **{f"model.{name}": value for name, value in SMALL["resnet50"].items()}, "batch_size": 4,
+        "end.max_epochs": 1, "evaluate.every_epochs": 1, "checkpoint.every_steps": 5, "loader.num_workers": 2,
     }  # fmt: skip
     job = rank_job(framework, tmp_path / "job", "resnet50", {"imagenet": tmp_path / "imagenet"}, over)
     events = run_job(job)
@@ -124,7 +124,7 @@ def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framewo
     assert final_state(job, 5)
 
 
-def test_llama2_trains_on_token_shards_and_resumes_exactly_in_jax(tmp_path: Path) -> None:
+def test_llama2_trains_in_jax_on_token_shards_resumes_exactly_and_recomputes_activations(tmp_path: Path) -> None:
     for split, count in (("train", 4000), ("val", 400)):
         (tmp_path / "tokens" / split).mkdir(parents=True)
         tokens = np.random.default_rng(count).integers(0, 100, count, dtype=np.uint16)
@@ -135,8 +135,13 @@ def test_llama2_trains_on_token_shards_and_resumes_exactly_in_jax(tmp_path: Path
         "end.max_steps": 6, "checkpoint.every_steps": 3, "optimizer.lr": 0.003, "loader.num_workers": 2,
     }  # fmt: skip
     whole = rank_job("jax", tmp_path / "whole", "llama2_7b", data, over)
-    expected = losses(run_job(whole))
+    events = run_job(whole)
+    expected = losses(events)
     assert expected[-1] < expected[0]
+    recomputed = {**over, "activation_checkpointing": "full", "end.max_steps": 2}
+    others = run_job(rank_job("jax", tmp_path / "recomputed", "llama2_7b", data, recomputed))
+    np.testing.assert_allclose(losses(others), expected[:2], rtol=1e-5)
+    assert values(others, "FINISHED")[0]["flops_per_sample"] == values(events, "FINISHED")[0]["flops_per_sample"]
     run_job(rank_job("jax", tmp_path / "part", "llama2_7b", data, {**over, "end.max_steps": 3}))
     again = rank_job("jax", tmp_path / "part", "llama2_7b", data, over, resume=True)
     assert losses(run_job(again)) == expected[3:]

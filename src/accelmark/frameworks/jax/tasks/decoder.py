@@ -27,7 +27,7 @@ class LlamaLayer(nnx.Module):
 
     def __init__(self, sizes: Mapping[str, int], eps: float, dtype: Any, rngs: nnx.Rngs) -> None:
         hidden, intermediate = sizes["hidden_size"], sizes["intermediate_size"]
-        self.width = hidden // sizes["num_heads"]
+        self.width, self.recomputes = hidden // sizes["num_heads"], False
         linear = partial(nnx.Linear, use_bias=False, dtype=dtype, kernel_init=normal(_STD), rngs=rngs)
         norm = partial(nnx.RMSNorm, hidden, epsilon=eps, dtype=dtype, rngs=rngs)
         self.attention_norm, self.feed_norm = norm(), norm()
@@ -38,6 +38,11 @@ class LlamaLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Return the layer's output for ``x`` of shape (batch, length, hidden)."""
+        compute: Any = nnx.remat(LlamaLayer._compute) if self.recomputes else LlamaLayer._compute
+        out: jax.Array = compute(self, x, cos, sin)
+        return out
+
+    def _compute(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         normed, shape = self.attention_norm(x), (*x.shape[:2], -1, self.width)
         query, key, value = (project(normed).reshape(shape) for project in (self.query, self.key, self.value))
         query, key = (part * cos + jnp.roll(part, self.width // 2, -1) * sin for part in (query, key))
