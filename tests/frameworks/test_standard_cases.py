@@ -30,7 +30,7 @@ SMALL = {
 }  # fmt: skip
 COMMON = {
     "precision": "fp32", "parallelism": "ddp", "threads": 1, "batch_size": 8, "eval_batch_size": 3,
-    "gradient_accumulation_steps": 1, "activation_checkpointing": "off", "log_every_steps": 1, "checkpoint.keep": 3,
+    "activation_checkpointing": "off", "log_every_steps": 1, "checkpoint.keep": 3,
     "schedule.name": "constant", "schedule.warmup_ratio": 0.0, "schedule.warmup_steps": 0,
 }  # fmt: skip
 COUNTED = {
