@@ -76,7 +76,7 @@ def test_a_framework_that_is_not_installed_is_reported_before_anything_starts(
     arguments = ("train", f"llama_mini:{framework}:CPU", "--vendor", "cpu", "--synthetic", "--json")
     done = run_accelmark(*arguments, "--out", str(tmp_path / "run"), ACCELMARK_CACHE=cache)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"framework {framework} needs {package}>=" in done.stdout
+    assert f"framework {framework} needs {package}" in done.stdout
     assert f"or, in an environment of its own: accelmark env create {framework}" in done.stdout
     assert not list(tmp_path.glob("run/*/round1/*_noderank0"))
 
