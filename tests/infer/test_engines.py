@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,9 @@ from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
-from accelmark.spec.plugins.catalog import engine_files
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferStep
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_files
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
@@ -215,3 +218,50 @@ def test_a_batch_is_copied_to_the_device_before_it_is_converted(
         (batch,) = engine.to_device([torch.zeros(2, 3, 8, 8)])
     assert casts.found == [("meta", torch.float32), ("meta", torch.bfloat16)]
     assert batch.is_contiguous(memory_format=torch.channels_last)
+
+
+_FLAGPERF = '''
+"""In the form of FlagPerf's inference_engine files: one reads the ONNX file, one compiles the model."""
+
+import time
+
+import onnxruntime
+import torch
+
+
+class InferModel:
+    def __init__(self, config, onnx_path, model):
+        assert config._fields and config.batch_size and not config.fp16 and config.acme_level == 3
+        assert (model is None) == (onnx_path is not None)
+        self.model = model
+        if model is None:
+            self.session = onnxruntime.InferenceSession(onnx_path, providers=["CPUExecutionProvider"])
+
+    def __call__(self, model_inputs: list):
+        start = time.time()
+        foo_time = time.time() - start
+        if self.model is not None:
+            return [self.model(model_inputs[0])], foo_time
+        names = [each.name for each in self.session.get_inputs()]
+        given = dict(zip(names, (each.numpy() for each in model_inputs)))
+        return [torch.from_numpy(each) for each in self.session.run(None, given)], foo_time
+'''
+
+
+@pytest.mark.parametrize("has_file", [True, False], ids=["onnx file", "model"])
+def test_an_engine_of_flagperf_runs_unchanged(acme: Any, take: Any, tiny_onnx: Path, *, has_file: bool) -> None:
+    given = {"engine_options": {"acme_level": 3}, "exist_onnx_path": str(tiny_onnx) if has_file else "foo"}
+    job = acme("pass", **given)
+    (Path(os.environ[PLUGINS_VARIABLE]) / "vendors" / "acme" / "engines" / "acme_rt.py").write_text(_FLAGPERF)
+    ran = take(job)
+    assert ran.finished.state == "completed", ran.finished
+    assert ran.finished.infer_average_acc == pytest.approx(ran.finished.val_average_acc, abs=0.02)
+    details = next(end for end in ran.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details
+    assert details["engine_code"] == "engines/acme_rt.py"
+    assert ("onnx_sha256" in details) == has_file
+
+
+def test_nothing_is_exported_for_an_engine_that_compiles_the_model(take: Any) -> None:
+    ran = take(compiler="eager")
+    assert ran.states() == dict.fromkeys(InferStep, "done") | {InferStep.EXPORT: "skipped"}
+    assert not (ran.node_dir / "engine" / "model.onnx").exists()

@@ -58,8 +58,8 @@ class Engine(ABC):
     throughput.
     """
 
-    reads: ClassVar[Literal["onnx", "model"]] = "onnx"
-    """Input of the compiler."""
+    reads: ClassVar[Literal["onnx", "model", "either"]] = "onnx"
+    """Input of the compiler; for ``model`` nothing is exported, ``either`` gets the model where there is no file."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether each batch size is compiled separately; a queue then pads its batches."""
