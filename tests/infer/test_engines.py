@@ -17,7 +17,7 @@ from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
-from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_files
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_files, engine_specs, find
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
@@ -139,14 +139,24 @@ def test_the_seven_engines_are_there() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "torch_tensorrt"])
+@pytest.mark.parametrize(
+    ("name", "vendor", "package"),
+    [
+        ("tensorrt", None, "tensorrt"),
+        ("torch_tensorrt", None, "torch_tensorrt"),
+        ("ixrt", "iluvatar", "tensorrt"),
+        ("xtcl", "kunlunxin", "tvm"),
+    ],
+)
 def test_an_engine_whose_package_is_absent_says_what_to_do(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str, vendor: str | None, package: str
 ) -> None:
-    if find_spec(name) is not None:
-        pytest.skip(f"{name} is installed here")
-    with pytest.raises(InferenceError, match=f"{name} cannot be imported.*install it"):
-        engine_class(name, None)(_request(make_job, tiny_onnx, tmp_path))
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed here")
+    folder = find("vendors", vendor).path if vendor is not None else None
+    assert name in engine_specs(folder)
+    with pytest.raises(InferenceError, match=f"{package} cannot be imported.*install it"):
+        engine_class(name, folder)(_request(make_job, tiny_onnx, tmp_path))
 
 
 _VENDOR_ENGINE = '''
