@@ -48,7 +48,7 @@ class FlagPerfEngine(TorchEngine):
             "log_dir": str(request.work_dir),
             **request.options,
         }
-        config = namedtuple("Config", values)(**values)  # type: ignore[misc]  # some engines read config._fields
+        config = namedtuple("Config", values)(**values)  # some engines read config._fields
         model = self.model_on_device() if self.takes_model else None
         self._call = type(self).made(config, path, model)
 
