@@ -69,7 +69,7 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
         bed.sshd(3)
         shutil.rmtree(bed.work(1) / "data")
     assert problems["n1"] == "port 29501 is in use"
-    assert "unknown host key" in problems["n2"]
+    assert "its host key has changed" in problems["n2"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
 

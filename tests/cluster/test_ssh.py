@@ -150,7 +150,7 @@ def test_a_host_without_sshd_and_one_with_another_key_fail_the_job(plan: MakePla
         bed.sshd(2)
     (key,), (refused, other) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
     assert (key.state, refused.state, other.state) == ("failed", "failed", "succeeded")
-    assert "n1: unknown host key" in (key.reason or "")
+    assert "n1: its host key has changed: " in (key.reason or "")
     assert "n2: cannot be reached at" in (refused.reason or "")
 
 

@@ -26,6 +26,8 @@ NODE_MARKER: Final = "ACCELMARK_NODE_DIR"
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PROC: Final = Path("/proc")
+BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
+"""Another text after each boot."""
 
 
 class ProcessId(Spec):
@@ -90,7 +92,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _boot_id() -> str:
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return BOOT_ID.read_text().strip()
 
 
 def become_subreaper() -> None:

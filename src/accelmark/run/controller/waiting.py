@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
+from accelmark.run.host import UnreachableError
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.job import NodeExit
@@ -76,7 +77,34 @@ class Cancellation:
 async def run_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
     """Prepare and start the agents of a job that nobody follows, and wait for their ends."""
     await asyncio.gather(*(agent.prepare() for agent in agents))
-    await asyncio.gather(*(agent.start() for agent in agents))
+    await start_agents(agents)
+    return await asyncio.gather(*(agent.wait() for agent in agents))
+
+
+async def start_agents(agents: Sequence[AgentHandle]) -> None:
+    """Start the agents of a job on all of its hosts, or end those that were started.
+
+    Raises:
+        AccelmarkError: one could not be started; UnreachableError where agents may still run on an unreachable host.
+    """
+    started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
+    failed = [error for error in started if isinstance(error, BaseException)]
+    if not failed:
+        return
+    may_run = [
+        agent
+        for agent, error in zip(agents, started, strict=True)
+        if error is None or isinstance(error, UnreachableError)
+    ]
+    ends = await end_agents(may_run)
+    if lost := [end for end in ends if end.state == "lost"]:
+        raise UnreachableError(lost[0].host, f"{failed[0]}; {lost[0].reason}") from failed[0]
+    raise failed[0]
+
+
+async def end_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
+    """Kill the ranks of running agents, and wait for the ends of the agents."""
+    await asyncio.gather(*(agent.stop(at_once=True) for agent in agents))
     return await asyncio.gather(*(agent.wait() for agent in agents))
 
 

@@ -3,7 +3,8 @@
 Standard input: first a line of JSON, ``{"have": {name: bytes}, "start_timeout_s": seconds, "send": bool}`` (``send`` is
 false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s`` asks the
 agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of JSON and
-the bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. The program ends without heartbeats.
+the bytes that it announces, ``{"heard": true}`` after requests, and last ``{"end": ..., "sha256": {...}}``. The program
+ends without heartbeats.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ def main(directory: str) -> None:
             return
         if listen(directory, POLL_S):
             last_heartbeat = time.monotonic()
+            emit({"heard": True})
         elif time.monotonic() - last_heartbeat > HEARTBEAT_TIMEOUT_S:
             return
 

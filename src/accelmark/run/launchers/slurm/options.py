@@ -9,4 +9,4 @@ class Options(LauncherOptions):
     """Settings of the Slurm launcher."""
 
     slurm_options: tuple[str, ...] = ()
-    """Options of ``salloc`` where an allocation has to be requested (``--partition=gpu``)."""
+    """Options of ``sbatch`` where an allocation has to be requested (``--partition=gpu``)."""

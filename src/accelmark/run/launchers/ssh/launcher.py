@@ -93,7 +93,9 @@ class SshLauncher(Launcher):
             self._agent_command(node),
             self.clean_up_command(node, node_dir),
             prepare,
-            stream=NodeStream(host, self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run),
+            stream=NodeStream(
+                host, self.python, str(node_dir), node.node_dir, self.options.ping_s, in_place=self.layout.is_shared_run
+            ),
             reconnect_s=self.options.reconnect_s,
             abandon=lambda: self._end_when_reachable(node),
         )

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 AgentEnd = Literal["exit", "dead", "never"]
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _LARGEST_FRAME: Final = 1 << 20
-_PING_S: Final = 5.0
 _GROWING: Final = (".log", ".jsonl")
 _SETTLE_S: Final = 20.0
 """Longest time until a file that a host wrote to a shared file system is visible here."""
@@ -39,8 +38,12 @@ class NodeStream:
     python: str
     remote: str
     local: Path
+    ping_s: float
+    """Interval of heartbeats."""
     in_place: bool = False
     """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When the host last answered a heartbeat, by ``time.monotonic``."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
     _requests: bytes = b""
     _damaged: set[str] = field(default_factory=set)
@@ -94,6 +97,9 @@ class NodeStream:
                         raise HostError(self.host.name, f"its files cannot be copied: {errors[-1]}")
                     raise self.host.lost()
                 header: dict[str, Any] = json.loads(line)
+                if "heard" in header:
+                    self.heard_at = time.monotonic()
+                    continue
                 if "end" in header:
                     return header["end"], header["sha256"]
                 await self._take(process, header)
@@ -131,7 +137,7 @@ class NodeStream:
 
     async def _ping(self) -> None:
         while True:
-            await asyncio.sleep(_PING_S)
+            await asyncio.sleep(self.ping_s)
             self._send(b"p\n")
 
 
