@@ -88,6 +88,11 @@ class LimitChecker:
         what = "no event" if self._activities[first].has_events else "nothing"
         return Termination("stalled", "timed_out", f"rank {first} wrote {what} for {limit_s:g} s{others}")
 
+    def silent_s(self) -> dict[int, float]:
+        """Return the time since the last activity of each rank, in seconds."""
+        now = time.monotonic()
+        return {rank: now - activity.since for rank, activity in self._activities.items()}
+
     def _update(self, rank: int, launcher: int, now: float) -> None:
         """Record activity of a rank: events; any output before its first event; the launch's, until it has a log."""
         log = _log_of(self.node_dir, rank)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
+from accelmark.run.controller.stall_cause import stall_cause
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.spec.errors import EXIT_CANCELLED
@@ -132,6 +133,8 @@ async def wait_for_agents(
             await asyncio.gather(*(agent.stop(at_once=num_requests > 1) for agent in pending.values()))
     tick()
     state, reason = classify_job(ends)
+    if state == "timed_out":
+        reason = stall_cause(ends) or reason
     if state == "cancelled" and stop:
         return state, f"{stop.reason}; measurements up to then are kept and marked partial"
     return state, reason
