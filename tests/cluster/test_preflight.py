@@ -122,6 +122,20 @@ def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Pa
     assert "is in use by first-" in (status_of(second)[0].reason or "")
 
 
+def test_a_run_with_another_work_directory_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    process = drive("start", first, plan=plan(("steps=100000",)))
+    wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
+    other = plan((), on={"work_directory": "/var/tmp/accelmark/other"})
+    found = [problem.what for problem in look(other)]
+    code, out, _ = done(drive("start", second, plan=other))
+    process.terminate()
+    done(process)
+    assert any("is in use by first-" in what for what in found), found
+    assert (code, status_of(second)[0].state) == (1, "failed"), out
+    assert "is in use by first-" in (status_of(second)[0].reason or "")
+
+
 def test_a_machine_listed_twice_is_reported(plan: MakePlan, bed: Bed) -> None:
     hosts = [{"address": bed.address(1), "label": "a"}, {"address": "n1", "label": "b"}]
     known = (bed.root / "known_hosts").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
 from accelmark.results.store.bundle import check_manifest
+from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for
@@ -118,11 +120,24 @@ def test_a_killed_telemetry_recorder_is_restarted_with_a_warning(plan: MakePlan,
     assert "the telemetry recorder ended with exit code -9; it was started again" in ended
 
 
-def kill(bed: Bed, what: str) -> None:
+def test_a_stopped_telemetry_recorder_is_noticed_and_replaced(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("steps=400", "pace=0.1")))
+    wait_for(lambda: stepping(run), "a step that came home")
+    kill(bed, "accelmark.telemetry.record", signal.SIGSTOP)
+    code, out, err = done(process)
+    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err
+    warnings = NodeExit.model_validate_json(next(run.glob("*/round1/*/exit.json")).read_bytes()).warnings
+    assert any(
+        re.fullmatch(r"the telemetry recorder wrote nothing for \d+ s; it was started again", w) for w in warnings
+    )
+
+
+def kill(bed: Bed, what: str, number: signal.Signals = signal.SIGKILL) -> None:
     wait_for(lambda: any(what in line for line in bed.processes().values()), what)
     for pid, line in bed.processes().items():
         if what in line and " sh -c " not in line:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
         for name, state in current.statuses.items()
     }
-    typer.echo(json.dumps({"run": str(current.directory.path), "coordinator": current.coordinator, "jobs": jobs}))
+    away = current.elsewhere
+    coordinator = {"coordinator": away.pid if away else current.coordinator, "machine": away.hostname if away else None}
+    typer.echo(json.dumps({"run": str(current.directory.path), **coordinator, "jobs": jobs}))
 
 
 def stop(

@@ -113,7 +113,7 @@ class Agent:
         """Run the job to its end; call :meth:`handle_signals` first."""
         exit_code: int | None = None
         try:
-            with host_lock(self._task.host_lock, self._task.run):
+            with host_lock(self._task.run) if self._task.locks_host else contextlib.nullcontext():
                 self._prepare()
                 exit_code = self._supervise()
         except HostInUseError as error:

@@ -91,8 +91,8 @@ class AgentTask(Spec):
     """Network interface between ranks of several hosts; null: found from the route to host 0."""
     clear_caches: bool = False
     """Drop the page cache before the ranks start."""
-    host_lock: Path | None = None
-    """Locked while the job runs, so that two runs never share a host; null: no lock."""
+    locks_host: bool = False
+    """Whether the host is locked while the job runs, so that two runs never share it."""
     adaptation: Path | None = None
     """The vendor's folder for this case, applied before the ranks start."""
     requirements: Path | None = None

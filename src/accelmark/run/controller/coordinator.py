@@ -106,7 +106,9 @@ def _carry_out(
     async def run(observer: RunObserver) -> RunOutcome:
         coordinator = Coordinator(directory, fetch, preflight, observer)
         coordinator.stop.handle_signals(observer.note)
+        watching = asyncio.create_task(coordinator.stop.watch_files(directory.path))
         summary = await body(coordinator)
+        watching.cancel()
         good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.cases)
         code = EXIT_OK if summary.state == "succeeded" and good else EXIT_FAILED
         return RunOutcome(directory.path, summary, EXIT_CANCELLED if coordinator.stop else code)

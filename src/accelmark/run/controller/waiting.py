@@ -8,9 +8,11 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, final
+from pathlib import Path
+from typing import Any, Final, TypeVar, final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
+from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.stall_cause import stall_cause
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers.agent import AgentHandle
@@ -18,6 +20,7 @@ from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.job import NodeExit
 
 T = TypeVar("T")
+_FILES_S: Final = 1.0
 
 
 @final
@@ -52,6 +55,16 @@ class Cancellation:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, on_signal, "Ctrl-C")
         loop.add_signal_handler(signal.SIGTERM, on_signal, "a request to stop")
+
+    async def watch_files(self, directory: Path) -> None:
+        """Request what files in a run directory ask for, which ``stop`` on another machine creates; without end."""
+        while True:
+            for urgency, name in enumerate(STOP_FILES, start=1):
+                if (directory / name).exists():
+                    (directory / name).unlink(missing_ok=True)
+                    while self.count < urgency:
+                        self.request("was stopped from another machine")
+            await asyncio.sleep(_FILES_S)
 
     async def wait_for_more_than(self, count: int) -> None:
         """Wait until there were more than ``count`` requests."""

@@ -24,6 +24,9 @@ class Launcher(ABC):
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
 
+    locks_hosts: bool = False
+    """Whether a job locks its hosts, so that no other run uses them."""
+
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan = plan
         self.run = run
@@ -87,10 +90,6 @@ class Launcher(ABC):
     def allocation_commands(self) -> list[list[str]]:
         """Return the commands that run on this machine before any host is reached."""
         return []
-
-    def lock_file(self, host: HostSpec) -> str | None:
-        """Return the file that a job locks so that no other run uses the host; None: nothing is locked."""
-        return None
 
     def master_address(self, host: HostSpec) -> str:
         """Return the address at which ranks on other hosts reach rank 0 on ``host``."""

@@ -117,7 +117,7 @@ class Preflight:
         files = (container.image_file if container is not None else None, launcher.visible_file)
         return {
             "work_directory": launcher.work_directory,
-            "lock": launcher.lock_file(host.spec),
+            "is_locked": launcher.locks_hosts,
             "ports": self._ports(host.spec),
             "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],

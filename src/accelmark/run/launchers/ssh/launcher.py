@@ -42,6 +42,8 @@ _DATA_TIMEOUT_S: Final = 4 * 3600.0
 class SshLauncher(Launcher):
     """Starts agents on the hosts of a cluster file."""
 
+    locks_hosts = True
+
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
@@ -75,10 +77,6 @@ class SshLauncher(Launcher):
     def path_on_host(self, path: Path) -> Path:
         """Return the path in the unpacked wheel."""
         return path_on_host(path, self.code)
-
-    def lock_file(self, host: HostSpec) -> str:
-        """Return the file that a job locks so that no other run uses the host."""
-        return str(self.layout.lock(host))
 
     def agent(self, node: NodeJob) -> SshAgent:
         """Return the agent of a job on one host."""
