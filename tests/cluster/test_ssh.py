@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.cluster
 
 def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
+    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4, log_level="debug")))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
     for number in range(1, 5):
         node = run / "toy0-bare-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
@@ -63,6 +65,30 @@ def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, tmp_path: Path) -
     assert [status.state for status in statuses(run)] == ["succeeded", "succeeded"]
     log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_bytes()
     assert bytes(range(256)) * 40 + b"\n\xff\xfe\x1b[2J\x00 not text\n" in log
+
+
+def test_files_in_subdirectories_are_copied_and_large_ones_listed(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=plan(("nested",))))
+    assert [status.state for status in statuses(run)] == ["succeeded"]
+    node = next(run.glob("*/round1/n1_noderank0"))
+    assert (node / "trace" / "of rank 0" / "profile.json").read_text() == "[1, 2]"
+    left = json.loads((node / "left_on_host.json").read_text())
+    assert (left["host"], left["bytes"]) == ("n1", {"trace/of rank 0/memory.bin": 40 << 20})
+    assert left["directory"].startswith("/var/tmp/accelmark/runs/run-")
+
+
+def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    runs = bed.work(1) / "runs"
+    for name, age_days in (("old", 15), ("recent", 13)):
+        inner = runs / name / "case" / "round1"
+        inner.mkdir(parents=True)
+        for place in (inner, inner.parent, runs / name):
+            os.utime(place, (time.time() - age_days * 86400,) * 2)
+    code, out, err = done(drive("start", tmp_path / "run", plan=plan(())))
+    assert code == 0, out + err
+    assert not (runs / "old").exists()
+    assert (runs / "recent" / "case").exists()
 
 
 def test_a_short_network_outage_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ class Agent:
     def _prepare(self) -> None:
         """Prepare the host and the environment of the ranks, and start the recorder."""
         framework = load_framework(self._task.framework)
-        self._temporary += [self._dir / cache for cache in framework.caches.values()]
+        self._temporary = [self._dir / name for name in temporary_directories(self._task)]
         if self._task.clear_caches and (problem := clear_caches()) is not None:
             self._warnings.append(f"the page cache could not be dropped: {problem}")
         if self._task.nnodes > 1:
@@ -307,6 +307,11 @@ class Agent:
         except ValidationError:
             self._warnings.append(f"{RANKS_FILE} is damaged; the launcher's exit code is used for all ranks")
             return None
+
+
+def temporary_directories(task: AgentTask) -> list[str]:
+    """Return the names of the directories in a node directory that the agent removes at the end."""
+    return [SITE_DIRECTORY, CODE_DIRECTORY, *load_framework(task.framework).caches.values()]
 
 
 def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:

@@ -20,6 +20,7 @@ from accelmark.results.store.loaded_run import load_run
 from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.errors import RunError

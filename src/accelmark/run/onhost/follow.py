@@ -1,9 +1,11 @@
 """Send the files of a node directory while they grow, until its agent has ended: ``follow DIRECTORY``.
 
-Standard input: first a line of JSON, ``{"have": {name: bytes}, "start_timeout_s": seconds, "send": bool}`` (``send`` is
-false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s`` asks the
+Files of subdirectories follow at the end, unless they are large. Standard input: first a line of JSON,
+``{"have": {name: bytes}, "start_timeout_s": seconds, "send": bool, "skip": [subdirectory]}`` (``send`` is false where
+the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s`` asks the
 agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of JSON and
-the bytes that it announces, ``{"heard": true}`` after requests, and last ``{"end": ..., "sha256": {...}}``. The program
+the bytes that it announces, ``{"heard": true}`` after requests, and last
+``{"end": ..., "sha256": {...}, "left": {name: bytes}}``, where ``left`` are the files that were too large. The program
 ends without heartbeats.
 """
 
@@ -22,6 +24,9 @@ HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
 HEARTBEAT = "coordinator.heartbeat"
+LARGEST_FILE = 32 << 20
+LARGEST_TOTAL = 256 << 20
+"""Bytes of a file in a subdirectory, and of all of them, up to which they are sent."""
 HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", HEARTBEAT)
 
 
@@ -49,17 +54,34 @@ class Follower:
             except FileNotFoundError:
                 continue
 
+    def scan_subdirectories(self, skip: list[str]) -> dict[str, int]:
+        """Send the files of subdirectories; returns those that are too large, and their sizes."""
+        left: dict[str, int] = {}
+        total = 0
+        for place, directories, names in os.walk(self.directory):
+            top = place == self.directory
+            directories[:] = sorted(d for d in directories if not d.startswith(".") and not (top and d in skip))
+            for name in () if top else sorted(names):
+                path = os.path.join(place, name)
+                short = os.path.relpath(path, self.directory)
+                if name.startswith(".") or os.path.islink(path) or not os.path.isfile(path):
+                    continue
+                stat = os.stat(path)
+                if stat.st_size > LARGEST_FILE or total + stat.st_size > LARGEST_TOTAL:
+                    left[short] = stat.st_size
+                else:
+                    total += stat.st_size
+                    self.send(short, stat)
+        return left
+
     def send(self, name: str, stat: os.stat_result) -> None:
-        """Send new bytes of one file."""
+        """Send new bytes of one file: those after the known ones where it grew, else all."""
         inode, offset, modified = self.sent.get(name, (stat.st_ino, 0, 0))
-        if name.endswith(GROWING):
-            if stat.st_size < offset or inode not in (None, stat.st_ino):
-                offset = 0
-            if stat.st_size == offset and name in self.sent:
+        if inode not in (None, stat.st_ino) or stat.st_size < offset:
+            offset = 0
+        elif name in self.sent and stat.st_size == offset:
+            if name.endswith(GROWING) or modified == stat.st_mtime_ns:
                 return
-        elif (inode, offset, modified) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
-            return
-        else:
             offset = 0
         with open(self.path(name), "rb") as file:
             file.seek(offset)
@@ -164,7 +186,7 @@ def main(directory: str) -> None:
     """Follow one directory until its agent has ended."""
     request = json.loads(read_line())
     if not os.path.isdir(directory):
-        emit({"end": "never", "sha256": {}})
+        emit({"end": "never", "sha256": {}, "left": {}})
         return
     follower = Follower(directory, request["have"], request["start_timeout_s"])
     last_heartbeat = time.monotonic()
@@ -175,7 +197,8 @@ def main(directory: str) -> None:
         elif end == "exit":
             follower.sent["exit.json"] = (None, 0, 0)
         if end is not None:
-            emit({"end": end, "sha256": follower.checksums()})
+            left = follower.scan_subdirectories(request["skip"]) if request["send"] else {}
+            emit({"end": end, "sha256": follower.checksums(), "left": left})
             return
         if listen(directory, POLL_S):
             last_heartbeat = time.monotonic()

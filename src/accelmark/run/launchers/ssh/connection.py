@@ -34,9 +34,11 @@ _KNOWN_HOSTS: Final = Path("~/.ssh/known_hosts")
 class SshConnection(Host):
     """Runs commands on one host; connects on first use, and again after the connection was lost."""
 
-    def __init__(self, spec: HostSpec, options: Options) -> None:
+    def __init__(self, spec: HostSpec, options: Options, dialling: asyncio.Semaphore | None = None) -> None:
+        """``dialling`` limits how many logins happen at the same time."""
         super().__init__(spec)
         self._options = options
+        self._dialling = dialling or asyncio.Semaphore()
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
 
@@ -50,7 +52,8 @@ class SshConnection(Host):
         """
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await self._connect()
+                async with self._dialling:
+                    self._connection = await self._connect()
             return self._connection
 
     async def _connect(self) -> asyncssh.SSHClientConnection:

@@ -39,6 +39,9 @@ class Options(LauncherOptions):
     abandon_s: PositiveFloat = 86400.0
     """Longest time that a node agent continues its job without a heartbeat of a coordinator."""
 
+    keep_days: PositiveFloat = 14.0
+    """Age at which files of ended runs are removed from the hosts' work directory, when a later run uses it."""
+
     @property
     def ping_s(self) -> float:
         """Interval at which an open connection is checked; after three unanswered checks it counts as lost."""
