@@ -293,6 +293,8 @@ class StallRecord(Spec):
     """What a host's ranks did when the job stalled, before they were ended."""
 
     ranks: tuple[RankStall, ...]
+    full_file_systems: tuple[str, ...] = ()
+    """Of shared memory, temporary files and the job's directory: those with no space left."""
     kernel_messages: tuple[str, ...] = ()
     """The kernel's messages during the job about devices, memory, disks and networks."""
     kernel_problem: str | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ from accelmark.spec.plugins.framework import STACKS_SIGNAL
 
 _PROC: Final = Path("/proc")
 _KERNEL_LOG: Final = Path("/dev/kmsg")
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the workers of data loaders write there
+_LEAST_FREE: Final = 0.01
 _STACKS_TIMEOUT_S: Final = 3.0
 _MAX_FRAMES: Final = 30
 _MAX_MESSAGES: Final = 20
@@ -57,7 +61,19 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
         for rank, silent in silent_s.items()
     )
     messages, problem = _kernel_messages(since_s)
-    return StallRecord(ranks=ranks, kernel_messages=messages, kernel_problem=problem)
+    full = tuple(filter(None, map(_fullness, (_SHARED_MEMORY, Path(tempfile.gettempdir()), node_dir))))
+    return StallRecord(ranks=ranks, full_file_systems=full, kernel_messages=messages, kernel_problem=problem)
+
+
+def _fullness(place: Path) -> str | None:
+    """Return a message where less than 1 % of a file system is free; None where there is space, or no such place."""
+    try:
+        usage = shutil.disk_usage(place)
+    except OSError:
+        return None
+    if usage.free >= _LEAST_FREE * usage.total:
+        return None
+    return f"{place} is full ({usage.free / 2**20:.1f} of {usage.total / 2**20:.0f} MiB free)"
 
 
 def _rank_processes(pids: Iterable[int]) -> dict[int, int]:

@@ -82,5 +82,8 @@ def _details(rank: RankStall) -> str:
 
 
 def _messages(node: NodeExit) -> str:
-    messages = node.stall.kernel_messages if node.stall is not None else ()
-    return f"; the kernel of {node.host}: {messages[-1]}" if messages else ""
+    if node.stall is None:
+        return ""
+    full = "".join(f"; {what} on {node.host}" for what in node.stall.full_file_systems)
+    messages = node.stall.kernel_messages
+    return full + (f"; the kernel of {node.host}: {messages[-1]}" if messages else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -64,6 +65,21 @@ def holder() -> str | None:
     return (runs or ["another run"])[0] if names else None
 
 
+def sees_lock(path: str) -> bool:
+    """Return whether a file that another machine has locked is locked here, too."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return True  # the file is missing, which is reported
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def engine(name: str) -> str | None:
     """Return the problem of a container engine, or None."""
     import shutil
@@ -112,6 +128,7 @@ def main() -> None:
         "lacking_modules": lacking(request["modules"]),
         "engine_problem": engine(request["engine"]) if request["engine"] else None,
         "held_by": holder() if request["is_locked"] else None,
+        "sees_lock": sees_lock(request["locked_file"]) if request["locked_file"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -19,6 +19,7 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
+from accelmark.run.onhost.follow import is_locked
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
@@ -30,7 +31,7 @@ from accelmark.run.preflight.facts import (
     host_problems,
 )
 from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems
-from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.directory import HOLDER_FILE, RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
@@ -118,6 +119,7 @@ class Preflight:
         return {
             "work_directory": launcher.work_directory,
             "is_locked": launcher.locks_hosts,
+            "locked_file": self._locked_file(),
             "ports": self._ports(host.spec),
             "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],
@@ -126,6 +128,11 @@ class Preflight:
             "python_path": _python_path() if launcher.spec.is_localhost else [],
             "engine": container.engine if container is not None else None,
         }
+
+    def _locked_file(self) -> str | None:
+        """Return a file that this coordinator has locked, and that the hosts must see locked; None: nothing is shared."""
+        lock = str(self.directory.path / HOLDER_FILE)
+        return lock if self.launcher.visible_file is not None and is_locked(lock) else None
 
     async def _check_packages(self, host: Host) -> list[HostProblem]:
         """Return what the Pythons that run the host's ranks lack; a container's is not checked."""
