@@ -59,6 +59,10 @@ class LimitChecker:
             return stalled
         if limits.abandon_s is not None and self._heartbeat_age_s(now) > limits.abandon_s:
             return Termination("lost", "lost", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
+        for rank, activity in self._activities.items():
+            if activity.num_bytes > limits.max_log_mib * 2**20:
+                what = f"the log of rank {rank} exceeds {limits.max_log_mib:g} MiB"
+                return Termination("failed", "failed", f"{what}: make it print less")
         free = free_mib(self.node_dir)
         if free < limits.min_free_mib:
             what = f"{free:.1f} MiB are free on the disk of {self.node_dir}, {limits.min_free_mib:g} MiB are needed"

@@ -37,6 +37,8 @@ class Limits(Spec):
     """Longest time without output from a rank that has not finished."""
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space in the job's directory."""
+    max_log_mib: PositiveFloat = 1024.0
+    """Largest log of a rank: what it prints is kept, copied and read again."""
     abandon_s: PositiveFloat | None = None
     """Longest time without a heartbeat of a coordinator; null: no limit, for agents on the coordinator's machine."""
     grace_s: PositiveFloat = 45.0

@@ -130,7 +130,7 @@ class Preflight:
         }
 
     def _locked_file(self) -> str | None:
-        """Return a file that this coordinator has locked, and that the hosts must see locked; None: nothing is shared."""
+        """Return a file that this coordinator has locked and the hosts must see locked; None: nothing is shared."""
         lock = str(self.directory.path / HOLDER_FILE)
         return lock if self.launcher.visible_file is not None and is_locked(lock) else None
 
