@@ -26,7 +26,8 @@ def cause(*ranks: RankStall, **record: object) -> str | None:
     for one in ranks:
         values: dict[str, object] = {
             "host": f"n{one.rank}", "noderank": one.rank, "state": "timed_out", "ranks": (),
-            "reason": f"rank {one.rank} wrote no event for 9 s", "started_at": "2026-01-01T00:00:00Z", "duration_s": 1.0,
+            "reason": f"rank {one.rank} wrote no event for 9 s", "started_at": "2026-01-01T00:00:00Z",
+            "duration_s": 1.0,
             "stall": StallRecord.model_validate({"ranks": (one,)} | record),
         }  # fmt: skip
         exits.append(NodeExit.model_validate(values))
