@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
@@ -107,6 +109,21 @@ def test_a_missing_engine_and_a_full_disk_are_reported(plan: MakePlan, bed: Bed)
         subprocess.run(bed.inside(1, "umount", "/var/tmp/accelmark"), check=True)
     assert any("are free in /var/tmp/accelmark, 64 are needed" in what for what in problems), problems
     assert any(what.startswith("the container engine docker does not work") for what in problems), problems
+
+
+def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
+    cluster: Callable[..., ClusterSpec], bed: Bed, tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    values = cluster(3).model_dump(mode="json", exclude_unset=True)
+    values["hosts"] = [{**host, "key": "/nowhere"} if host["label"] != "n1" else host for host in values["hosts"]]
+    file.write_text(yaml.safe_dump(values | {"vendor": "cpu"}))
+    argv = [sys.executable, "-m", "accelmark", "preflight", str(file)]
+    found = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "300"})
+    assert (found.returncode, found.stdout) == (1, "1 of 3 hosts are ready\n"), found
+    rows = [line for line in found.stderr.splitlines() if "the key file /nowhere cannot be read" in line]
+    assert len(rows) == 1, found.stderr
+    assert rows[0].startswith("n2, n3 "), found.stderr
 
 
 def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:

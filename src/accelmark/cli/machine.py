@@ -1,4 +1,4 @@
-"""Verbs about this machine: vendors, doctor, monitor, probe."""
+"""Verbs about machines: vendors, doctor, preflight, monitor, probe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.spec.errors import AccelmarkError, RequestError, nearest
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.telemetry.inventory import Inventory
@@ -120,6 +120,33 @@ def inventory_lines(seen: Inventory) -> list[str]:
     if seen.problems:
         lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
     return lines
+
+
+def preflight(
+    cluster: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
+    vendor: options.Vendor = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
+    import asyncio
+    from dataclasses import asdict
+
+    from accelmark.cli.runs import read_cluster
+    from accelmark.run.preflight.report import check_cluster, print_table
+
+    spec = read_cluster(cluster)
+    spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
+    problems = asyncio.run(check_cluster(spec))
+    if as_json:
+        typer.echo(json.dumps({"hosts": len(spec.hosts), "problems": [asdict(problem) for problem in problems]}))
+    else:
+        print_table(problems)
+        bad = {problem.host for problem in problems if problem.severity == "error"}
+        if spec.vendor is None:
+            options.warn("devices were not checked: name their vendor in the cluster file, or with --vendor")
+        typer.echo(f"{len(spec.hosts) - len(bad)} of {len(spec.hosts)} hosts are ready")
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def monitor(

@@ -23,10 +23,15 @@ def create_launcher(plan: Plan, run: Path) -> Launcher:
 
 def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:
     """Return the launcher of a cluster for commands on its hosts, without a run; ``directory`` is for its files."""
+    return create_launcher(plan_of_hosts(cluster), directory)
+
+
+def plan_of_hosts(cluster: ClusterSpec) -> Plan:
+    """Return a plan without jobs on a cluster."""
     import accelmark
     from accelmark.plan.plan import Plan
 
-    plan = Plan(
+    return Plan(
         name="hosts",
         created_at="",
         accelmark_version=accelmark.__version__,
@@ -36,4 +41,3 @@ def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:
         cluster=cluster,
         jobs=(),
     )
-    return create_launcher(plan, directory)

@@ -50,7 +50,7 @@ _IMAGE_HINT: Final = "correct container.image, log in to its registry on the hos
 @final
 @dataclass
 class Preflight:
-    """Checks the hosts that jobs of a run are about to be started on."""
+    """Checks the hosts that jobs of a run are about to be started on; without jobs, all hosts of the cluster."""
 
     directory: RunDirectory
     launcher: Launcher
@@ -71,7 +71,7 @@ class Preflight:
             RunError: there is no allocation of hosts.
         """
         await self.launcher.allocate()
-        used = {node.host for job in self.jobs for node in job.nodes}
+        used = {node.host for job in self.jobs for node in job.nodes} or {host.name for host in self._cluster.hosts}
         hosts = {host.name: self.launcher.host(host) for host in self._cluster.hosts if host.name in used}
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for found in per_host for problem in found]
@@ -160,8 +160,13 @@ class Preflight:
         return found
 
     def _ports(self, host: HostSpec) -> list[int]:
-        ports = [self._cluster.master_port] if host.name in _masters(self.jobs) else []
+        ports = [self._cluster.master_port] if host.name in self._masters() else []
         return sorted({*ports, *host.service_ports})
+
+    def _masters(self) -> dict[str, list[str]]:
+        """Return the hosts that others have to reach; without jobs the first one, as for a job on all hosts."""
+        first, *others = (host.name for host in self._cluster.hosts)
+        return _masters(self.jobs) if self.jobs else {first: others} if others else {}
 
     def _jobs_on(self, host: Host) -> list[PlannedJob]:
         return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
@@ -179,6 +184,8 @@ class Preflight:
             await launcher.deliver(host.spec)
             done = await host.run(launcher.native_command(_DEVICES_MODULE, plan.vendor))
         else:
+            if not jobs:
+                return []
             recipe = recipe_of(plan, jobs[0].job)
             if recipe is None or (await host.run(recipe.present)).code != 0:
                 what = f"devices of {plan.vendor} cannot be read before the image exists"
@@ -195,7 +202,7 @@ class Preflight:
         try:
             if done.code == 0:
                 self._devices[name] = devices = _DEVICES.validate_json(done.out)
-                needed = max(node.nproc for job in jobs for node in job.nodes if node.host == name)
+                needed = max((node.nproc for job in jobs for node in job.nodes if node.host == name), default=1)
                 found = device_problems(name, devices, plan.vendor, needed)
                 return found + ([] if plan.open else chip_problems(name, devices[:needed], jobs))
         except ValidationError:
@@ -229,7 +236,7 @@ class Preflight:
     async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:
         """Check that the other hosts of each job reach its master port."""
         found: list[HostProblem] = []
-        for master, others in _masters(self.jobs).items():
+        for master, others in self._masters().items():
             facts = self._facts.get(master)
             if facts is not None and self._cluster.master_port not in facts.busy_ports:
                 there = [hosts[name] for name in others if name in self._facts]

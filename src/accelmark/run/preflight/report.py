@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,12 @@ from accelmark.datasets.ensure import locate
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.display.displays import RunObserver
+from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.plugins.catalog import load_case
 
@@ -38,6 +41,21 @@ async def run_preflight(
     require_ready(problems, plan)
     for problem in problems:
         observer.note(f"warning: {problem}")
+
+
+async def check_cluster(cluster: ClusterSpec) -> list[HostProblem]:
+    """Check all hosts of a cluster as for a job on all of them; needs no run.
+
+    Raises:
+        RunError: there is no allocation of hosts.
+    """
+    with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
+        directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(cluster))
+        launcher = create_launcher(directory.plan, directory.path)
+        try:
+            return await Preflight(directory, launcher, ()).run()
+        finally:
+            await launcher.close()
 
 
 def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
