@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.launcher import parse_cluster
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import CASE, TINY, accelmark
@@ -68,6 +71,37 @@ def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plug
     assert '"converged":true' in (run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text()
     found = verify_run(run)
     assert (found.changed, found.differences) == ((), ())
+
+
+def test_a_submitted_run_ends_in_its_own_job(plugins: Path, tmp_path: Path) -> None:
+    case = plugins / "cases" / "tiny"
+    case.mkdir()
+    (case / "case.yaml").write_text(CASE)
+    shutil.copy(TINY, case / "pytorch.py")
+    values = cluster(1).model_dump(mode="json", exclude_unset=True)
+    request = {"vendor": "acme", "cluster": values, "cases": [{"key": "tiny:pytorch:X1:1:1"}], "timeout_s": 300}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = tmp_path / "run"
+    submitted = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json", "--submit")
+    assert submitted.returncode == 0, submitted
+    job = json.loads(submitted.stdout)["job"]
+    assert queue().split()[0] == job
+    wait_for(lambda: not queue(), "the job's end")
+    log = (tmp_path / "run.sbatch.log").read_text()
+    (status,) = status_of(run)
+    assert status.state == "succeeded", f"{log}{status}"
+    script = (tmp_path / "run.sbatch").read_text()
+    assert "#SBATCH --time=17\n" in script
+    assert "#SBATCH --nodelist=n1\n" in script
+    assert not (run / "slurm.job").exists(), "the run used its own job's allocation"
+
+
+def test_a_cluster_file_without_hosts_means_the_nodes_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="list hosts, or run this inside an allocation"):
+        parse_cluster({"launcher": "slurm"}, "cluster.yaml")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2],n4")
+    found = parse_cluster({"launcher": "slurm"}, "cluster.yaml")
+    assert [host.address for host in found.hosts] == ["n1", "n2", "n4"]
 
 
 def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:

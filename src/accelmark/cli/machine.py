@@ -15,6 +15,7 @@ from accelmark.cli import options
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
+    from accelmark.plan.request import Detected
     from accelmark.telemetry.inventory import Inventory
 
 
@@ -190,7 +191,6 @@ def probe(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.cli.runs import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor
@@ -221,3 +221,29 @@ def probe(
     console = Console()
     console.print(f"{found.device_name}, {found.world_size} ranks, {found.framework}", highlight=False)
     console.print(table)
+
+
+def detect_devices(vendor: str | None) -> Detected:
+    """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
+    from accelmark.plan.adaptation import host_capabilities
+    from accelmark.plan.request import Detected
+    from accelmark.run.controller.probe import remembered
+    from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.telemetry.detect import detect, measurable_vendors
+
+    name, *others = (vendor,) if vendor else measurable_vendors()
+    found = next((entry for entry in detect([name]) if entry.vendor == name), None)
+    if found is None:
+        return Detected(
+            vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others)
+        )
+    chips = set(found.chips)
+    return Detected(
+        vendor=name,
+        hardware=found.hardware or name.upper(),
+        chip=chips.pop() if len(chips) == 1 else None,
+        num_devices=None if found.fallback else len(found.devices),
+        ceilings=remembered(name, found.hardware or name.upper()),
+        capabilities=host_capabilities(load_vendor(name)),
+        others=tuple(others),
+    )

@@ -39,6 +39,10 @@ class LauncherOptions(Spec):
 
     model_config = ConfigDict(extra="ignore")
 
+    def default_hosts(self) -> Sequence[str]:
+        """Return the addresses of the hosts that a cluster file without ``hosts`` means; empty: this machine."""
+        return ()
+
     def host_problems(self, hosts: Sequence[HostSpec]) -> Iterator[str]:
         """Yield what is wrong with ``hosts`` under these settings."""
         yield from ()
@@ -59,7 +63,12 @@ def options_of(model: type[O], cluster: ClusterSpec) -> O:
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
     """Check a cluster file and the settings of its launcher; raise SpecError with every problem."""
-    return parse(ClusterSpec, values, where, launcher_problems(values, where))
+    problems = launcher_problems(values, where)
+    if not problems and "hosts" not in values:
+        launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)
+        hosts = options_model(launcher).model_validate(values).default_hosts()
+        values = {**values, "hosts": [{"address": host} for host in hosts]} if hosts else values
+    return parse(ClusterSpec, values, where, problems)
 
 
 def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -> list[Problem]:
