@@ -1,10 +1,10 @@
 """Send the files of a node directory while they grow, until its agent has ended: ``follow DIRECTORY``.
 
 Files of subdirectories follow at the end, unless they are large. Standard input: first a line of JSON,
-``{"have": {name: bytes}, "start_timeout_s": seconds, "send": bool, "skip": [subdirectory]}`` (``send`` is false where
-the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s`` asks the
-agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of JSON and
-the bytes that it announces, ``{"heard": true}`` after requests, and last
+``{"have": {name: bytes}, "start_timeout_s": seconds, "poll_s": seconds, "send": bool, "skip": [subdirectory]}``
+(``send`` is false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s``
+asks the agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of
+JSON and the bytes that it announces, ``{"heard": true}`` after requests, and last
 ``{"end": ..., "sha256": {...}, "left": {name: bytes}}``, where ``left`` are the files that were too large. The program
 ends without heartbeats.
 """
@@ -19,7 +19,7 @@ import select
 import sys
 import time
 
-POLL_S = 0.3
+SETTLE_S = 0.3
 HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
@@ -107,7 +107,7 @@ class Follower:
         if not there(self.path(".started")):
             return "never"
         if locked is False:
-            time.sleep(POLL_S)
+            time.sleep(SETTLE_S)
             return "exit" if there(self.path("exit.json")) else "dead"
         return "dead" if time.monotonic() > self.started_by else None
 
@@ -142,9 +142,8 @@ def is_locked(path: str) -> bool | None:
 
 
 def emit(header: dict[str, object], content: bytes = b"") -> None:
-    """Write one frame."""
+    """Write one frame; :func:`main` flushes after several, which saves packets."""
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
-    sys.stdout.buffer.flush()
 
 
 def listen(directory: str, timeout: float) -> bool:
@@ -187,6 +186,7 @@ def main(directory: str) -> None:
     request = json.loads(read_line())
     if not os.path.isdir(directory):
         emit({"end": "never", "sha256": {}, "left": {}})
+        sys.stdout.buffer.flush()
         return
     follower = Follower(directory, request["have"], request["start_timeout_s"])
     last_heartbeat = time.monotonic()
@@ -199,8 +199,10 @@ def main(directory: str) -> None:
         if end is not None:
             left = follower.scan_subdirectories(request["skip"]) if request["send"] else {}
             emit({"end": end, "sha256": follower.checksums(), "left": left})
+            sys.stdout.buffer.flush()
             return
-        if listen(directory, POLL_S):
+        sys.stdout.buffer.flush()
+        if listen(directory, request["poll_s"]):
             last_heartbeat = time.monotonic()
             emit({"heard": True})
         elif time.monotonic() - last_heartbeat > HEARTBEAT_TIMEOUT_S:

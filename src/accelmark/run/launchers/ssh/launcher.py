@@ -36,8 +36,11 @@ from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.plugins.launcher import options_of
 from accelmark.spec.records import DATA_FILE
 
-_LOGINS_AT_ONCE: Final = 64
+LOGINS_AT_ONCE: Final = 64
 """Logins take CPU time here (key exchange): with many more at once, each would exceed its time limit."""
+_POLL_S: Final = 0.3
+POLLS_PER_S: Final = 512
+"""Interval at which each host sends new bytes of files, and the most that all hosts together send in a second."""
 _DESCRIPTORS: Final = 256
 """Open files of the coordinator besides one connection for each host, of which twice as many are allowed."""
 _CLEAR_TIMEOUT_S: Final = 90.0
@@ -55,7 +58,7 @@ class SshLauncher(Launcher):
         self.options = options_of(Options, plan.cluster)
         self.layout = Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
-        hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(_LOGINS_AT_ONCE)
+        hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(LOGINS_AT_ONCE)
         self._connections = {host.name: SshConnection(host, self.options, dialling) for host in hosts}
         raise_descriptor_limit(len(hosts))
         self._locks = {name: asyncio.Lock() for name in self._connections}
@@ -99,6 +102,7 @@ class SshLauncher(Launcher):
             str(node_dir),
             node.node_dir,
             self.options.ping_s,
+            max(_POLL_S, len(self._connections) / POLLS_PER_S),
             skip=temporary_directories(node.task),
             in_place=self.layout.is_shared_run,
         )

@@ -44,6 +44,8 @@ class NodeStream:
     local: Path
     ping_s: float
     """Interval of heartbeats."""
+    poll_s: float = 0.3
+    """Interval at which the host looks for new bytes."""
     skip: Sequence[str] = ()
     """Subdirectories that are not copied: the agent's own."""
     in_place: bool = False
@@ -93,8 +95,13 @@ class NodeStream:
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
         have = {} if self.in_place else self._have()
-        send = not self.in_place
-        request = {"have": have, "start_timeout_s": START_TIMEOUT_S, "send": send, "skip": list(self.skip)}
+        request = {
+            "have": have,
+            "start_timeout_s": START_TIMEOUT_S,
+            "poll_s": self.poll_s,
+            "send": not self.in_place,
+            "skip": list(self.skip),
+        }
         pinging: asyncio.Task[None] | None = None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)
