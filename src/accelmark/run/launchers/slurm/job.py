@@ -24,6 +24,7 @@ _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
     "OUT_OF_MEMORY": ("failed", "used more memory than it was granted: raise --mem"),
     "FAILED": ("lost", "ended early"),
     "COMPLETED": ("lost", "ended early"),
+    "COMPLETING": ("cancelled", "is being ended by Slurm (scancel, or its time limit)"),
 }
 """Slurm's state of a job -> the state of the jobs that ran in it, and what happened."""
 

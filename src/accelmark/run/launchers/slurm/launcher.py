@@ -119,9 +119,12 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return state, "; ".join([reason, *nodes])
 
     async def _settled(self, job_id: str) -> SlurmJob | None:
-        """Return a job once its processes have ended, if it is ending; Slurm hides its state until then."""
+        """Return a job once its processes have ended, if it is ending; Slurm hides its state until then.
+
+        Inside the allocation nothing is waited for: this process is one of them.
+        """
         give_up = asyncio.get_running_loop().time() + _COMPLETING_S
-        while (job := await show_job(job_id)) is not None and job.state == "COMPLETING":
+        while (job := await show_job(job_id)) is not None and job.state == "COMPLETING" and self._is_own:
             if asyncio.get_running_loop().time() > give_up:
                 break
             await asyncio.sleep(0.5)
