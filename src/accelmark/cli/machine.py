@@ -132,8 +132,8 @@ def preflight(
     import asyncio
     from dataclasses import asdict
 
-    from accelmark.cli.runs import read_cluster
     from accelmark.run.preflight.report import check_cluster, print_table
+    from accelmark.spec.plugins.launcher import read_cluster
 
     spec = read_cluster(cluster)
     spec = spec.model_copy(update={"vendor": vendor or spec.vendor})

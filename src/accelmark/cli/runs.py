@@ -19,7 +19,6 @@ from accelmark.cli import completion, options
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
     from accelmark.run.controller.coordinator import RunOutcome
-    from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.errors import Problem
     from accelmark.spec.runfile import RunSpec
 
@@ -205,6 +204,7 @@ def plan_request(
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.controller.equivalence_cache import with_checks
     from accelmark.run.environments.registry import with_environments
+    from accelmark.spec.plugins.launcher import read_cluster
 
     given = request.cluster
     cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
@@ -273,14 +273,6 @@ def _case_problems(file: Path, settings: Sequence[str]) -> Iterator[Problem]:
             yield from error.problems
         except AccelmarkError as error:
             yield Problem(str(file), "", str(error).removeprefix(f"{file}: "))
-
-
-def read_cluster(file: Path) -> ClusterSpec:
-    """Read a cluster file. Raises SpecError with all problems."""
-    from accelmark.spec.model import read_yaml
-    from accelmark.spec.plugins.launcher import parse_cluster
-
-    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
 
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:

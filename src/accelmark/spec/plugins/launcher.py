@@ -10,13 +10,14 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError
 
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, nearest
-from accelmark.spec.model import Spec, parse, problems_of
+from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
 
@@ -59,6 +60,11 @@ def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
 def options_of(model: type[O], cluster: ClusterSpec) -> O:
     """Return a launcher's settings from a cluster that :func:`parse_cluster` returned."""
     return model.model_validate(cluster.options)
+
+
+def read_cluster(file: Path) -> ClusterSpec:
+    """Read a cluster file. Raises SpecError with all problems."""
+    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
 
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
