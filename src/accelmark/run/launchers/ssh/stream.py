@@ -138,7 +138,7 @@ class NodeStream:
         with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if offset == 0 and size < _LARGEST_FRAME and not name.endswith(_GROWING):
-                partial = path.with_name(f".{name}.part")
+                partial = path.with_name(f".{path.name}.part")
                 partial.write_bytes(content)
                 partial.replace(path)
             else:
