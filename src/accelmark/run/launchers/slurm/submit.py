@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -38,7 +37,10 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
 
 
 def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
-    """Return the batch script of a run; ``slurm_options`` of the cluster file take precedence over its own options."""
+    """Return the batch script of a run, which inherits the environment.
+
+    ``slurm_options`` of the cluster file take precedence over its own options.
+    """
     hosts = [host.address for host in plan.cluster.hosts]
     limit = [f"--time={minutes}"] if (minutes := time_limit_min(plan)) is not None else []
     options = [
@@ -52,9 +54,8 @@ def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         *limit,
         *options_of(Options, plan.cluster).slurm_options,
     ]
-    variables = [f"export {name}={shlex.quote(os.environ[name])}" for name in ("PYTHONPATH",) if name in os.environ]
     command = shlex.join([sys.executable, "-m", "accelmark", *arguments])
-    return "\n".join(["#!/bin/sh", *(f"#SBATCH {option}" for option in options), *variables, f"exec {command}", ""])
+    return "\n".join(["#!/bin/sh", *(f"#SBATCH {option}" for option in options), f"exec {command}", ""])
 
 
 def time_limit_min(plan: Plan) -> int | None:
