@@ -147,7 +147,8 @@ def _stuck_children(pid: int) -> Iterator[str]:
 
 def _state(pid: int, thread: str | None = None) -> str | None:
     place = f"task/{thread}/stat" if thread is not None else "stat"
-    return (_text(pid, place).rpartition(")")[2].split() or [None])[0]
+    fields = _text(pid, place).rpartition(")")[2].split()
+    return fields[0] if fields else None
 
 
 def _age(pid: int) -> int:
