@@ -44,7 +44,7 @@ def plan(
                 HostSpec(address=f"h{n}" if hosts > 1 else "localhost", service_ports=(2222,) if n < with_ports else ())
                 for n in range(hosts)
             ),
-            **({"vendor": "acme" if hosts > 1 else None} | dict(options or {})),
+            **({"vendor": "acme"} | dict(options or {})),
         ),
         detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
         data_dirs=data_dirs,
