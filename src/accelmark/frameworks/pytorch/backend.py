@@ -119,7 +119,8 @@ class PyTorchBackend:
         if device.type != "cpu":
             self.immediate = False
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
-            self.clock, self.losses = clock, DeviceLosses(clock)
+            has_graphs = settings.compile in ("reduce-overhead", "max-autotune")
+            self.clock, self.losses = clock, DeviceLosses(clock, overwritten=has_graphs)
         self._control = self._join()
         mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
         number, self._num_data_ranks = ranks.rank // mesh.ranks_per_sample, settings.num_data_ranks(ranks.world_size)
@@ -180,7 +181,8 @@ class PyTorchBackend:
         if self._in_process is not None:
             forget_peak_memory(self._device)
             return self._in_process.control
-        return join_ranks(self._job, self._ranks, self._device, needed=self._settings.is_sharded)
+        is_sharded = self._settings.is_sharded
+        return join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings
