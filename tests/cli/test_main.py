@@ -63,6 +63,7 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
             ["train", "resnet_mini", "--vendor", "cpu", "--set", "lr=0.1"],
             "unknown setting (did you mean 'optimizer.lr'?)",
         ),
+        (["cases", "--family", "visoin"], "--family: unknown family 'visoin' (did you mean 'vision'?)"),
         (["run", "quikstart"], "neither a file here nor one of AccelMark's suites; did you mean 'quickstart'?"),
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
@@ -170,6 +171,31 @@ def test_a_shipped_suite_is_found_by_its_name(tmp_path: Path) -> None:
     done = accelmark("run", "quickstart", "--vendor", "cpu", "--dry-run", "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("quickstart: 2 rounds on cpu")
+
+
+@pytest.mark.parametrize("name", ["vision", "language", "speech", "standard"])
+def test_a_suite_has_the_cases_of_its_family(name: str) -> None:
+    suite = read_run_file(ROOT / "src/accelmark/suites" / f"{name}.yaml")
+    chosen = [load_case(case.key.partition(":")[0]) for case in suite.cases]
+    families = {"vision", "language", "speech"} if name == "standard" else {name}
+    assert {case.family for case in chosen} == families
+    assert all(case.size == "standard" and case.train is not None for case in chosen)
+    listed = json.loads(accelmark("cases", "--family", name, "--json").stdout) if name != "standard" else []
+    assert {case.name for case in chosen} >= {row["name"] for row in listed if row["name"] in STANDARD}
+
+
+STANDARD = {
+    "resnet50",
+    "mobilenetv2",
+    "vit",
+    "swin",
+    "bert",
+    "distilbert",
+    "gpt2",
+    "t5_small",
+    "wav2vec2",
+    "whisper_small",
+}
 
 
 def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None:

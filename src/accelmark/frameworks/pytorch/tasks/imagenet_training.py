@@ -1,0 +1,70 @@
+"""Training of an image classifier of transformers on ImageNet."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from accelmark.frameworks.pytorch.optimizers import build_optimizer
+from accelmark.frameworks.pytorch.tasks.classification import ImageClassification
+from accelmark.frameworks.pytorch.tasks.imagenet import MEAN, STD, ImageFolder
+
+
+class Normalized(nn.Module):
+    """An image classifier of transformers for uint8 images, which are normalised on the device."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1) * 255, persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        logits: Tensor = self.net((image.float() - self.mean) / self.std).logits
+        return logits
+
+
+class ImageNetTraining(ImageClassification):
+    """Image classification on ImageNet; a case states the network.
+
+    The settings ``image_size``, ``num_classes`` and ``lr_batch_size`` are under ``model``: ``optimizer.lr`` is the rate
+    for a global batch of ``lr_batch_size``.
+    """
+
+    accuracies: ClassVar = {"top1": 1, "top5": 5}
+    samples: ClassVar[str]
+    """Name of the data set."""
+
+    @abstractmethod
+    def network(self) -> PreTrainedModel:
+        """Return a network whose output for normalised images has ``logits``."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights."""
+        return Normalized(self.network())
+
+    def dataset(self, *, train: bool) -> ImageFolder:
+        """Return random resized crops of ``train``, flipped with probability 0.5, or centre crops of ``val``."""
+        return ImageFolder(
+            self.data_dirs[self.samples],
+            "train" if train else "val",
+            num_classes=self.num_classes,
+            size=self.number("image_size"),
+            train=train,
+            draft=bool(self.settings.model.get("jpeg_draft")),
+        )
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Scale the learning rate by global batch / ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
+        settings = self.settings
+        batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
+        rate = settings.optimizer.lr * batch / self.number("lr_batch_size")
+        return build_optimizer(model, settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
