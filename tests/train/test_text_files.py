@@ -44,9 +44,8 @@ def test_a_table_gives_the_columns_asked_for(tmp_path: Path) -> None:
 def test_parallel_files_and_json_lines_give_rows(tmp_path: Path) -> None:
     paths = [written(tmp_path / name, text) for name, text in (("a.en", b"one\ntwo\n"), ("a.de", b"eins\nzwei\n"))]
     assert Parallel(paths).row(1) == ("two", "zwei")
-    lines = JsonLines(
-        written(tmp_path / "a.jsonl", b'{"article": "a", "highlights": "b", "id": "x"}\n'), ["highlights"]
-    )
+    path = written(tmp_path / "a.jsonl", b'{"article": "a", "highlights": "b", "id": "x"}\n')
+    lines = JsonLines(path, ["highlights"])
     assert lines.row(0) == ("b",)
 
 

@@ -88,14 +88,8 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
         column.no_wrap = True
     for row in rows:
         if "problem" not in row:
-            table.add_row(
-                row["name"],
-                row["family"] or "-",
-                ", ".join(row["tasks"]),
-                row["size"],
-                row["target"] or "-",
-                row["title"],
-            )
+            shown = row["family"] or "-", ", ".join(row["tasks"]), row["size"], row["target"] or "-"
+            table.add_row(row["name"], *shown, row["title"])
     Console().print(table)
     for row in rows:
         if "problem" in row:

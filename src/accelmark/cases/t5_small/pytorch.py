@@ -20,7 +20,6 @@ class Case(TextToText):
     weights = "t5_small"
     score = Rouge1()
     prefix = "summarize: "
-    block_class = "T5Block"
 
     def network(self) -> PreTrainedModel:
         """Build T5-small (Raffel et al. 2019, arXiv:1910.10683) with its weights."""

@@ -16,7 +16,6 @@ class Case(SpeechToText):
     weights = "whisper_weights"
     subsets = ("train-clean-100",)
     eval_subsets = ("test-clean",)
-    block_class = "WhisperEncoderLayer"
 
     def network(self) -> PreTrainedModel:
         """Build Whisper small (Radford et al. 2022, arXiv:2212.04356, table 1) with its weights."""
