@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, Wav2Vec2Config, Wav2Vec2ForCTC
 
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
@@ -30,10 +31,12 @@ class Case(SpeechToLetters):
             num_attention_heads=self.number("num_heads"),
             conv_dim=[width] * 7,
             layerdrop=0.0,
-            ctc_zero_infinity=True,
+            activation_dropout=0.1,
+            apply_spec_augment=False,
         )
         new = ("lm_head", "wav2vec2.masked_spec_embed")
         net: Any = initial_net(Wav2Vec2ForCTC, config, self.data_dirs.get(self.weights), new=new)
         net.freeze_feature_encoder()
-        frozen: PreTrainedModel = net
-        return frozen
+        # transformers creates the vector of masked frames on the CPU, also under the meta device.
+        moved: PreTrainedModel = net.to(torch.get_default_device())
+        return moved

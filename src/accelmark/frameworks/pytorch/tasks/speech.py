@@ -23,6 +23,9 @@ from accelmark.train.tasks.text_scores import WordErrors
 LETTERS: Final = "    |ETAOINHSRDLUMWCFGYPBVK'XJQZ"
 """Letters by number, as wav2vec2-base-960h has them: 0 is the blank, 1 to 3 are not used, 4 separates words."""
 _FULL_SCALE: Final = 32768
+_TIME_SPAN: Final = 10
+_CHANNEL_SPAN: Final = 64
+"""Frames and channels of a masked span, as in fairseq's configurations."""
 
 
 @final
@@ -60,11 +63,28 @@ class LetteredSpeech:
 
 
 class Letters(nn.Module):
-    """A model of transformers with a CTC head: int16 recordings to logits of letters."""
+    """A wav2vec 2.0 of transformers with a CTC head: int16 recordings to logits of letters.
 
-    def __init__(self, net: PreTrainedModel) -> None:
+    In training, spans of the encoder's input are replaced by a learned vector, and spans of its channels by zeros
+    (Baevski et al. 2020, arXiv:2006.11477, section 3.1). transformers' own masking indexes by booleans, which
+    synchronizes on an accelerator and fails on the meta device.
+    """
+
+    def __init__(self, net: Any, time_share: float, channel_share: float) -> None:
         super().__init__()
         self.net = net
+        self._time_share, self._channel_share = time_share, channel_share
+        net.wav2vec2.encoder.register_forward_pre_hook(self._mask)
+
+    def _mask(self, encoder: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = given
+        if not self.training:
+            return given
+        batch, frames, channels = hidden.shape
+        times = spans((batch, frames), self._time_share, _TIME_SPAN, hidden.device)[..., None]
+        hidden = torch.where(times, self.net.wav2vec2.masked_spec_embed.to(hidden.dtype), hidden)
+        silent = spans((batch, channels), self._channel_share, _CHANNEL_SPAN, hidden.device)[:, None]
+        return hidden.masked_fill(silent, 0.0), *rest
 
     def forward(self, audio: Tensor) -> Tensor:
         """Return logits of shape (batch, frames, letters)."""
@@ -73,9 +93,14 @@ class Letters(nn.Module):
 
     def frames(self, lengths: Tensor) -> Tensor:
         """Return the number of frames of recordings with these numbers of samples."""
-        net: Any = self.net
-        found: Tensor = net._get_feat_extract_output_lengths(lengths)
+        found: Tensor = self.net._get_feat_extract_output_lengths(lengths)
         return found
+
+
+def spans(shape: tuple[int, int], share: float, length: int, device: torch.device) -> Tensor:
+    """Return random spans of ``length`` in the last dimension, which may overlap and together have ``share`` of it."""
+    starts = torch.rand(shape, device=device) < share / length
+    return F.max_pool1d(F.pad(starts.float(), (length - 1, 0)), length, 1) > 0
 
 
 class SpeechToLetters(TaskFamily):
@@ -97,21 +122,21 @@ class SpeechToLetters(TaskFamily):
         """Return the network with its initial weights."""
 
     def build_model(self) -> nn.Module:
-        """Build the network."""
-        return Letters(self.network())
+        """Build the network, with the shares ``masked_time`` and ``masked_channels`` under ``model``."""
+        return Letters(self.network(), self._real("masked_time"), self._real("masked_channels"))
 
     def dataset(self, *, train: bool) -> LetteredSpeech:
         """Return the recordings of the training or the evaluation subsets."""
         recordings = Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
         if not train:
             self._references = recordings
-        seconds = float(cast("float", self.settings.model["train_seconds" if train else "eval_seconds"]))
+        seconds = self._real("train_seconds" if train else "eval_seconds")
         return LetteredSpeech(recordings, seconds, self.number("most_letters"))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return noise of ``train_seconds``, with half as many letters as there may be."""
         random = generator_for(self.place.seed)
-        length = round(float(cast("float", self.settings.model["train_seconds"])) * RATE_HZ)
+        length = round(self._real("train_seconds") * RATE_HZ)
         most = self.number("most_letters")
         return {
             "audio": torch.randint(-3000, 3000, (size, length), generator=random, dtype=torch.int16),
@@ -158,6 +183,9 @@ class SpeechToLetters(TaskFamily):
             return rise * math.exp(fall * math.log(0.05))
 
         return LambdaLR(optimizer, factor)
+
+    def _real(self, name: str) -> float:
+        return float(self.settings.model[name] or 0)
 
     def _frames(self, model: nn.Module, batch: Batch) -> Tensor:
         plain = cast("Letters", getattr(model, "module", model))
