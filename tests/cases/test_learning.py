@@ -21,7 +21,7 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "mobilenetv2": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.05}),
     "efficientnet": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.05}),
     "vit": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3}),
-    "swin": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3, "model.image_size": 224}),
+    "swin": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3, "model.image_size": 224, "model.rand_magnitude": 2}),
     "distilbert": (tiny_data.sst2, {"optimizer.lr": 5e-3, "model.vocab_size": 100}),
     "gpt2": (tiny_data.lambada, {"optimizer.lr": 1e-2, "model.seq_length": 16, "model.eval_length": 16}),
     "t5_small": (tiny_data.cnn_dailymail, {"optimizer.lr": 1e-2}),

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.tasks.augmentation import erase, rand_augment
 from accelmark.spec.errors import DataError
 
 MEAN: Final = (0.485, 0.456, 0.406)
@@ -34,14 +35,24 @@ class ImageFolder:
     Training samples are random resized crops (8 to 100 % of the area, ratio 3:4 to 4:3), flipped with probability
     0.5; evaluation samples are centre crops of 224 of 256 pixels (Szegedy et al. 2015, arXiv:1409.4842), as for
     ResNet's published accuracies. With ``draft``, training JPEGs are decoded at the smallest scale (1/2, 1/4 or 1/8)
-    that still covers the crop's pixels, which is faster and changes them.
+    that still covers the crop's pixels, which is faster and changes them. ``rand_magnitude`` and ``erase_probability``
+    are those of RandAugment and random erasing in training; 0: off.
 
     Raises:
         DataError: the split is missing or does not have ``num_classes`` class folders.
     """
 
     def __init__(
-        self, directory: Path, split: str, *, num_classes: int, size: int, train: bool, draft: bool = False
+        self,
+        directory: Path,
+        split: str,
+        *,
+        num_classes: int,
+        size: int,
+        train: bool,
+        draft: bool = False,
+        rand_magnitude: float = 0.0,
+        erase_probability: float = 0.0,
     ) -> None:
         folder = directory / split
         classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
@@ -57,6 +68,7 @@ class ImageFolder:
         if not self._files:
             raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
         self._size, self._train, self._draft = size, train, draft and train
+        self._rand_magnitude, self._erase_probability = rand_magnitude * train, erase_probability * train
 
     def __len__(self) -> int:
         return len(self._files)
@@ -72,7 +84,11 @@ class ImageFolder:
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
         if self._train and _uniform(random, 0.0, 1.0) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self._rand_magnitude:
+            image = rand_augment(image, self._rand_magnitude, random)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        if self._erase_probability:
+            pixels = erase(pixels, self._erase_probability, random)
         return {"image": pixels, "label": torch.tensor(label)}
 
 
