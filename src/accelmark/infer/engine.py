@@ -18,6 +18,8 @@ from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError
 from accelmark.spec.inference import EngineOption, InferPrecision
 
+Source = Literal["onnx", "model", "either"]
+
 DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -58,8 +60,8 @@ class Engine(ABC):
     throughput.
     """
 
-    reads: ClassVar[Literal["onnx", "model"]] = "onnx"
-    """Input of the compiler."""
+    reads: ClassVar[Source] = "onnx"
+    """Input of the compiler; for ``model`` nothing is exported, ``either`` gets the model where there is no file."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether each batch size is compiled separately; a queue then pads its batches."""

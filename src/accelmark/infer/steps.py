@@ -125,6 +125,8 @@ class SevenSteps:
                 skipped = why_skipped(step, self.settings)
                 if self.failure is not None and step is not InferStep.SUMMARISE:
                     skipped = f"step {self.failure[0]} failed"
+                elif step is InferStep.EXPORT and skipped is None and self._engine_reads() == "model":
+                    skipped = f"{self.settings.compiler} compiles the PyTorch model"
                 self._run_step(step, skipped)
         finally:
             if self.process is not None:
@@ -180,11 +182,15 @@ class SevenSteps:
         """Check the files that the settings name, where the engine can be opened; else the compile step reports why."""
         if self.settings.exist_onnx_path is None and self.settings.exist_compiler_path is None:
             return
+        if self._engine_reads() is not None:
+            setup.check_paths(self._facts(), self.settings)
+
+    def _engine_reads(self) -> str | None:
+        """Return what the engine compiles; None where it cannot be opened, which the compile step reports."""
         try:
-            facts = self._facts()
+            return self._facts().reads
         except (AccelmarkError, EngineExceptionError):
-            return
-        setup.check_paths(facts, self.settings)
+            return None
 
     def _facts(self) -> setup.EngineFacts:
         """Import the engine's class in its process."""
@@ -242,8 +248,9 @@ class SevenSteps:
         for note in setup.unknown_options(facts, settings):
             self.emit(Event.WARNING, note)
         request = self._request(settings.precision)
+        takes_model = facts.reads == "model" or (facts.reads == "either" and request.onnx_path is None)
         self.details |= process.compile(
-            request.model if facts.reads == "model" else None,
+            request.model if takes_model else None,
             request.example,
             [(self.job.case, f"infer_{self.job.key.framework}")],
             onnx_path=str(request.onnx_path) if request.onnx_path else None,

@@ -43,14 +43,20 @@ def build_plan(
     ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
-    vendor_name = request.vendor or cluster.vendor or detected.vendor
+    launcher = load_launcher(cluster.launcher)
+    vendor_name = request.vendor or cluster.vendor or (detected.vendor if launcher.is_localhost else None)
+    if vendor_name is None:
+        what = f"cluster {cluster.name} names no vendor, and devices of other machines are not detected"
+        raise RequestError(
+            f"{what}: add 'vendor: NAME' to the cluster file ({detected.vendor} is that of this machine)"
+        )
     vendor = load_vendor(vendor_name)
     if vendor.cannot_run is not None:
         raise RequestError(f"vendor {vendor.name}: nothing can run on it yet: {vendor.cannot_run}")
     run = RunRequest(
         options=request,
         cluster=cluster,
-        launcher=load_launcher(cluster.launcher),
+        launcher=launcher,
         vendor=vendor,
         vendor_folder=find("vendors", vendor_name, where).path,
         detected=detected,
@@ -215,7 +221,8 @@ class _Planner:
 def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
     """Yield the packages that case, framework and work need."""
     declared = {f"case {asked.key.model}": asked.case.requires_for(framework)}
-    declared[f"framework {framework}"] = load_framework(framework).requires
+    device = catalog.framework_device(asked.run.vendor, framework)
+    declared[f"framework {framework}"] = (*load_framework(framework).requires, *device.requires)
     if engine := engine_specs(asked.run.vendor_folder).get(planned.engine or ""):
         declared[f"engine {planned.engine}"] = engine.requires
     for needed_by, requirements in (declared | dict(planned.requires)).items():

@@ -118,7 +118,8 @@ class PyTorchBackend:
         if device.type != "cpu":
             self.immediate = False
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
-            self.clock, self.losses = clock, DeviceLosses(clock)
+            has_graphs = settings.compile in ("reduce-overhead", "max-autotune")
+            self.clock, self.losses = clock, DeviceLosses(clock, overwritten=has_graphs)
         self._control = self._join()
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(settings.seed, ranks.rank), settings.seed)
         hooks_class = load_hooks(self._job.extern)
@@ -176,7 +177,8 @@ class PyTorchBackend:
         if self._in_process is not None:
             forget_peak_memory(self._device)
             return self._in_process.control
-        return join_ranks(self._job, self._ranks, self._device, needed=self._settings.parallelism == "fsdp2")
+        is_sharded = self._settings.parallelism == "fsdp2"
+        return join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings

@@ -15,7 +15,9 @@ from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.frameworks.pytorch.tasks.augmentation import mixed
 from accelmark.frameworks.pytorch.tasks.classification import ImageClassification
-from accelmark.frameworks.pytorch.tasks.imagenet import MEAN, STD, ImageFolder
+from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
+from accelmark.train.schedules import scaled_learning_rate
+from accelmark.train.tasks.image_folder import MEAN, STD
 
 
 class Normalized(nn.Module):
@@ -96,8 +98,6 @@ class ImageNetTraining(ImageClassification):
         return float(self.settings.model.get(name) or 0)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the learning rate by global batch / ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
-        settings = self.settings
-        batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
-        rate = settings.optimizer.lr * batch / self.number("lr_batch_size")
-        return build_optimizer(model, settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
+        """Scale the learning rate by global batch / ``lr_batch_size``."""
+        rate = scaled_learning_rate(self.settings, self.place.world_size, self.number("lr_batch_size"))
+        return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
