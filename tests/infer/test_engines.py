@@ -22,7 +22,7 @@ from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_files, engin
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
     job = make_job()
-    case = build_case(job, job.work)
+    case = build_case(job, job.work, work_dir)
     given: dict[str, Any] = {
         "model": case.create_model(),
         "onnx_path": onnx,

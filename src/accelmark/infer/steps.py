@@ -21,7 +21,10 @@ from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
+from accelmark.infer.generation.run import generate
 from accelmark.infer.hashes import file_hash, model_hashes
+from accelmark.infer.language_model.case import LanguageModelCase
+from accelmark.infer.language_model.model import CausalModel
 from accelmark.infer.measure import Emit, Forward, Measured, measure
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
@@ -209,7 +212,7 @@ class SevenSteps:
         return self.process
 
     def _create(self) -> None:
-        case = self.case = setup.build_case(self.job, self.infer)
+        case = self.case = setup.build_case(self.job, self.infer, self.node_dir)
         batches = self.batches = setup.batches_of(case, pinned=self.device.device.type != "cpu")
         if batches.num_items < 1:
             name = self.job.case.name
@@ -220,6 +223,8 @@ class SevenSteps:
             self.model = case.create_model().eval()
             self.details |= {"parameters": num_parameters(self.model), "trained": case.trained}
             self.details |= model_hashes(self.model)
+            if isinstance(self.model, CausalModel):
+                self.details |= self.model.costs()._asdict()
 
     def _validate(self) -> None:
         if self.process is not None:
@@ -245,6 +250,7 @@ class SevenSteps:
     def _compile(self) -> None:
         process, settings = self._engine_process(), self.settings
         facts = self._facts()
+        setup.check_generation(facts, self.case, settings)
         for note in setup.unknown_options(facts, settings):
             self.emit(Event.WARNING, note)
         request = self._request(settings.precision)
@@ -276,6 +282,8 @@ class SevenSteps:
                 checked = CheckedPass(self.case, self.batches, process, reference, self.emit)
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
+                if settings.generate_batches and isinstance(self.case, LanguageModelCase):
+                    self._generate(self.case)
                 if settings.scenarios:
                     scenarios = Scenarios(checked, self._facts().fixed_batch, self.node_dir, self._context("scenarios"))
                     for result in scenarios.run():
@@ -283,6 +291,18 @@ class SevenSteps:
         finally:
             if engine is not None:
                 engine.close()
+
+    def _generate(self, case: LanguageModelCase) -> None:
+        with torch.inference_mode(False):
+            generate(
+                self.settings,
+                case.served,
+                self._engine_process(),
+                self.device.device_type,
+                self.node_dir,
+                self.emit,
+            )
+        self.details |= self._engine_process().usage()
 
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device
