@@ -147,5 +147,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
             await scancel(self._job_id)
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
 
+    def abort(self) -> None:
+        """Start the cancellation of an allocation that was requested here."""
+        if self._is_own and self._job_id is not None:
+            subprocess.Popen(["scancel", self._job_id], start_new_session=True)
+
 
 create = SlurmLauncher
