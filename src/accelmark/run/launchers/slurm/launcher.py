@@ -6,6 +6,7 @@ The run directory has to be on a file system that all nodes share.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -150,7 +151,8 @@ class SlurmLauncher(SharedFilesystemLauncher):
     def abort(self) -> None:
         """Start the cancellation of an allocation that was requested here."""
         if self._is_own and self._job_id is not None:
-            subprocess.Popen(["scancel", self._job_id], start_new_session=True)
+            with contextlib.suppress(OSError):
+                subprocess.Popen(["scancel", self._job_id], start_new_session=True)
 
 
 create = SlurmLauncher
