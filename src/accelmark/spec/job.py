@@ -19,7 +19,7 @@ from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
-from accelmark.spec.serving import ServeSettings
+from accelmark.spec.serving import Benchmark, ServeSettings
 from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
@@ -155,6 +155,7 @@ class InferJob(BaseWork):
     metric: str
     tolerance: float
     reference: Reference | None
+    min_agreement: float = 0.0
     settings: InferSettings
     parameters: dict[str, Scalar]
     notes: tuple[Note, ...] = ()
@@ -171,6 +172,8 @@ class ServeJob(BaseWork):
     """Null with an endpoint."""
     settings: ServeSettings
     min_agreement: float
+    benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
+    """Published accuracy of the case's weights."""
 
 
 class ProbeJob(BaseWork):
