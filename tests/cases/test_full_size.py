@@ -139,7 +139,7 @@ class Bytes(nn.Sequential):
     """Layers over images of bytes."""
 
     def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = super().forward(image.float())
+        logits: Tensor = super().forward(image.float())  # type: ignore[no-untyped-call]
         return logits
 
 

@@ -181,5 +181,5 @@ class _Samples(Dataset[Any]):
         return batch if self._augment is None else self._augment(batch, generator_for(self._seed, *items[0], 1))
 
 
-def _as_read(batch: Batch) -> Batch:
+def _as_read(batch: Any) -> Any:
     return batch
