@@ -21,6 +21,7 @@ from accelmark.spec.model import Spec
 from accelmark.spec.serving import ServeCaseSpec
 from accelmark.spec.settings import TrainSettings
 
+Family = Literal["vision", "language", "speech"]
 Unit = Literal["image", "token", "sequence", "sample"]
 
 
@@ -91,7 +92,7 @@ class TrainCaseSpec(Spec):
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.TrainSettings`, for every framework."""
-    mesh: dict[Literal["tp", "pp", "cp", "ep"], tuple[str, ...]] = Field(default_factory=dict)
+    mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
     """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]
     """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``."""
@@ -121,6 +122,8 @@ class CaseSpec(Spec):
     """What is trained or inferred, on what data, to which gate."""
     licence: str
     """Licence of the model definition and any packaged weights."""
+    family: Family | None = None
+    """What the model works on, by which ``accelmark cases --family`` selects."""
     size: Literal["mini", "standard"]
     """``mini`` runs on two CPU cores in minutes; ``standard`` is sized for an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()

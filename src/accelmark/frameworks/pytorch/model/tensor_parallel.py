@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from accelmark.frameworks.pytorch.case import Split
 from accelmark.spec.errors import RequestError
@@ -32,7 +32,9 @@ def split_layers(model: nn.Module, blocks: Sequence[nn.Module], splits: Mapping[
     if not blocks or not splits:
         raise RequestError(f"parallelism: {type(model).__name__} has no layers that tp could split")
     for block in blocks:
-        styles = {name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in splits.items()}
+        styles: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in splits.items()
+        }
         parallelize_module(block, mesh, styles, src_data_rank=None)
     for module in list(model.modules()):
         own = list(module.parameters(recurse=False))

@@ -55,6 +55,8 @@ class Checkpoints:
         """Hyperparameters and schedule as they were built, before the first step."""
         self._own_state: list[str] | None = None
         """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
+        self._random: dict[str, Any] | None = None
+        """Loaded states of the random generators, until they are restored."""
         self._file = "weights.pt"
 
     def save(self, progress: Progress) -> str:
@@ -182,9 +184,8 @@ class Checkpoints:
 
     def restore_random(self) -> None:
         """Restore the random generators from the loaded checkpoint."""
-        state: dict[str, Any] | None = getattr(self, "_random", None)
-        if state is not None:
-            restore_random_state(state, self._device)
+        if self._random is not None:
+            restore_random_state(self._random, self._device)
             self._random = None
 
     def _check(self, newest: Path, record: dict[str, Any]) -> None:

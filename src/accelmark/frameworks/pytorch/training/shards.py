@@ -26,7 +26,8 @@ def write_shards(directory: Path, model: Mapping[str, Tensor], optimizer: Mappin
         model: its state.
         optimizer: its state, with the numbers of parameters as keys.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     state = {f"{_STATE}{n}.{name}": each for n, values in optimizer["state"].items() for name, each in values.items()}
     state |= {f"{_MODEL}{name}": each for name, each in model.items()}
@@ -47,7 +48,7 @@ def read_model(directory: Path, model: Mapping[str, Tensor], rest: Mapping[str, 
 
 def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved state of an optimizer over ``parameters``, sharded as they are."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     saved: Any = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     found: dict[str, Any] = {name: each for name, each in rest.items() if name.startswith(_STATE)}
@@ -65,6 +66,7 @@ def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str,
 
 
 def _read(directory: Path, tensors: dict[str, Tensor]) -> None:
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     load(tensors, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=not dist.is_initialized())
