@@ -60,7 +60,7 @@ def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int,
         num_batches=NUM_BATCHES,
     )
     path.write_text(job.model_copy(update={"work": work}).model_dump_json())
-    assert value_of(run(path, num_ranks), Event.FINISHED)["global_steps"] == STEPS
+    assert value_of(run(path, num_ranks), Event.FINISHED)["state"] == "completed"
     return directory / "results"
 
 
