@@ -124,6 +124,7 @@ import testchip, torch
 from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from accelmark.train.loop.contract import Progress
 
@@ -132,7 +133,7 @@ def checkpoints(settings, directory):
     model = torch.nn.Linear(4, 4).to(device)
     optimizer = build_optimizer(model, settings.optimizer, device)
     training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
-    return training, Checkpoints(directory, settings, training, device, 0, 1)
+    return training, Checkpoints(directory, settings, training, device, RankPlace())
 
 def resume(name, fused):
     directory = Path(sys.argv[1], f"{name}-{fused}")
