@@ -259,7 +259,8 @@ def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
         f" most {GROWTH} times the seed's operations, one worker of one thread, two runs side by side; the seed trained"
         " longer is one trial of all epochs.",
         "",
-        "| Method | Held-out error, mean | spread (deviation) | of each seed | Trials | Parameters of the best | Measured |",
+        "| Method | Held-out error, mean | spread (deviation) | of each seed | Trials | Parameters of the best "
+        "| Measured |",
         "|---|---:|---:|---|---:|---:|---|",
     ]
     for method in METHODS:
