@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from accelmark.spec.errors import RunError
 
 _NAN: Final = float("nan")
-_FEWEST_READINGS: Final = 10
+_FEWEST_READINGS: Final = 6
 """Equal readings of power from which they are taken for a constant."""
 
 
