@@ -107,7 +107,7 @@ class WeightsCheck:
         await wait_for_agents(agents, stop, lambda: None, interval_s=0.2)
 
 
-def _chosen(sha256: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[str, str]:
     return {name: value for name, value in sha256.items() if name in names}
 
 
