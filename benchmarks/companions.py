@@ -165,11 +165,11 @@ def checkpoints(runs: Path) -> str:
             left -= min(left, len(record["value"]["step_ms"]))
     median_ms = statistics.median(step_ms)
     slower_s = len(after_ms) * (statistics.median(after_ms) - median_ms) / 1e3  # means would show other load
+    after = f"the median of the {len(after_ms)} steps after them is {statistics.median(after_ms):.2f} ms"
     return (
         f"{len(written_s)} checkpoints in {training_s:.1f} s of training ({len(step_ms)} steps, median "
         f"{median_ms:.2f} ms): {1e3 * statistics.median(written_s):.1f} ms each, {sum(written_s) / training_s:.2%} of "
-        f"training; the median of the {len(after_ms)} steps after them is {statistics.median(after_ms):.2f} ms, which adds "
-        f"{slower_s / training_s:+.2%}"
+        f"training; {after}, which adds {slower_s / training_s:+.2%}"
     )
 
 
