@@ -135,7 +135,7 @@ def test_any_experiment_name_becomes_a_valid_directory_name(tmp_path: Path, give
         ("maxTrialNum: 30000", "maxTrialNum: .nan", "maxTrialNum: must be a whole number"),
         ("Duration: 12h", "Duration: .inf", "maxExecDuration: must be a time above 0, such as 12h, found inf"),
         ("Duration: 12h", "Duration: -1", "maxExecDuration: must be a time above 0"),
-        ("Duration: 12h", "Duration: true", "maxExecDuration: must be a number, found true"),
+        ("Duration: 12h", "Duration: true", "maxExecDuration: must be a time above 0"),
         ("Duration: 12h", "Duration: 0h", "maxExecDuration: must be a time above 0"),
         ("--initial_lr 1e-1", "--initial_lr inf", "trial.command --initial_lr: must be a number above 0, found 'inf'"),
         ("--final_lr 0", "--final_lr -1", "trial.command --final_lr: must be a number of at least 0, found '-1'"),
@@ -201,9 +201,9 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("max_duration: 10m", "max_duration: .inf", "schedule.max_duration.*finite"),
-        ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*must be a number, found true"),
-        ("concurrency: 2", "concurrency: .inf", "schedule.concurrency.*finite"),
-        ("concurrency: 2", "concurrency: true", "schedule.concurrency.*must be a number, found true"),
+        ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*a valid number, found True"),
+        ("concurrency: 2", "concurrency: .inf", "schedule.concurrency.*a valid integer, found inf"),
+        ("concurrency: 2", "concurrency: true", "schedule.concurrency.*a valid integer, found True"),
         ("learning_rate: 5e-2", "learning_rate: .inf", "training.learning_rate.*finite"),
     ],
 )

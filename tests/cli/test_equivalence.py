@@ -102,6 +102,7 @@ def test_only_plans_of_the_same_case_and_settings_cite_it(place: Path, check: di
         (("check", "vendor", "cpu", "--frameworks", "pytorch"), "compares the frameworks of a case"),
         (("check", "case", "dots", "--synthetic"), "are for --frameworks"),
         ((*CHECK[:-1], "precision=fp16"), "no tolerance was measured for it"),
+        ((*CHECK[:-1], "gradient_accumulation_steps=1"), "a step has 2 batches here"),
     ],
 )
 def test_wrong_requests_are_refused_before_a_start(place: Path, arguments: tuple[str, ...], message: str) -> None:

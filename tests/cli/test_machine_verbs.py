@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
 from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
+from accelmark.run.environments.registry import Environment, register
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
@@ -148,6 +149,23 @@ def test_doctor_reports_what_would_run_and_why_not() -> None:
     text = "\n".join(inventory_lines(look_around()))
     for heading in ("Devices", "Frameworks", "Engines", "What can run"):
         assert heading in text
+
+
+def test_doctor_names_packages_that_cannot_be_imported_and_the_command_that_repairs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    register(Environment(framework="tensorflow", path=environment, created_at="2026-01-01T00:00:00Z", versions={}))
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    path = os.pathsep.join([str(SRC), str(tmp_path)])
+    done = CliRunner().invoke(APP, ["doctor", "--json"], env={"PYTHONPATH": path})
+    vision, lacking = json.loads(done.output)["broken_packages"]
+    assert "import torchvision fails: RuntimeError: operator torchvision::nms does not exist" in vision
+    assert vision.endswith(f"run {sys.executable} -m pip uninstall torchvision")
+    assert "framework tensorflow needs tensorflow-cpu>=2.21, which is not installed" in lacking
+    assert lacking.endswith(f"run accelmark env create tensorflow --path {environment}")
 
 
 def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,18 @@ def test_an_environment_without_the_needed_packages_is_refused_with_the_command_
     assert f"accelmark env create jax --path {path}" in done.stdout
 
 
+@pytest.mark.parametrize(("framework", "package"), [("paddle", "paddlepaddle"), ("tensorflow", "tensorflow-cpu")])
+def test_a_framework_that_is_not_installed_is_reported_before_anything_starts(
+    framework: str, package: str, cache: Path, tmp_path: Path
+) -> None:
+    arguments = ("train", f"llama_mini:{framework}:CPU", "--vendor", "cpu", "--synthetic", "--json")
+    done = run_accelmark(*arguments, "--out", str(tmp_path / "run"), ACCELMARK_CACHE=cache)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"framework {framework} needs {package}" in done.stdout
+    assert f"or, in an environment of its own: accelmark env create {framework}" in done.stdout
+    assert not list(tmp_path.glob("run/*/round1/*_noderank0"))
+
+
 def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Path) -> None:
     place = tmp_path / "here"
     options = ("--path", str(place), "--vendor", "nvidia", "--dry-run")

@@ -28,8 +28,9 @@ from accelmark.run.preflight.facts import (
 from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems
 from accelmark.run.preflight.report import require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.plugins.catalog import load_framework
-from accelmark.spec.plugins.requirements import Need
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
+from accelmark.spec.plugins.requirements import Need, distributions
 from tests.run.fakes import make_plan
 
 WORK = "/var/tmp/accelmark"
@@ -164,6 +165,18 @@ def test_the_probe_finds_packages_on_the_python_path_of_this_machines_ranks(is_g
     )
     found = HostFacts.model_validate_json(done.stdout)
     assert found.lacking_modules == (() if is_given else ("made_up",))
+
+
+def test_every_framework_names_a_package_for_each_device_so_that_its_absence_is_noticed() -> None:
+    for vendor in folders("vendors"):
+        for framework in (*folders("frameworks"), *load_vendor(vendor).frameworks):
+            spec = load_framework(framework)
+            try:
+                device = framework_device(load_vendor(vendor), framework)
+            except RequestError:
+                continue
+            needs = [Need(requirement=one, needed_by="it") for one in (*spec.requires, *device.requires)]
+            assert set(distributions(needs)) & set(spec.distributions), f"{framework} on {vendor}"
 
 
 def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
@@ -20,31 +20,22 @@ SearchName = Literal["bayesian", "random", "evolution", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
 
 
-def _number(value: Any) -> Any:
-    """Refuse booleans, which Python counts as 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError(f"must be a number, found {str(value).lower()}")
-    return value
-
-
 def duration_s(value: Any) -> Any:
     """Return ``12h``, ``90m``, ``1.5h`` or ``3600s`` in seconds; a bare number is returned unchanged (seconds)."""
     if not isinstance(value, str):
-        return _number(value)
+        return value
     match = _DURATION.fullmatch(value.strip())
     if match is None:
         raise ValueError("is not a duration: write for example 90s, 10m, 1.5h or 2d")
     return float(match[1]) * _UNIT_S[match[2]]
 
 
-PositiveInt = Annotated[int, BeforeValidator(_number), Field(ge=1)]
-Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0)]
+PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0, strict=True)]
 
 
-class Section(Spec):
+class Section(Spec, allow_inf_nan=False):
     """Base of the configuration's sections; numbers must be finite."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class DatasetConfig(Section):
@@ -158,7 +149,7 @@ class TrainingConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate."""
     final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of the trial."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -22,11 +22,7 @@ _DRAIN_S: Final = 0.5
 _LAST_DRAIN_S: Final = 30.0
 _START_S: Final = 5.0
 _IDLE_S: Final = 0.02
-_RAY_VARIABLES: Final = {
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+_DISABLED: Final = ("RAY_DEDUP_LOGS", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
 
 
 class WorkerPool:
@@ -134,7 +130,7 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
     """
     import ray  # reads the authentication mode of the environment when it is imported
 
-    os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
+    os.environ.update({name: "0" for name in _DISABLED if name not in os.environ})
     with tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
         _connect(ray, address, folder)
         try:

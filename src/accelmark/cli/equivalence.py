@@ -107,6 +107,8 @@ def _frameworks(given: str) -> list[str]:
 
 def _plan(request: Request, frameworks: Sequence[str], changed: Mapping[str, object]) -> Plan:
     """Plan the reference on one rank, then each framework on one rank and on two."""
+    if any(setting.startswith("gradient_accumulation_steps=") for setting in request.settings):
+        raise RequestError(f"--set gradient_accumulation_steps: a step has {_NUM_BATCHES} batches here; leave it out")
     here = detect_devices(request.vendor)
     most = here.num_devices if here.num_devices is not None else 2
     cases = []

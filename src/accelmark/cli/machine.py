@@ -79,20 +79,22 @@ def _show_vendors(rows: list[dict[str, Any]]) -> None:
 
 def doctor(as_json: options.AsJson = False) -> None:
     """Show devices, frameworks and engines, and what can run."""
+    from accelmark.run.environments.inspect import broken_frameworks
     from accelmark.run.environments.registry import registered
     from accelmark.telemetry.inventory import inventory
 
-    seen = inventory()
+    seen, broken = inventory(), broken_frameworks()
     if as_json:
         from accelmark.telemetry.host.sysinfo import collect
 
         devices = [device for entry in seen.found for device in entry.devices]
-        found = {"machine": collect(devices), **seen.to_json()}
+        found = {"machine": collect(devices), **seen.to_json(), "broken_packages": broken}
         typer.echo(json.dumps(found | {"environments": [one.to_json() for one in registered().values()]}, indent=2))
         return
     width = shutil.get_terminal_size().columns
     environments = [f"  {one.framework}: {one.title} in {one.path}" for one in registered().values()]
-    for line in [*inventory_lines(seen), *(["Environments", *environments] if environments else [])]:
+    lines = [*inventory_lines(seen), *(["Environments", *environments] if environments else [])]
+    for line in [*lines, *(["Broken packages", *(f"  {each}" for each in broken)] if broken else [])]:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
             typer.echo(part)

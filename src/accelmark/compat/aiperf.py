@@ -88,7 +88,7 @@ def _rate(text: str, *, zero: bool = True) -> float:
 def _hours(value: Any) -> float:
     """Return a duration in seconds; a number without a unit is in hours."""
     seconds = duration_s(value)
-    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"must be a time above 0, such as 12h, found {value!r}")
     return float(seconds) if isinstance(value, str) else seconds * 3600.0
 

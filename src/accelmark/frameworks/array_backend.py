@@ -176,7 +176,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
         batches = self._batches = self._open_data()
         size = EpochSize.of(settings, batches.num_samples, self.world_size)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
-        self._learning_rate = size.learning_rate(settings)
+        self._learning_rate = size.learning_rate(settings, case.peak_learning_rate())
         model_class = self.timed(Event.CONVERT_MODEL, self.build_model)
         initial = self.parameters()
         structure, optimizer = structure_hash(initial), self.optimizer_classes[settings.optimizer.name]

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accelmark.frameworks.pytorch.tasks.imagenet import MEAN, STD, ImageFolder
+from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import Classification, InferBatch, InferBatches
 from accelmark.spec.errors import DataError
+from accelmark.train.tasks.image_folder import MEAN, STD
 
 
 @final

@@ -215,7 +215,8 @@ class _Planner:
 def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
     """Yield the packages that case, framework and work need."""
     declared = {f"case {asked.key.model}": asked.case.requires_for(framework)}
-    declared[f"framework {framework}"] = load_framework(framework).requires
+    device = catalog.framework_device(asked.run.vendor, framework)
+    declared[f"framework {framework}"] = (*load_framework(framework).requires, *device.requires)
     if engine := engine_specs(asked.run.vendor_folder).get(planned.engine or ""):
         declared[f"engine {planned.engine}"] = engine.requires
     for needed_by, requirements in (declared | dict(planned.requires)).items():

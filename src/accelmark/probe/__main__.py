@@ -49,7 +49,7 @@ def _probe(job: JobSpec) -> None:
         raise TypeError(f"job.json is a job of kind {request.kind!r}, not a probe")
     ranks = RankPlace.from_environment()
     device = open_device(job, ranks)
-    join_ranks(job, ranks, device, needed=False)
+    join_ranks(job.collective_backend, ranks, device, needed=False)
     measure = {
         "matmul": probe_products, "memory": probe_memory, "copies": probe_copies, "collectives": probe_collectives
     }  # fmt: skip

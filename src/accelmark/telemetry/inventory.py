@@ -108,8 +108,8 @@ def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkS
     what = f"{framework.name} on {entry.vendor} ({device.device_type})"
     version = _version(framework)
     if version is None:
-        requirements = " ".join(f"'{requirement}'" for requirement in (*framework.requires, *device.requires))
-        return Support(what, False, f"{framework.title} is not installed: pip install {requirements}")
+        create = f"accelmark env create {framework.name}"
+        return Support(what, False, f"{framework.title} is not installed in this Python: run {create}")
     if device.module is not None:
         there = _is_there(device.module)
         need = f"{device.module}, which registers the device with {framework.title}"

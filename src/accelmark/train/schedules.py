@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from accelmark.spec.settings import ScheduleSettings
+from accelmark.spec.settings import ScheduleSettings, TrainSettings
 
 
 def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
@@ -29,6 +29,14 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
         return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
 
     return factor
+
+
+def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: int) -> float:
+    """Return the peak of the learning rate, which ``optimizer.lr`` names for a global batch of ``batch_size``.
+
+    It is proportional to the global batch (Goyal et al. 2017, arXiv:1706.02677).
+    """
+    return settings.optimizer.lr * settings.batch_size * settings.gradient_accumulation_steps * world_size / batch_size
 
 
 def needs_length(settings: ScheduleSettings) -> bool:

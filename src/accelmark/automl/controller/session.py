@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -187,11 +187,8 @@ def _on_first_signal(act: Callable[[], None]) -> Iterator[None]:
         act()
         signal.signal(number, signal.default_int_handler)
 
-    # Only the main thread may handle signals.
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    former = {number: signal.signal(number, handle) for number in numbers}
-    try:
+    with ExitStack() as former:
+        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                former.callback(signal.signal, number, signal.signal(number, handle))
         yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

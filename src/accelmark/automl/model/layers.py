@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from accelmark.spec.model import Spec
 
@@ -19,10 +19,8 @@ Shape = tuple[int, ...]
 """(channels, height, width) of a feature map, (features,) of a vector; without the batch axis."""
 
 
-class StrictSpec(Spec):
+class StrictSpec(Spec, strict=True):
     """Base of layers, nodes and networks; values of another type are errors instead of being converted."""
-
-    model_config = ConfigDict(strict=True)
 
 
 class Convolution(StrictSpec):

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from accelmark.automl.model import layers
 from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.model import problems_of
 
 INPUT: Final = "input"
 """Name of the input image in the nodes' inputs."""
@@ -87,8 +88,7 @@ def load_network(path: Path) -> Network:
     except OSError as error:
         raise NetworkError([Problem(where, "", f"cannot be read: {error.strerror}")]) from error
     except ValidationError as error:
-        problems = [Problem(where, ".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-        raise NetworkError(problems) from error
+        raise NetworkError(problems_of(error, Network, where)) from error
     if problems := find_problems(network, where=where):
         raise NetworkError(problems)
     return network

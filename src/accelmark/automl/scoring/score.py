@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import log
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
@@ -20,7 +22,7 @@ from accelmark.automl.records import TrialRecord
 from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.model import Spec
+from accelmark.spec.model import Spec, parse, read_yaml
 
 PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 
@@ -108,8 +110,7 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
     """Return the use of the workers' time from the first trial's start to the last one's end, all attempts included."""
     records, epochs = list(state.attempts.values()), state.epochs
     ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in epochs)]
-    started_s = min((record.started_s for record in records), default=0.0)
-    available_s = state.workers * (max(ends, default=0.0) - started_s)
+    available_s = state.workers * (max(ends, default=0.0) - Scoreboard(state).started_s)
     training_s = sum(epoch.training_s for epoch in epochs)
     evaluating_s = sum(epoch.evaluating_s for epoch in epochs) + sum(record.held_out_s for record in records)
     waited_s = sum(epoch.data_wait_s for epoch in epochs)
@@ -141,36 +142,24 @@ class Rules(Spec):
     """Dotted key of the configuration -> its value; another value makes a search OPEN."""
 
 
-PRESETS: Final[dict[str, Rules]] = {
-    rules.name: rules
-    for rules in (
-        Rules(
-            name="aiperf-v1", version=2, min_duration_s=3600.0, min_accuracy=0.70, datasets=("imagenet",),
-            sample_s=360.0,
-            pinned={
-                "network": "resnet50", "counting": "aiperf-v1", "search.method": "bayesian",
-                "search.morphs": ("deepen", "widen", "add-skip"), "search.weights": "carried",
-                "schedule.round_epochs": (15, 30, 45, 60), "schedule.tuning_round": 4, "schedule.early_stop": True,
-                "tuning.kernel": (3, 5, 7),
-            },
-        ),
-        Rules(name="smoke"),
-    )
-}  # fmt: skip
+def _presets() -> dict[str, Rules]:
+    file = Path(__file__).with_name("rules.yaml")
+    return {name: parse(Rules, {"name": name, **values}, str(file)) for name, values in read_yaml(file).items()}
+
+
+PRESETS: Final = _presets()
 
 
 def _pinned(config: AutomlConfig) -> Iterator[Finding]:
     """Yield what differs from the search that the rules fix: its score cannot be compared with others of the rules."""
     for key, expected in PRESETS[config.rules].pinned.items():
-        actual: Any = config
-        for part in key.split("."):
-            actual = getattr(actual, part)
-        if actual != expected:
+        actual = attrgetter(key)(config)
+        if _listed(actual) != _listed(expected):
             yield finding("open", "search-pinned", f"{key} {_listed(expected)}", f"{key} is {_listed(actual)}")
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[Check]:

@@ -213,7 +213,7 @@ class TrialCase(TrainCase):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the smoothed cross-entropy, and report the images of all ranks to the listener."""
-        scores = self._scores(model, batch)
+        scores: Tensor = model(self._scaled(batch["images"]))
         smoothing = self._given.order.training.label_smoothing
         loss = cross_entropy(scores.float(), batch["labels"], label_smoothing=smoothing)
         if not loss.is_meta:
@@ -222,7 +222,7 @@ class TrialCase(TrainCase):
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the sums of cross-entropy, correct predictions and images."""
-        scores, labels = self._scores(model, batch), batch["labels"]
+        scores, labels = model(self._scaled(batch["images"])), batch["labels"]
         self._given.listener.report(len(scores) * self.place.world_size)
         return {
             "loss": cross_entropy(scores.float(), labels, reduction="sum"),
@@ -238,10 +238,6 @@ class TrialCase(TrainCase):
     def flops_per_sample(self) -> float:
         """Return the scored matrix work of one image, forward and backward."""
         return float(count(self._given.order.network, "accelmark").matrix)
-
-    def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        scores: Tensor = model(self._scaled(batch["images"]))
-        return scores
 
     def _scaled(self, images: Tensor) -> Tensor:
         return (images.float() / 255 - self._mean.to(images.device)) / self._deviation.to(images.device)

@@ -17,12 +17,14 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.network import Network
 from accelmark.automl.trial.executor import RankContext, device_type, run_trial, warm_up
+from accelmark.frameworks.pytorch.training.platform import join_ranks
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RankPlace
 
@@ -134,16 +136,11 @@ def _run_rank(
     """Run trials as one rank until the pipe closes."""
     data = open_dataset(config, network)
     kind = device_type()
-    own = dist.get_default_backend_for_device(kind)
+    own, store = dist.get_default_backend_for_device(kind), FileStore(f"{folder}/rendezvous", ranks.world_size)
     if kind != "cpu":
         torch.accelerator.set_device_index(ranks.local_rank)
-    dist.init_process_group(
-        own if kind == "cpu" else f"cpu:gloo,{kind}:{own}",
-        init_method=f"file://{folder}/rendezvous",
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-    )
-    place = RankContext(kind, ranks, dist.new_group(backend="gloo"), threads or None)
+    group = join_ranks(own, ranks, torch.device(kind), needed=True, store=store)
+    place = RankContext(kind, ranks, group, threads or None)
     warm_up(place)
     listener = TrialListener(should_stop=lambda: is_cut.value)
     if ranks.rank == 0:  # reports for all ranks

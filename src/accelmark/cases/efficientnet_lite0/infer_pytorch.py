@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.frameworks.pytorch.tasks.imagenet import centre_box, opened_image
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatches
 from accelmark.infer.imagenet import ImageNetCase
+from accelmark.train.tasks.image_folder import centre_box, opened_image
 
 _PHOTOS: Final = {
     "chelsea.png": (281, 282, 285),

@@ -11,7 +11,6 @@ class Case(Pretraining):
     """Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288)."""
 
     shards = "llama_tokens"
-    feed_matrices = 3
     block_class = "LlamaLayer"
 
     def build_model(self) -> nn.Layer:

@@ -11,7 +11,9 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.frameworks.pytorch.tasks.classification import ImageClassification
-from accelmark.frameworks.pytorch.tasks.imagenet import MEAN, STD, ImageFolder
+from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
+from accelmark.train.schedules import scaled_learning_rate
+from accelmark.train.tasks.image_folder import MEAN, STD
 
 
 class ResNet50(nn.Module):
@@ -55,8 +57,6 @@ class Case(ImageClassification):
         )
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the learning rate by global batch / ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
-        settings = self.settings
-        batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
-        rate = settings.optimizer.lr * batch / self.number("lr_batch_size")
-        return build_optimizer(model, settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
+        """Scale the learning rate by the global batch."""
+        rate = scaled_learning_rate(self.settings, self.place.world_size, self.number("lr_batch_size"))
+        return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)

@@ -85,7 +85,7 @@ class JaxBackend(ArrayBackend[TrainCase]):
         batch = self.case.synthetic_batch(_COUNTED_SAMPLES)
         arguments = (self._state.parameters, self._state.rest, batch)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-        gradient = jax.grad(lambda *given: self._compiled.loss(*given)[0])
+        gradient = jax.grad(lambda *given: self._compiled.loss(*given, counted=True)[0])
         return count_flops(gradient, *shapes) / _COUNTED_SAMPLES
 
     def build_training(self) -> None:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from accelmark.frameworks.jax.case import Batch, TrainCase
 from accelmark.frameworks.jax.optimizers import direction
+from accelmark.spec.errors import RequestError
 from accelmark.spec.settings import TrainSettings
 
 
@@ -40,6 +41,8 @@ class Step:
         self._optimizer = direction(settings.optimizer)
         self._abstract = nnx.eval_shape(self._model)
         self.model_class = type(self._abstract).__name__
+        if settings.activation_checkpointing == "full":
+            self._checkpoint_activations()
         self._graph = nnx.graphdef(self._abstract)
         take: Any = self._take
         if self._axis is not None:
@@ -60,6 +63,14 @@ class Step:
         scaler = DynamicScale() if self._precision == "fp16" else None
         return State(parameters, rest, self._optimizer.init(parameters), scaler)
 
+    def _checkpoint_activations(self) -> None:
+        blocks = [module for _, module in nnx.iter_modules(self._abstract) if hasattr(module, "recomputes")]
+        if not blocks:
+            what = f"{self.model_class} has no blocks whose activations can be recomputed"
+            raise RequestError(f"{what}: set activation_checkpointing=off")
+        for block in blocks:
+            block.recomputes = True
+
     def disable_dropout(self) -> None:
         """Let all values through dropout; only before the first step."""
         for _, module in nnx.iter_modules(self._abstract):
@@ -67,9 +78,14 @@ class Step:
                 module.rate = 0.0
         self._graph = nnx.graphdef(self._abstract)
 
-    def loss(self, parameters: Any, rest: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        """Return the loss of a training batch, and the model's other variables after it."""
+    def loss(self, parameters: Any, rest: Any, batch: Batch, *, counted: bool = False) -> tuple[jax.Array, Any]:
+        """Return the loss of a training batch, and the model's other variables after it.
+
+        Operations are counted (``counted``) without those that are computed again in the backward pass.
+        """
         model = nnx.merge(self._graph, parameters, rest, copy=True)
+        if counted:
+            model.set_attributes(recomputes=False, raise_if_not_found=False)
         model.train()
         loss = self._case.loss(model, batch)
         return loss, nnx.split(model, nnx.Param, ...)[2]

@@ -176,7 +176,8 @@ class PyTorchBackend:
         if self._in_process is not None:
             forget_peak_memory(self._device)
             return self._in_process.control
-        return join_ranks(self._job, self._ranks, self._device, needed=self._settings.parallelism == "fsdp2")
+        is_sharded = self._settings.parallelism == "fsdp2"
+        return join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings

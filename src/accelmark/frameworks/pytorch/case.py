@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
-from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.settings import TrainSettings
+from accelmark.train.tasks.task_families import ModelSettings
 
 Batch = Mapping[str, Tensor]
 """Named tensors with the samples along the first dimension."""
@@ -47,7 +48,7 @@ class Place:
     shared_seed: int
 
 
-class TrainCase(ABC):
+class TrainCase(ModelSettings, ABC):
     """A standard workload in PyTorch: subclass it as ``Case`` in ``cases/<model>/pytorch.py``.
 
     The driver owns the loop, precision, parallelism, logging, timing, checkpoints and the end of training; a case
@@ -61,13 +62,6 @@ class TrainCase(ABC):
         self.settings = settings
         self.data_dirs = data_dirs
         self.place = place
-
-    def number(self, name: str) -> int:
-        """Return one of the case's own integer settings (``settings.model``)."""
-        value: Scalar = self.settings.model[name]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"model.{name} is {value!r}, not a whole number")
-        return value
 
     @abstractmethod
     def build_model(self) -> nn.Module:

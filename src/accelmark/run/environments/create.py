@@ -50,6 +50,7 @@ class Recipe:
 
     framework: str
     requirements: tuple[str, ...]
+    """Packages of the framework; those that AccelMark itself needs are installed too."""
     constraints: Path | None
     """The framework's ``constraints.txt`` on this machine, if it has one."""
     index: str | None = None
@@ -64,7 +65,10 @@ class Recipe:
     def install_command(self, path: Path) -> list[str]:
         """Return the command that installs the packages."""
         pip = [environment_python(path), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        return [*pip, "--quiet", *self._sources(), "--constraint", str(constraints_file(path)), *self.requirements]
+        return [*pip, "--quiet", *self._sources(), "--constraint", str(constraints_file(path)), *self._packages()]
+
+    def _packages(self) -> list[str]:
+        return list(dict.fromkeys((*base_requirements(), *requirement_texts(self.requirements))))
 
     def _sources(self) -> list[str]:
         options = [] if self.wheels is None else ["--find-links", str(self.wheels)]
@@ -88,10 +92,9 @@ def recipe_of(framework: str, vendor: str, index: str | None, wheels: Path | Non
     """
     folder, spec = find("frameworks", framework).path, load_framework(framework)
     device = framework_device(load_vendor(vendor), framework)
-    wanted = (*base_requirements(), *requirement_texts((*spec.requires, *device.requires)))
     constraints = folder / _CONSTRAINTS
     found = constraints if constraints.is_file() else None
-    return Recipe(framework, tuple(dict.fromkeys(wanted)), found, index, wheels)
+    return Recipe(framework, (*spec.requires, *device.requires), found, index, wheels)
 
 
 async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Report) -> dict[str, str]:
@@ -106,14 +109,14 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     done = await host.run(recipe.prepare_command(path, python), constraints, _INSTALL_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5) else done.message)
-    report(host.name, f"installing {len(recipe.requirements)} packages and what they need")
+    report(host.name, f"installing the packages of {recipe.framework}")
     done = await host.run(recipe.install_command(path), timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         why = error_lines(done.output) or f"exit code {done.code}"
         raise HostError(host.name, f"{why} (repeat: {shlex.join(recipe.install_command(path))})")
     spec = load_framework(recipe.framework)
     report(host.name, f"importing {spec.module}")
-    names = distributions(Need(requirement=one, needed_by=spec.name) for one in spec.requires)
+    names = distributions(Need(requirement=one, needed_by=spec.name) for one in recipe.requirements)
     imports = (spec.module, *spec.checked_imports)
     facts = await package_facts(host, environment_python(path), [*names, *spec.distributions], imports)
     if not any(facts.versions[name] for name in spec.distributions):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from accelmark.run.preflight.facts import (
     device_problems,
     host_problems,
 )
-from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems
+from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems, python_path
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import ClusterSpec, HostSpec
@@ -123,7 +122,7 @@ class Preflight:
             "files": [str(file) for file in files if file is not None],
             "modules": list(NEEDED_MODULES),
             # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
-            "python_path": _python_path() if launcher.spec.is_localhost else [],
+            "python_path": python_path() if launcher.spec.is_localhost else [],
             "engine": container.engine if container is not None else None,
         }
 
@@ -141,7 +140,7 @@ class Preflight:
                     self.launcher.python_of(framework),
                     distributions(needs),
                     spec.checked_imports,
-                    _python_path() if self.launcher.spec.is_localhost else (),
+                    python_path() if self.launcher.spec.is_localhost else (),
                 )
             except UnreachableError:
                 raise
@@ -312,7 +311,3 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
         for other in others:
             found[other].append(command(python, "port", "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
     return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}
-
-
-def _python_path() -> list[str]:
-    return [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -93,3 +94,8 @@ def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, cre
 def create_command(framework: str, environment: Path | None = None) -> str:
     """Return the command that creates or repairs a framework's environment."""
     return f"accelmark env create {framework}" + (f" --path {environment}" if environment is not None else "")
+
+
+def python_path() -> list[str]:
+    """Return the directories of ``PYTHONPATH``, which agents and ranks on this machine inherit."""
+    return [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

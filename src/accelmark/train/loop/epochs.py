@@ -53,10 +53,10 @@ class EpochSize:
             )
         return length if length is not None else self.steps_per_epoch
 
-    def learning_rate(self, settings: TrainSettings) -> Callable[[int], float]:
+    def learning_rate(self, settings: TrainSettings, peak: float) -> Callable[[int], float]:
         """Return the learning rate as a function of the optimizer steps done."""
         factor = learning_rate_factor(settings.schedule, self.schedule_length(settings), self.steps_per_epoch)
-        return lambda steps_done: settings.optimizer.lr * factor(steps_done)
+        return lambda steps_done: peak * factor(steps_done)
 
 
 def repeat_steps(backend: Backend, progress: Progress, num_steps: int) -> Replay:

@@ -10,9 +10,10 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.settings import TrainSettings
 from accelmark.train.tasks.arrays import ArrayBatches, ArrayPlace, Arrays
 from accelmark.train.tasks.samples import ArraySource, SampleBatches
+from accelmark.train.tasks.task_families import ModelSettings
 
 
 class Batches(Protocol):
@@ -31,7 +32,7 @@ class Batches(Protocol):
         ...
 
 
-class ArrayCase(ABC):
+class ArrayCase(ModelSettings, ABC):
     """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
 
     reference_names: ClassVar[Mapping[str, str]] = {}
@@ -42,20 +43,6 @@ class ArrayCase(ABC):
         self.settings = settings
         self.data_dirs = data_dirs
         self.place = place
-
-    def number(self, name: str) -> int:
-        """Return one of the case's own integer settings (``settings.model``)."""
-        value: Scalar = self.settings.model[name]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"model.{name} is {value!r}, not a whole number")
-        return value
-
-    def real(self, name: str) -> float:
-        """Return one of the case's own numbers (``settings.model``)."""
-        value: Scalar = self.settings.model[name]
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise TypeError(f"model.{name} is {value!r}, not a number")
-        return float(value)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -98,6 +85,10 @@ class ArrayCase(ABC):
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
+
+    def peak_learning_rate(self) -> float:
+        """Return the learning rate by which the schedule is multiplied."""
+        return self.settings.optimizer.lr
 
     def flops_per_sample(self) -> float | None:
         """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""

@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from accelmark.train.formulas import attention_flops, dense_flops
 from accelmark.train.tasks.array_case import ArrayCase
 from accelmark.train.tasks.arrays import Arrays
-from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+from accelmark.train.tasks.metrics import classification_metrics
+from accelmark.train.tasks.task_families import Classified, ImageSizes, PredictedTokens
+from accelmark.train.tasks.token_shards import TokenShards
 
 
-class ImageData(ArrayCase):
+class ImageData(Classified, ImageSizes, ArrayCase):
     """Images as bytes of shape (batch, channels, height, width), and ``label`` of shape (batch,)."""
-
-    image_shape: ClassVar[tuple[int, int, int]]
-    """Channels, height and width."""
-    num_classes: ClassVar[int]
 
     def synthetic_batch(self, size: int) -> Arrays:
         """Return random images and labels."""
@@ -25,34 +24,38 @@ class ImageData(ArrayCase):
         image = random.integers(0, 256, (size, *self.image_shape), np.uint8)
         return {"image": image, "label": random.integers(0, self.num_classes, size)}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracy and the mean loss."""
-        return classification_metrics(sums, ["top1"])
 
+class TokenData(PredictedTokens, ArrayCase):
+    """Samples of ``seq_length + 1`` tokens for next-token prediction."""
 
-class TokenData(ArrayCase):
-    """Samples of ``seq_length + 1`` tokens for next-token prediction; the last one is only predicted."""
-
-    tokens: ClassVar[str] = "tokens"
-    """Name of the batch's only array, of shape (batch, seq_length + 1)."""
     token_type: ClassVar[type[np.integer[Any]]] = np.int64
-    reported: ClassVar[Mapping[str, str]] = {"eval_loss": "eval_loss", "perplexity": "perplexity"}
-    """Metric of the case -> metric of the family."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens in the vocabulary."""
-        return self.number("vocab_size")
 
     def synthetic_batch(self, size: int) -> Arrays:
         """Return random tokens."""
         shape = (size, self.number("seq_length") + 1)
         return {self.tokens: self.random.integers(0, self.vocab_size, shape).astype(self.token_type)}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the reported metrics of a held-out token."""
-        found = language_model_metrics(sums)
-        return {name: found[source] for name, source in self.reported.items()}
+
+class TokenShardData(TokenData):
+    """Pretraining of a decoder on token shards; open runs may reduce its size by ``model``."""
+
+    shards: ClassVar[str]
+    """Name of the data set."""
+    feed_matrices: ClassVar[int] = 3
+    """Matrices of a feed-forward part, each of the shape (hidden, intermediate)."""
+
+    def dataset(self, *, train: bool) -> TokenShards:
+        """Return windows of ``train`` or of ``val``."""
+        length, split = self.number("seq_length"), "train" if train else "val"
+        return TokenShards(self.data_dirs[self.shards], split, length + 1, length, self.vocab_size)
+
+    def flops_per_sample(self) -> float:
+        """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        sizes, hidden, length = self.sizes, self.number("hidden_size"), self.number("seq_length")
+        kv_width = hidden * sizes.get("num_kv_heads", sizes["num_heads"]) // sizes["num_heads"]
+        feed = self.feed_matrices * hidden * sizes["intermediate_size"]
+        weights = sizes["num_layers"] * (2 * hidden * (hidden + kv_width) + feed) + hidden * self.vocab_size
+        return dense_flops(weights, length) + attention_flops(sizes["num_layers"], hidden, length)
 
 
 class MaskedTokenData(ArrayCase):

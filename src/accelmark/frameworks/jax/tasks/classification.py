@@ -23,7 +23,9 @@ class ImageClassification(ImageData, TrainCase):
         return cross_entropy(self._logits(model, batch), batch["label"]).mean()
 
     def eval_sums(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
-        """Count correct samples, and add up the cross entropies."""
+        """Count correct samples for each accuracy, and add up the cross entropies."""
         logits, label = self._logits(model, batch), batch["label"]
-        correct = (logits.argmax(-1) == label).sum()
-        return {"top1": correct, "loss": cross_entropy(logits, label).sum(), "count": jnp.ones_like(label).sum()}
+        _, best = jax.lax.top_k(logits, min(max(self.accuracies.values()), self.num_classes))
+        correct = best == label[:, None]
+        sums = {name: correct[:, :count].sum() for name, count in self.accuracies.items()}
+        return {**sums, "loss": cross_entropy(logits, label).sum(), "count": jnp.ones_like(label).sum()}

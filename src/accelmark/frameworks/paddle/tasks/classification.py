@@ -19,8 +19,10 @@ class ImageClassification(ImageData, TrainCase):
         return F.cross_entropy(model(batch["image"]), batch["label"])
 
     def eval_sums(self, model: nn.Layer, batch: Batch) -> Mapping[str, Tensor]:
-        """Count correct samples, and add up the cross entropies."""
+        """Count correct samples for each accuracy, and add up the cross entropies."""
         logits, label = model(batch["image"]).astype("float32"), batch["label"]
-        correct = (logits.argmax(1) == label).sum()
+        _, best = logits.topk(min(max(self.accuracies.values()), self.num_classes))
+        correct = best == label[:, None]
+        sums = {name: correct[:, :count].sum() for name, count in self.accuracies.items()}
         loss = F.cross_entropy(logits, label, reduction="sum")
-        return {"top1": correct, "loss": loss, "count": label.numel()}
+        return {**sums, "loss": loss, "count": label.numel()}

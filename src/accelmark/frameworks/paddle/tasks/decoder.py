@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import ClassVar, Final
+from typing import Final
 
 import paddle
 import paddle.nn.functional as F  # noqa: N812
@@ -11,8 +10,7 @@ from paddle import Tensor, nn
 
 from accelmark.frameworks.paddle.layers import Attention, RmsNorm, TiedProjection, linear, rotary_angles, rotate
 from accelmark.frameworks.paddle.tasks.language_modelling import NextToken
-from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.tasks.token_shards import TokenShards
+from accelmark.train.tasks.array_families import TokenShardData
 
 _STD: Final = 0.02
 """Standard deviation of the initial weights, as in transformers."""
@@ -110,27 +108,5 @@ class Gpt(nn.Layer):
         return self.head(self.norm(x), self.embedding.weight)
 
 
-class Pretraining(NextToken):
-    """Pretraining of a decoder from random weights on token shards; open runs may reduce its size by ``model``."""
-
-    shards: ClassVar[str]
-    """Name of the data set."""
-    feed_matrices: ClassVar[int]
-    """Matrices of a feed-forward part, each of the shape (hidden, intermediate)."""
-
-    @abstractmethod
-    def build_model(self) -> nn.Layer:
-        """Build the decoder with random weights."""
-
-    def dataset(self, *, train: bool) -> TokenShards:
-        """Return windows of ``train`` or of ``val``."""
-        length, split = self.number("seq_length"), "train" if train else "val"
-        return TokenShards(self.data_dirs[self.shards], split, length + 1, length, self.vocab_size)
-
-    def flops_per_sample(self) -> float:
-        """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-        sizes, hidden, length = self.sizes, self.number("hidden_size"), self.number("seq_length")
-        kv_width = hidden * sizes.get("num_kv_heads", sizes["num_heads"]) // sizes["num_heads"]
-        feed = self.feed_matrices * hidden * sizes["intermediate_size"]
-        weights = sizes["num_layers"] * (2 * hidden * (hidden + kv_width) + feed) + hidden * self.vocab_size
-        return dense_flops(weights, length) + attention_flops(sizes["num_layers"], hidden, length)
+class Pretraining(TokenShardData, NextToken):
+    """Pretraining of a decoder from random weights."""

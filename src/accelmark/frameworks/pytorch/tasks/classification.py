@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
-from accelmark.train.tasks.metrics import classification_metrics
+from accelmark.train.tasks.task_families import Classified, ImageSizes
 
 
-class Classification(TaskFamily):
+class Classification(Classified, TaskFamily):
     """A batch has the inputs of the model, and ``label`` of shape (batch,); the model returns logits."""
 
     inputs: ClassVar[tuple[str, ...]] = ("image",)
     """Names of the batch's tensors that the model takes, in order."""
-    accuracies: ClassVar[Mapping[str, int]] = {"top1": 1}
-    """Metric -> number of best classes among which the label has to be."""
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits: Tensor = model(*(batch[name] for name in self.inputs))
@@ -41,23 +39,9 @@ class Classification(TaskFamily):
         loss = F.cross_entropy(logits.float(), label, reduction="sum")
         return {**sums, "loss": loss, "count": torch.ones_like(label).sum()}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracies and the mean loss."""
-        return classification_metrics(sums, self.accuracies)
 
-
-class ImageClassification(Classification):
-    """Classification of images as bytes; the size and number of classes are the settings of these names."""
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-        return 3, self.number("image_size"), self.number("image_size")
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return self.number("num_classes")
+class ImageClassification(ImageSizes, Classification):
+    """Classification of images as bytes."""
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images and labels."""

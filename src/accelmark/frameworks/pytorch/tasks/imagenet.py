@@ -1,121 +1,21 @@
-"""The ImageNet layout ``train/<synset>/*``, ``val/<synset>/*``, read with Pillow (without torchvision)."""
+"""Images of an ImageNet folder as tensors."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Final, final
+from collections.abc import Mapping
+from typing import final
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from accelmark.spec.errors import DataError
-
-MEAN: Final = (0.485, 0.456, 0.406)
-"""Mean of each channel over the training images, for values from 0 to 1; as published by torchvision."""
-STD: Final = (0.229, 0.224, 0.225)
-"""Standard deviation of each channel, from the same source."""
-_SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
-_AREA: Final = (0.08, 1.0)
-_RATIO: Final = (3 / 4, 4 / 3)
-_TRIES: Final = 10
-Box = tuple[float, float, float, float]
-"""Left, top, right, bottom."""
+from accelmark.train.tasks.image_folder import FolderImages
 
 
 @final
-class ImageFolder:
-    """The images of one split; an image's class is the index of its folder in sorted order.
-
-    Training samples are random resized crops (8 to 100 % of the area, ratio 3:4 to 4:3), flipped with probability
-    0.5; evaluation samples are centre crops of 224 of 256 pixels (Szegedy et al. 2015, arXiv:1409.4842), as for
-    ResNet's published accuracies. With ``draft``, training JPEGs are decoded at the smallest scale (1/2, 1/4 or 1/8)
-    that still covers the crop's pixels, which is faster and changes them.
-
-    Raises:
-        DataError: the split is missing or does not have ``num_classes`` class folders.
-    """
-
-    def __init__(
-        self, directory: Path, split: str, *, num_classes: int, size: int, train: bool, draft: bool = False
-    ) -> None:
-        folder = directory / split
-        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        if len(classes) != num_classes:
-            found = f"{len(classes)} class folders" if folder.is_dir() else "no such directory"
-            raise DataError(f"{folder}: expected {num_classes} class folders (<synset>/*.JPEG) here, found {found}")
-        self._files = [
-            (path, label)
-            for label, synset in enumerate(classes)
-            for path in sorted(synset.iterdir())
-            if path.suffix.lower() in _SUFFIXES
-        ]
-        if not self._files:
-            raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
-        self._size, self._train, self._draft = size, train, draft and train
-
-    def __len__(self) -> int:
-        return len(self._files)
+class ImageFolder(FolderImages):
+    """The images of one split, with random numbers of PyTorch."""
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image``, uint8 of shape (3, size, size), and ``label``."""
-        path, label = self._files[index]
-        with opened_image(path) as file:
-            box = _random_box(file.size, random) if self._train else centre_box(file.size)
-            if self._draft:
-                box = _drafted(file, box, self._size)
-            image = file.convert("RGB")
-        image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
-        if self._train and _uniform(random, 0.0, 1.0) < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        return {"image": pixels, "label": torch.tensor(label)}
-
-
-@contextmanager
-def opened_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; raises DataError where it is not readable, also while it is decoded."""
-    try:
-        with Image.open(path) as file:
-            yield file
-    except OSError as error:
-        raise DataError(f"{path}: is not a readable image: {error}") from error
-
-
-def _drafted(file: Image.Image, box: Box, size: int) -> Box:
-    """Let the decoder scale the image down as far as ``box`` keeps ``size`` pixels; returns the box at that scale."""
-    left, top, right, bottom = box
-    width, height = file.size
-    scale = next((each for each in (8, 4, 2) if min(right - left, bottom - top) >= each * size), 1)
-    file.draft(file.mode, (width // scale, height // scale))
-    across, down = file.size[0] / width, file.size[1] / height
-    return left * across, top * down, right * across, bottom * down
-
-
-def _random_box(size: tuple[int, int], random: torch.Generator) -> Box:
-    width, height = size
-    for _ in range(_TRIES):
-        area = width * height * _uniform(random, *_AREA)
-        ratio = math.exp(_uniform(random, math.log(_RATIO[0]), math.log(_RATIO[1])))
-        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < crop_width <= width and 0 < crop_height <= height:
-            left = math.floor(_uniform(random, 0, width - crop_width + 1))
-            top = math.floor(_uniform(random, 0, height - crop_height + 1))
-            return left, top, left + crop_width, top + crop_height
-    return centre_box(size)
-
-
-def centre_box(size: tuple[int, int]) -> Box:
-    """Return the centre square (left, top, right, bottom) with 224/256 of the shorter side."""
-    width, height = size
-    side = min(size) * 224 / 256
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
-
-
-def _uniform(random: torch.Generator, low: float, high: float) -> float:
-    return low + (high - low) * float(torch.rand((), generator=random, dtype=torch.float64))
+        sample = self.sample(index, lambda: float(torch.rand((), generator=random, dtype=torch.float64)))
+        return {name: torch.from_numpy(array) for name, array in sample.items()}

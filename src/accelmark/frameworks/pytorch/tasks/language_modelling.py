@@ -12,22 +12,14 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
-from accelmark.train.tasks.metrics import IGNORED, classification_metrics, language_model_metrics
+from accelmark.train.tasks.metrics import IGNORED, classification_metrics
+from accelmark.train.tasks.task_families import PredictedTokens
 
 
-class NextToken(TaskFamily):
-    """Next-token prediction over samples of ``seq_length + 1`` tokens; the last one is only predicted."""
+class NextToken(PredictedTokens, TaskFamily):
+    """Next-token prediction over samples of ``seq_length + 1`` tokens."""
 
-    tokens: ClassVar[str] = "tokens"
-    """Name of the batch's only tensor, of shape (batch, seq_length + 1)."""
     dtype: ClassVar[torch.dtype] = torch.int64
-    reported: ClassVar[Mapping[str, str]] = {"eval_loss": "eval_loss", "perplexity": "perplexity"}
-    """Metric of the case -> metric of the family."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens in the vocabulary."""
-        return self.number("vocab_size")
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random tokens."""
@@ -46,11 +38,6 @@ class NextToken(TaskFamily):
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Add up the cross entropies of the tokens."""
         return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(batch[self.tokens][:, 1:]).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the reported metrics of a held-out token."""
-        found = language_model_metrics(sums)
-        return {name: found[source] for name, source in self.reported.items()}
 
 
 class MaskedTokens(TaskFamily):

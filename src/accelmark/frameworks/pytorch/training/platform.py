@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
@@ -136,18 +136,19 @@ def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
     return threads
 
 
-def join_ranks(job: JobSpec, ranks: RankPlace, device: torch.device, *, needed: bool) -> dist.ProcessGroup | None:
+def join_ranks(
+    collectives: str | None, ranks: RankPlace, device: torch.device, *, needed: bool, store: Store | None = None
+) -> dist.ProcessGroup | None:
     """Open the process group if there are several ranks or it is ``needed``: gloo, and the device's own backend.
 
-    Returns a gloo group for control messages, which do not wait for the device.
+    Ranks meet at ``store``, else where the environment says. Returns a gloo group for control messages, which do not
+    wait for the device.
     """
     if ranks.world_size == 1 and not needed:
         return None
-    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{job.collective_backend}"
-    if ranks.world_size == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    else:
-        dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size)
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{collectives}"
+    meeting = HashStore() if store is None and ranks.world_size == 1 else store
+    dist.init_process_group(backend, store=meeting, rank=ranks.rank, world_size=ranks.world_size)
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     return group
 

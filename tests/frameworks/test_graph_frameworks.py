@@ -1,4 +1,4 @@
-"""JAX end to end, in the environment that ``accelmark env create jax`` makes."""
+"""JAX and TensorFlow end to end, in the environments that ``accelmark env create`` makes."""
 
 from __future__ import annotations
 
@@ -6,83 +6,49 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from accelmark.frameworks.jax.launch import COORDINATOR
-from accelmark.spec.job import JobSpec
-from accelmark.spec.perflog import PERFLOG_PREFIX
-from tests.cases.job_of import job_of
 from tests.cases.test_mini import write_idx
 from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
+from tests.frameworks.rank_jobs import (
+    COORDINATOR,
+    Events,
+    final_state,
+    losses,
+    rank_job,
+    run_job,
+    values,
+    write_plays,
+)
+from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
-SMALL = {
-    "model.hidden_size": 32, "model.intermediate_size": 64, "model.num_layers": 2, "model.seq_length": 32,
-    "model.eval_windows": 13, "batch_size": 8, "eval_batch_size": 4, "end.max_steps": 6, "precision": "fp32",
-    "log_every_steps": 2, "checkpoint.every_steps": 3, "threads": 1,
-}  # fmt: skip
-Events = list[tuple[str, dict[str, Any]]]
+LIBRARIES = {"jax": {"flax", "optax"}, "tensorflow": {"numpy"}}
+
+
+@pytest.fixture(scope="module", params=list(LIBRARIES))
+def framework(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def plays(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plays")
-    for name in ("macbeth", "richard-ii", "twelfth-night", "x", "y"):
-        words = np.random.default_rng(len(name)).choice(["love", "crown", "merry", "blood"], 3000)
-        (folder / f"{name}.md").write_text(" ".join(words))
-    return folder
-
-
-def jax_job(directory: Path, name: str, data: Mapping[str, Path], over: Mapping[str, Any], **changed: Any) -> Path:
-    path = job_of(name, directory, data, over)
-    job = JobSpec.model_validate_json(path.read_text())
-    key = job.key.model_copy(update={"framework": "jax"})
-    path.write_text(job.model_copy(update={"key": key, **changed}).model_dump_json())
-    return path
-
-
-def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
-    """Run the ranks of a job in the environment, and return rank 0's events."""
-    python = str(framework_python("jax"))
-    rank = [python, "-m", "accelmark.train.loop.rank", str(job)]
-    launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks)]
-    launcher += ["--free-port", COORDINATOR, "--"]
-    log = job.parent / "rank0.out.log"
-    log.unlink(missing_ok=True)
-    variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
-    command = [*launcher, *rank] if num_ranks > 1 else rank
-    subprocess.run(command, env={**os.environ, **variables}, timeout=timeout_s, check=False, capture_output=True)
-    lines = log.read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
-    return [(event["event"], event["value"]) for event in events]
-
-
-def values(events: Events, name: str) -> list[dict[str, Any]]:
-    return [value for found, value in events if found == name]
-
-
-def losses(events: Events) -> list[float]:
-    return [loss for window in values(events, "STEP_END") for loss in window["losses"]]
-
-
-def final_state(job: Path, step: int) -> dict[str, np.ndarray]:
-    with np.load(job.parent / "checkpoints" / f"step{step:09d}" / "state.npz") as arrays:
-        return dict(arrays)
+    return write_plays(tmp_path_factory.mktemp("plays"))
 
 
 @pytest.fixture(scope="module")
-def one_rank(plays: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
-    job = jax_job(tmp_path_factory.mktemp("one") / "j", "llama_mini", {"shakespeare": plays}, SMALL)
+def one_rank(framework: str, plays: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
+    job = rank_job(framework, tmp_path_factory.mktemp("one") / "j", "llama_mini", {"shakespeare": plays}, SMALL)
     return job, run_job(job)
 
 
-def test_a_rank_trains_evaluates_and_reports_what_the_audit_reads(one_rank: tuple[Path, Events]) -> None:
+def test_a_rank_trains_evaluates_and_reports_what_the_audit_reads(
+    framework: str, one_rank: tuple[Path, Events]
+) -> None:
     _, events = one_rank
     (finished,) = values(events, "FINISHED")
     assert (finished["state"], finished["end_reason"], finished["global_steps"]) == ("completed", "max_steps", 6)
@@ -97,13 +63,13 @@ def test_a_rank_trains_evaluates_and_reports_what_the_audit_reads(one_rank: tupl
     assert started["num_parameters"] == weights + vocabulary * hidden + (2 * layers + 1) * hidden
     assert len(started["checkpoint_hash"]) == len(started["parameter_hash"]) == 64
     assert (started["optimizer_class"], started["compute_type"]) == ("AdamW", "float32")
-    assert started["library_versions"].keys() >= {"flax", "optax"}
+    assert started["library_versions"].keys() >= LIBRARIES[framework]
 
 
 def test_two_ranks_train_as_one_with_the_same_global_batch(
-    one_rank: tuple[Path, Events], plays: Path, tmp_path: Path
+    framework: str, one_rank: tuple[Path, Events], plays: Path, tmp_path: Path
 ) -> None:
-    job = jax_job(tmp_path / "two", "llama_mini", {"shakespeare": plays}, {**SMALL, "batch_size": 4})
+    job = rank_job(framework, tmp_path / "two", "llama_mini", {"shakespeare": plays}, {**SMALL, "batch_size": 4})
     events = run_job(job, num_ranks=2)
     assert values(events, "INIT_END")[0]["world_size"] == 2
     np.testing.assert_allclose(losses(events), losses(one_rank[1]), rtol=2e-5)
@@ -115,13 +81,15 @@ def test_two_ranks_train_as_one_with_the_same_global_batch(
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
-def test_a_resumed_job_continues_exactly(one_rank: tuple[Path, Events], plays: Path, tmp_path: Path) -> None:
+def test_a_resumed_job_continues_exactly(
+    framework: str, one_rank: tuple[Path, Events], plays: Path, tmp_path: Path
+) -> None:
     data, place = {"shakespeare": plays}, tmp_path / "resumed"
     over = {**SMALL, "schedule.name": "constant", "schedule.warmup_ratio": 0.0}
-    whole = jax_job(tmp_path / "whole", "llama_mini", data, over)
+    whole = rank_job(framework, tmp_path / "whole", "llama_mini", data, over)
     expected = losses(run_job(whole))
-    run_job(jax_job(place, "llama_mini", data, {**over, "end.max_steps": 3}))
-    again = jax_job(place, "llama_mini", data, over, resume=True)
+    run_job(rank_job(framework, place, "llama_mini", data, {**over, "end.max_steps": 3}))
+    again = rank_job(framework, place, "llama_mini", data, over, resume=True)
     events = run_job(again)
     assert values(events, "TRAIN_START")[0]["global_steps"] == 3
     assert losses(events) == expected[3:]
@@ -131,18 +99,18 @@ def test_a_resumed_job_continues_exactly(one_rank: tuple[Path, Events], plays: P
 
 @pytest.mark.parametrize(("precision", "compute_type"), [("bf16", "bfloat16"), ("fp16", "float16")])
 def test_half_precisions_learn_with_weights_in_fp32(
-    plays: Path, tmp_path: Path, precision: str, compute_type: str
+    framework: str, plays: Path, tmp_path: Path, precision: str, compute_type: str
 ) -> None:
-    job = jax_job(tmp_path / "j", "llama_mini", {"shakespeare": plays}, {**SMALL, "precision": precision})
+    job = rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, {**SMALL, "precision": precision})
     events = run_job(job)
     assert values(events, "FINISHED")[0]["state"] == "completed"
     assert values(events, "INIT_END")[0]["compute_type"] == compute_type
     assert losses(events)[-1] < losses(events)[0]
-    weights = {name: array for name, array in final_state(job, 6).items() if "parameters" in name}
+    weights = {name: array for name, array in final_state(job, 6).items() if "parameters" in name or "model." in name}
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
 
 
-def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(tmp_path: Path) -> None:
+def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(framework: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for prefix, count in (("train", 64), ("t10k", 20)):
         images = random.integers(0, 255, (count, 28, 28), dtype=np.uint8)
@@ -153,7 +121,7 @@ def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(
         "batch_size": 16, "eval_batch_size": 7, "end.max_epochs": 1, "precision": "fp32", "threads": 1,
         "checkpoint.every_steps": 2, "log_every_steps": 2,
     }  # fmt: skip
-    job = jax_job(tmp_path / "j", "resnet_mini", {"fashion_mnist": tmp_path}, over)
+    job = rank_job(framework, tmp_path / "j", "resnet_mini", {"fashion_mnist": tmp_path}, over)
     events = run_job(job)
     (finished,) = values(events, "FINISHED")
     assert (finished["num_parameters"], finished["flops_per_sample"]) == (77_866, 15_343_360)
@@ -162,24 +130,24 @@ def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(
     assert any(np.abs(array).max() > 0 for array in statistics)
 
 
-def test_memory_that_does_not_suffice_is_named_with_what_to_do(plays: Path, tmp_path: Path) -> None:
-    over = {**SMALL, "model.hidden_size": 1 << 22, "model.num_heads": 1}
-    events = run_job(jax_job(tmp_path / "j", "llama_mini", {"shakespeare": plays}, over))
+def test_memory_that_does_not_suffice_is_named_with_what_to_do(framework: str, plays: Path, tmp_path: Path) -> None:
+    over = {**SMALL, "model.intermediate_size": 1 << 34}
+    events = run_job(rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, over))
     (finished,) = values(events, "FINISHED")
     assert finished["end_reason"] == "out_of_memory", finished["message"]
     assert "try a smaller batch_size" in finished["message"]
 
 
-def test_settings_that_jax_does_not_have_are_refused_at_planning() -> None:
+def test_settings_that_the_framework_does_not_have_are_refused_at_planning(framework: str) -> None:
     for setting in ("parallelism=fsdp2", "compile=default", "precision=fp8"):
-        done = run_accelmark("train", "llama_mini:jax:CPU", "--vendor", "cpu", "--set", setting, "--dry-run")
+        done = run_accelmark("train", f"llama_mini:{framework}:CPU", "--vendor", "cpu", "--set", setting, "--dry-run")
         assert done.returncode == 2
-        assert "is refused by jax" in done.stderr
+        assert f"is refused by {framework}" in done.stderr
 
 
-def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(tmp_path: Path) -> None:
-    cluster = {"environments": {"jax": str(framework_environment("jax"))}, "vendor": "cpu"}
-    case = {"key": "llama_mini:jax:CPU:1:2", "settings": {**SMALL}}
+def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(framework: str, tmp_path: Path) -> None:
+    cluster = {"environments": {framework: str(framework_environment(framework))}, "vendor": "cpu"}
+    case = {"key": f"llama_mini:{framework}:CPU:1:2", "settings": {**SMALL}}
     (tmp_path / "run.yaml").write_text(json.dumps({"open": True, "cluster": cluster, "cases": [case]}))
     run = tmp_path / "run"
     done = run_accelmark("run", str(tmp_path / "run.yaml"), "--out", str(run), timeout_s=400)
@@ -195,10 +163,10 @@ def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(tmp_path:
     assert (found["num_replayed_steps"] > 0, found["findings"]) == (True, [])
 
 
-def test_a_stopped_rank_ends_in_step_and_says_so(plays: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, plays: Path, tmp_path: Path) -> None:
     over = {**SMALL, "end.max_steps": 100000, "log_every_steps": 5}
-    job = jax_job(tmp_path / "j", "llama_mini", {"shakespeare": plays}, over)
-    python = str(framework_python("jax"))
+    job = rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, over)
+    python = str(framework_python(framework))
     variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent), COORDINATOR: ""}
     command = [python, "-m", "accelmark.train.loop.rank", str(job)]
     log = job.parent / "rank0.out.log"

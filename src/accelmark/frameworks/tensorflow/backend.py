@@ -1,0 +1,159 @@
+"""The training backend of TensorFlow: data parallel, one process per device, each step one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, final
+
+import numpy as np
+import tensorflow as tf
+
+from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
+from accelmark.frameworks.tensorflow.case import TrainCase
+from accelmark.frameworks.tensorflow.comparison import Comparison
+from accelmark.frameworks.tensorflow.ranks import Ranks
+from accelmark.frameworks.tensorflow.step import Step
+from accelmark.spec.events import Event
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.loop.contract import Backend
+from accelmark.train.tasks.arrays import Arrays
+
+_COMPUTE_TYPES: Final = {"bf16": tf.bfloat16, "fp16": tf.float16}
+_COUNTED_SAMPLES: Final = 2
+
+
+def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
+    """Return the backend of a rank."""
+    return TensorFlowBackend(job, train, place, log)
+
+
+@final
+class Losses:
+    """Losses stay on the device until a window is read."""
+
+    def keep(self, loss: Any) -> Any:
+        """Return the loss."""
+        return loss
+
+    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+        """Return a function that waits for the losses."""
+        return lambda: [float(loss) for loss in kept]
+
+
+@final
+class TensorFlowBackend(ArrayBackend[TrainCase]):
+    """One rank's training in TensorFlow."""
+
+    framework, title, case_base = "tensorflow", "TensorFlow", TrainCase
+
+    def open_device(self) -> OpenedDevice:
+        """Open the device in the precision of the settings, and join the ranks."""
+        self.losses = Losses()
+        self._ranks = ranks = Ranks(self.job, self.settings, self.place)
+        precision = self.settings.precision
+        if precision == "tf32" and ranks.is_cpu:
+            precision = "fp32"
+        index = None if ranks.is_cpu else self.place.local_rank
+        return OpenedDevice(self.job.device_type, ranks.name, index, ranks.threads, precision)
+
+    def open_case(self, found: type[TrainCase]) -> TrainCase:
+        """Return the case with the type in which its model computes."""
+        dtype = _COMPUTE_TYPES.get(self.settings.precision, tf.float32)
+        return found(self.settings, self.job.data_dirs, self.place, dtype)
+
+    def build_model(self) -> str:
+        """Build the model with the same weights on every rank."""
+        self._step_graph = Step(self.case, self.settings, self._ranks)
+        return type(self._step_graph.model).__name__
+
+    def parameters(self) -> NamedArrays:
+        """Return copies of the parameters."""
+        return {name: each.numpy() for name, each in self._step_graph.parameters.items()}
+
+    def count_flops(self) -> float | None:
+        """Return the FLOPs of a sample, counted in the graph of the gradients."""
+        try:
+            return self._step_graph.count_flops(self.case.synthetic_batch(_COUNTED_SAMPLES)) / _COUNTED_SAMPLES
+        except ValueError as error:
+            self.log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {error}"})
+            return None
+
+    def build_training(self) -> None:
+        """Build the optimizer."""
+        self.timed(Event.CREATE_OPTIMIZER, self._step_graph.build_optimizer)
+
+    def compute_type(self) -> str:
+        """Return the type of the case's matrix products."""
+        return str(tf.as_dtype(self.case.dtype).name)
+
+    def versions(self) -> tuple[str, dict[str, str]]:
+        """Return the versions of TensorFlow and NumPy."""
+        return tf.__version__, {"numpy": np.__version__}
+
+    def to_device(self, batch: Arrays) -> Any:
+        """Return a batch on the device."""
+        return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+
+    def take_step(self, batches: list[Any], learning_rate: float) -> Any:
+        """Take one optimizer step."""
+        return self._step_graph.take(batches, tf.constant(learning_rate, tf.float32))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate with the running statistics of rank 0, which it also saves."""
+        if self.world_size > 1:
+            parameters = self._step_graph.parameters
+            for name, variable in self._step_graph.variables.items():
+                if name not in parameters:
+                    variable.assign(self._ranks.gather(variable)[0])
+        yield
+
+    def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
+        """Evaluate a batch."""
+        found: Mapping[str, Any] = self._step_graph.sums(self.to_device(batch))
+        return found
+
+    def state(self) -> NamedArrays:
+        """Return model, optimizer and loss scale."""
+        return {name: each.numpy() for name, each in self._step_graph.state().items()}
+
+    def set_state(self, arrays: NamedArrays) -> None:
+        """Set model, optimizer and loss scale."""
+        for name, variable in self._step_graph.state().items():
+            variable.assign(arrays[name])
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+        return Comparison(self.case, self._step_graph, self.to_device)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._ranks.synchronize()
+
+    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
+        """Return the maximum of each value over all ranks, which is computed at once."""
+        found = self._ranks.gather(np.array(values)).max(0)
+        return lambda: [float(value) for value in found]
+
+    def mean(self, values: list[float]) -> list[float]:
+        """Return the mean of each value over all ranks."""
+        if self.world_size == 1 or not values:
+            return values
+        return [float(value) for value in self._ranks.gather(np.array(values)).mean(0)]
+
+    def peak_memory_mib(self) -> float | None:
+        """Return the largest allocation on this rank's device; None on the CPU."""
+        return self._ranks.peak_memory_mib()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether TensorFlow could not allocate memory."""
+        return isinstance(error, tf.errors.ResourceExhaustedError)
+
+    def close(self, *, together: bool) -> None:
+        """Leave the process group, in step with the other ranks."""
+        if together:
+            self._ranks.leave()

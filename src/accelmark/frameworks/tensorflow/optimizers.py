@@ -1,0 +1,68 @@
+"""The optimizers that settings can name, with PyTorch's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import tensorflow as tf
+
+from accelmark.spec.settings import OptimizerSettings
+
+
+@final
+class Optimizer:
+    """SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step."""
+
+    def __init__(self, settings: OptimizerSettings, parameters: Mapping[str, Any]) -> None:
+        """Make the state of each parameter."""
+        self._settings, self._parameters = settings, parameters
+        slots = ("momentum",) if settings.name == "sgd" else ("mean", "square")
+        self._slots = {slot: {name: _like(each) for name, each in parameters.items()} for slot in slots}
+        self._count = tf.Variable(0.0, trainable=False)
+
+    def variables(self) -> dict[str, Any]:
+        """Return the state by name."""
+        slots = {f"{slot}.{name}": each for slot, named in self._slots.items() for name, each in named.items()}
+        return {**slots, "count": self._count}
+
+    def apply(self, gradients: Mapping[str, Any], rate: Any) -> None:
+        """Move each parameter by its step times the learning rate."""
+        self._count.assign_add(1.0)
+        for name, parameter in self._parameters.items():
+            decays = self._settings.decay_norm_and_bias or parameter.shape.rank > 1
+            decay = self._settings.weight_decay * parameter if decays else tf.zeros_like(parameter)
+            parameter.assign_sub(rate * self._step(name, gradients[name], parameter, decay))
+
+    def _step(self, name: str, gradient: Any, parameter: Any, decay: Any) -> Any:
+        match self._settings.name:
+            case "sgd":
+                return self._momentum(name, gradient + decay)
+            case "adam":
+                return self._adam(name, gradient + decay)
+            case "adamw":
+                return self._adam(name, gradient) + decay
+            case "lamb":
+                step = self._adam(name, gradient) + decay
+                norm, step_norm = tf.norm(parameter), tf.norm(step)
+                usable = (norm > 0) & (step_norm > 0)
+                return step * tf.where(usable, norm / tf.where(usable, step_norm, 1.0), 1.0)
+
+    def _momentum(self, name: str, gradient: Any) -> Any:
+        settings = self._settings
+        if not settings.momentum:
+            return gradient
+        moved = self._slots["momentum"][name].assign(settings.momentum * self._slots["momentum"][name] + gradient)
+        return gradient + settings.momentum * moved if settings.nesterov else moved
+
+    def _adam(self, name: str, gradient: Any) -> Any:
+        beta1, beta2 = self._settings.beta1, self._settings.beta2
+        mean, square = self._slots["mean"][name], self._slots["square"][name]
+        mean = mean.assign(beta1 * mean + (1 - beta1) * gradient)
+        square = square.assign(beta2 * square + (1 - beta2) * tf.square(gradient))
+        corrected = mean / (1 - beta1**self._count)
+        return corrected / (tf.sqrt(square / (1 - beta2**self._count)) + self._settings.eps)
+
+
+def _like(parameter: Any) -> Any:
+    return tf.Variable(tf.zeros_like(parameter), trainable=False)

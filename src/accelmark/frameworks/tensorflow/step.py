@@ -1,0 +1,128 @@
+"""One optimizer step and the evaluation of one batch, as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
+
+import numpy as np
+import tensorflow as tf
+
+from accelmark.frameworks.tensorflow.case import Batch, TrainCase
+from accelmark.frameworks.tensorflow.counting import count_flops
+from accelmark.frameworks.tensorflow.layers import named_variables, set_training
+from accelmark.frameworks.tensorflow.optimizers import Optimizer
+from accelmark.frameworks.tensorflow.ranks import Ranks
+from accelmark.spec.settings import TrainSettings
+
+_FIRST_SCALE: Final = 2.0**15
+_GROWTH_STEPS: Final = 2000
+"""Steps without overflow after which the loss scale doubles; an overflow halves it (Micikevicius et al. 2017)."""
+
+
+def _graph(function: Callable[..., Any]) -> Any:
+    """Return a function that is traced once for each shape of its arguments; Python decides while it is traced."""
+    return tf.function(function, autograph=False)
+
+
+@final
+class Step:
+    """A case's model with its optimizer; gradients are averaged over the ranks."""
+
+    def __init__(self, case: TrainCase, settings: TrainSettings, ranks: Ranks) -> None:
+        """Build the model, the same on every rank."""
+        self._case, self._settings, self._ranks = case, settings, ranks
+        self.model: Any = case.build_model(np.random.default_rng(settings.seed))
+        self.variables = named_variables(self.model)
+        """All variables of the model by name."""
+        self.parameters = {name: each for name, each in self.variables.items() if each.trainable}
+        self._optimizer: Optimizer | None = None
+        self._scale: Any = None
+        self.take: Any = _graph(lambda batches, rate: ranks.run(self._take, (batches, rate)))
+        """``take(batches, learning rate) -> loss``."""
+        self.sums: Any = _graph(self._sums)
+        """``sums(batch) -> sums of the case``."""
+        self.outputs: Any = _graph(self._outputs)
+        """``outputs(batch) -> the model's outputs in training mode``."""
+
+    def build_optimizer(self) -> None:
+        """Make the optimizer's state, and the loss scale of fp16."""
+        self._optimizer = Optimizer(self._settings.optimizer, self.parameters)
+        if self._settings.precision == "fp16":
+            self._scale = tf.Variable(_FIRST_SCALE, trainable=False)
+            self._finite_steps = tf.Variable(0.0, trainable=False)
+
+    def state(self) -> dict[str, Any]:
+        """Return all variables that a step changes by name."""
+        found = {f"model.{name}": each for name, each in self.variables.items()}
+        if self._optimizer is not None:
+            found |= {f"optimizer.{name}": each for name, each in self._optimizer.variables().items()}
+        if self._scale is not None:
+            found |= {"scale.value": self._scale, "scale.finite_steps": self._finite_steps}
+        return found
+
+    def _gradients(self, batch: Batch, scale: Any) -> tuple[Any, list[Any]]:
+        parameters = list(self.parameters.values())
+        with tf.GradientTape() as tape:
+            loss = self._case.loss(self.model, batch)
+            scaled = loss if scale is None else loss * scale
+        return loss, [tf.convert_to_tensor(each) for each in tape.gradient(scaled, parameters)]
+
+    def count_flops(self, batch: Mapping[str, np.ndarray]) -> float:
+        """Return the FLOPs of loss and gradients of a batch, which are traced and not computed."""
+        set_training(self.model, training=True)
+        shapes = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
+        return count_flops(_graph(lambda given: self._gradients(given, None)).get_concrete_function(shapes))
+
+    def _take(self, batches: list[Batch], rate: Any) -> Any:
+        """Apply the mean of all ranks' gradients, clipped, on each rank with its own batches."""
+        set_training(self.model, training=True)
+        total: Any = 0.0
+        gradients: list[Any] = []
+        for batch in batches:
+            loss, found = self._gradients(batch, self._scale)
+            found = [each / len(batches) for each in found]
+            gradients = [old + new for old, new in zip(gradients, found, strict=True)] if gradients else found
+            total += loss / len(batches)
+        if self._scale is not None:
+            gradients = [each / self._scale for each in gradients]
+        total, *gradients = self._ranks.mean_of([total, *gradients])
+        norm = tf.linalg.global_norm(gradients)
+        if self._settings.gradient_clip_norm is not None:
+            factor = tf.minimum(1.0, self._settings.gradient_clip_norm / (norm + 1e-6))
+            gradients = [each * factor for each in gradients]
+        named = dict(zip(self.parameters, gradients, strict=True))
+        if self._scale is None:
+            self._apply(named, rate)
+        else:  # a step whose scaled gradients overflowed is skipped
+            finite = tf.math.is_finite(norm)
+            tf.cond(finite, lambda: self._apply(named, rate), lambda: 0.0)
+            self._rescale(finite)
+        return total
+
+    def _apply(self, gradients: Mapping[str, Any], rate: Any) -> float:
+        if self._optimizer is None:
+            raise RuntimeError("build_optimizer() was not called")
+        self._optimizer.apply(gradients, rate)
+        return 0.0
+
+    def _rescale(self, finite: Any) -> None:
+        steps = self._finite_steps.assign(tf.where(finite, self._finite_steps + 1, 0.0))
+        grows = steps >= _GROWTH_STEPS
+        self._scale.assign(self._scale * tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5))
+        self._finite_steps.assign(tf.where(grows, 0.0, steps))
+
+    def _sums(self, batch: Batch) -> dict[str, Any]:
+        set_training(self.model, training=False)
+        return self._case.eval_sums(self.model, batch)
+
+    def _outputs(self, batch: Batch) -> Any:
+        set_training(self.model, training=True)
+        kept: list[Any] = []
+
+        def recorded(*inputs: Any) -> Any:
+            kept.append(self.model(*inputs))
+            return kept[-1]
+
+        self._case.loss(recorded, batch)
+        return kept[0]

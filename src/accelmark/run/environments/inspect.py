@@ -1,0 +1,65 @@
+"""Find frameworks of this machine that are installed and cannot be used: in this Python and in each environment."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Final
+
+from accelmark.run.environments.registry import Environment, registered
+from accelmark.run.host import HostError, SubprocessHost
+from accelmark.run.preflight.packages import (
+    RANK_NEEDS,
+    broken_imports,
+    create_command,
+    package_facts,
+    package_problems,
+    python_path,
+)
+from accelmark.spec.cluster import HostSpec, environment_python
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
+from accelmark.spec.plugins.framework import FrameworkSpec
+from accelmark.spec.plugins.requirements import Need, distributions
+from accelmark.telemetry.detect import default_vendor
+
+_HERE: Final = SubprocessHost(HostSpec(address="localhost"))
+
+
+def broken_frameworks() -> list[str]:
+    """Return a line for each problem, with the command that repairs it.
+
+    Raises:
+        HostError: this Python cannot be run.
+    """
+    return asyncio.run(_all())
+
+
+async def _all() -> list[str]:
+    names, vendor = folders("frameworks"), default_vendor()
+    checks = [_broken_here(load_framework(name)) for name in names]
+    checks += [_broken_environment(one, vendor) for one in registered().values() if one.framework in names]
+    return [line for found in await asyncio.gather(*checks) for line in found]
+
+
+async def _broken_here(framework: FrameworkSpec) -> list[str]:
+    """Return the installed modules of a framework in this Python that cannot be imported."""
+    facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
+    found = broken_imports(_HERE.name, facts, framework, create_command(framework.name))
+    return [f"{problem.what}: run {problem.hint}" for problem in found]
+
+
+async def _broken_environment(environment: Environment, vendor: str) -> list[str]:
+    """Return what an environment lacks for a vendor's devices, and its modules that cannot be imported."""
+    framework, path = load_framework(environment.framework), environment.path
+    try:
+        requirements = (*framework.requires, *framework_device(load_vendor(vendor), framework.name).requires)
+    except RequestError:  # the vendor has no such framework, which the inventory reports
+        requirements = framework.requires
+    needs = [*RANK_NEEDS, *(Need(requirement=one, needed_by=f"framework {framework.name}") for one in requirements)]
+    try:
+        facts = await package_facts(_HERE, environment_python(path), distributions(needs), framework.checked_imports)
+    except HostError as error:
+        return [f"{error.what}: run {create_command(framework.name, path)}"]
+    problems = package_problems(_HERE.name, facts, needs, [], framework, path)
+    return [f"{path}: {problem.what}: run {problem.hint}" for problem in problems]

@@ -1,0 +1,73 @@
+"""The parts of cases and task families that are the same for tensors and for NumPy arrays: settings and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+
+
+class ModelSettings:
+    """The case's own settings (``settings.model``)."""
+
+    settings: TrainSettings
+
+    def number(self, name: str) -> int:
+        """Return one of the case's own integer settings."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a whole number")
+        return value
+
+    def real(self, name: str) -> float:
+        """Return one of the case's own numbers."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a number")
+        return float(value)
+
+
+class Classified:
+    """Classification with one label per sample."""
+
+    accuracies: ClassVar[Mapping[str, int]] = {"top1": 1}
+    """Metric -> number of best classes among which the label has to be."""
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the accuracies and the mean loss."""
+        return classification_metrics(sums, self.accuracies)
+
+
+class ImageSizes(ModelSettings):
+    """Images as bytes; the size and number of classes are the settings of these names."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return 3, self.number("image_size"), self.number("image_size")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.number("num_classes")
+
+
+class PredictedTokens(ModelSettings):
+    """Next-token prediction over samples of ``seq_length + 1`` tokens; the last one is only predicted."""
+
+    tokens: ClassVar[str] = "tokens"
+    """Name of the batch's only array or tensor, of shape (batch, seq_length + 1)."""
+    reported: ClassVar[Mapping[str, str]] = {"eval_loss": "eval_loss", "perplexity": "perplexity"}
+    """Metric of the case -> metric of the family."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.number("vocab_size")
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the reported metrics of a held-out token."""
+        found = language_model_metrics(sums)
+        return {name: found[source] for name, source in self.reported.items()}

@@ -1,0 +1,77 @@
+"""Jobs of a framework, whose ranks run in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accelmark.spec.job import JobSpec
+from accelmark.spec.perflog import PERFLOG_PREFIX
+from tests.cases.job_of import job_of
+from tests.frameworks.environments import SOURCE, framework_python
+
+COORDINATOR = "ACCELMARK_COORDINATOR"
+SMALL_LLAMA = {
+    "model.hidden_size": 32, "model.intermediate_size": 64, "model.num_layers": 2, "model.seq_length": 32,
+    "model.eval_windows": 13, "batch_size": 8, "eval_batch_size": 4, "end.max_steps": 6, "precision": "fp32",
+    "log_every_steps": 2, "checkpoint.every_steps": 3, "threads": 1,
+}  # fmt: skip
+Events = list[tuple[str, dict[str, Any]]]
+
+
+def write_plays(folder: Path) -> Path:
+    """Write plays of random words."""
+    for name in ("macbeth", "richard-ii", "twelfth-night", "x", "y"):
+        words = np.random.default_rng(len(name)).choice(["love", "crown", "merry", "blood"], 3000)
+        (folder / f"{name}.md").write_text(" ".join(words))
+    return folder
+
+
+def rank_job(
+    framework: str, directory: Path, name: str, data: Mapping[str, Path], over: Mapping[str, Any], **changed: Any
+) -> Path:
+    """Write the job of a case in a framework."""
+    path = job_of(name, directory, data, over)
+    job = JobSpec.model_validate_json(path.read_text())
+    key = job.key.model_copy(update={"framework": framework})
+    path.write_text(job.model_copy(update={"key": key, **changed}).model_dump_json())
+    return path
+
+
+def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
+    """Run the ranks of a job in the environment, and return rank 0's events."""
+    python = str(framework_python(JobSpec.model_validate_json(job.read_text()).key.framework))
+    rank = [python, "-m", "accelmark.train.loop.rank", str(job)]
+    launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks)]
+    launcher += ["--free-port", COORDINATOR, "--"]
+    log = job.parent / "rank0.out.log"
+    log.unlink(missing_ok=True)
+    variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
+    command = [*launcher, *rank] if num_ranks > 1 else rank
+    done = subprocess.run(command, env={**os.environ, **variables}, timeout=timeout_s, check=False, capture_output=True)
+    assert log.is_file(), done.stderr.decode()
+    lines = log.read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
+    return [(event["event"], event["value"]) for event in events]
+
+
+def values(events: Events, name: str) -> list[dict[str, Any]]:
+    """Return the values of all events of a name."""
+    return [value for found, value in events if found == name]
+
+
+def losses(events: Events) -> list[float]:
+    """Return the loss of every step."""
+    return [loss for window in values(events, "STEP_END") for loss in window["losses"]]
+
+
+def final_state(job: Path, step: int) -> dict[str, np.ndarray]:
+    """Return the arrays of a checkpoint."""
+    with np.load(job.parent / "checkpoints" / f"step{step:09d}" / "state.npz") as arrays:
+        return dict(arrays)

@@ -1,0 +1,149 @@
+"""Standard cases in JAX and TensorFlow: counted at full size, compared with PyTorch and trained at reduced size."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from accelmark.spec.plugins.catalog import load_case
+from tests.cases.flops import published_flops
+from tests.cases.test_full_size import PARAMETERS
+from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
+from tests.frameworks.rank_jobs import final_state, losses, rank_job, run_job, values
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+CASES = [("resnet50", "jax"), ("resnet50", "tensorflow"), ("llama2_7b", "jax")]
+SMALL = {
+    # Large enough for the biased running variance of JAX, whose error is one over the samples of a channel.
+    "resnet50": {"image_size": 128, "num_classes": 5, **{f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}},
+    "llama2_7b": {
+        "num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2,
+        "vocab_size": 300, "seq_length": 32,
+    },
+}  # fmt: skip
+COMMON = {
+    "precision": "fp32", "parallelism": "ddp", "threads": 1, "batch_size": 8, "eval_batch_size": 3,
+    "activation_checkpointing": "off", "log_every_steps": 1, "checkpoint.keep": 3,
+    "schedule.name": "constant", "schedule.warmup_ratio": 0.0, "schedule.warmup_steps": 0,
+}  # fmt: skip
+COUNTED = {
+    "jax": """
+import jax
+from flax import nnx
+from accelmark.frameworks.jax.counting import count_flops
+made = case_of(jax.numpy.bfloat16)
+model = nnx.eval_shape(lambda: made.build_model(nnx.Rngs(0)))
+graph, parameters, rest = nnx.split(model, nnx.Param, ...)
+batch = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in made.synthetic_batch(1).items()}
+loss = lambda parameters, rest, batch: made.loss(nnx.merge(graph, parameters, rest, copy=True), batch)
+flops = count_flops(jax.grad(loss), parameters, rest, batch)
+print(json.dumps([sum(leaf.size for leaf in jax.tree.leaves(parameters)), flops]))
+""",
+    "tensorflow": """
+import tensorflow as tf
+from accelmark.frameworks.tensorflow.step import Step
+class OneRank:
+    def run(self, function, arguments):
+        return function(*arguments)
+made = case_of(tf.bfloat16)
+step = Step(made, made.settings, OneRank())
+flops = step.count_flops(made.synthetic_batch(1))
+print(json.dumps([sum(int(each.shape.num_elements()) for each in step.parameters.values()), flops]))
+""",
+}
+CASE = """
+import importlib, json, sys
+from accelmark.spec.plugins.catalog import load_case
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings import TrainSettings
+
+def case_of(dtype):
+    settings = TrainSettings.model_validate({**load_case(sys.argv[1]).train.settings, "loader": {"synthetic": True}})
+    module = importlib.import_module(f"accelmark.cases.{sys.argv[1]}.{sys.argv[2]}")
+    return module.Case(settings, {}, RankPlace(), dtype)
+"""
+
+
+@pytest.mark.parametrize(("case", "framework"), CASES)
+def test_a_case_has_the_published_parameters_and_operations_at_full_size(case: str, framework: str) -> None:
+    command = [str(framework_python(framework)), "-c", CASE + COUNTED[framework], case, framework]
+    variables = {"PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    parameters, flops = json.loads(done.stdout.splitlines()[-1])
+    expected, source = PARAMETERS[case]
+    assert parameters == expected, source
+    train = load_case(case).train
+    assert train is not None
+    assert flops == published_flops(case, train.settings["model"])
+
+
+@pytest.mark.parametrize(("case", "framework"), CASES)
+def test_a_case_of_reduced_size_computes_what_pytorch_computes(case: str, framework: str) -> None:
+    cache = framework_environment(framework).parent / "cache"
+    changed = {**{f"model.{name}": value for name, value in SMALL[case].items()}, **COMMON}
+    settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
+    given = ("check", "case", case, "--frameworks", framework, "--synthetic", "--steps", "2", "--vendor", "cpu")
+    done = run_accelmark(*given, *settings, "--json", timeout_s=800, ACCELMARK_CACHE=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (check,) = json.loads(done.stdout)
+    assert [(job["framework"], job["num_ranks"]) for job in check["jobs"]] == [(framework, 1), (framework, 2)]
+
+
+@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
+def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framework: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for label in range(5):
+            folder = tmp_path / "imagenet" / split / f"n{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (140, 150, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.JPEG")
+    over = {
+        **COMMON, **{f"model.{name}": value for name, value in SMALL["resnet50"].items()}, "batch_size": 4,
+        "end.max_epochs": 1, "evaluate.every_epochs": 1, "checkpoint.every_steps": 5, "loader.num_workers": 2,
+    }  # fmt: skip
+    job = rank_job(framework, tmp_path / "job", "resnet50", {"imagenet": tmp_path / "imagenet"}, over)
+    events = run_job(job)
+    (finished,) = values(events, "FINISHED")
+    assert (finished["state"], finished["global_steps"]) == ("completed", 5), finished["message"]
+    assert finished["final_metrics"].keys() == {"top1", "top5", "eval_loss"}
+    assert finished["final_metrics"]["top5"] == 1.0, "of five classes"
+    assert np.isfinite(losses(events)).all()
+    assert values(events, "STEP_END")[0]["learning_rate"] == pytest.approx(0.1 * 4 / 256)
+    assert final_state(job, 5)
+
+
+def test_llama2_trains_in_jax_on_token_shards_resumes_exactly_and_recomputes_activations(tmp_path: Path) -> None:
+    for split, count in (("train", 4000), ("val", 400)):
+        (tmp_path / "tokens" / split).mkdir(parents=True)
+        tokens = np.random.default_rng(count).integers(0, 100, count, dtype=np.uint16)
+        np.save(tmp_path / "tokens" / split / "tokens.npy", tokens)
+    data = {"llama_tokens": tmp_path / "tokens"}
+    over = {
+        **COMMON, **{f"model.{name}": value for name, value in SMALL["llama2_7b"].items()},
+        "end.max_steps": 6, "checkpoint.every_steps": 3, "optimizer.lr": 0.003, "loader.num_workers": 2,
+    }  # fmt: skip
+    whole = rank_job("jax", tmp_path / "whole", "llama2_7b", data, over)
+    events = run_job(whole)
+    expected = losses(events)
+    assert expected[-1] < expected[0]
+    recomputed = {**over, "activation_checkpointing": "full", "end.max_steps": 2}
+    others = run_job(rank_job("jax", tmp_path / "recomputed", "llama2_7b", data, recomputed))
+    np.testing.assert_allclose(losses(others), expected[:2], rtol=1e-5)
+    assert values(others, "FINISHED")[0]["flops_per_sample"] == values(events, "FINISHED")[0]["flops_per_sample"]
+    run_job(rank_job("jax", tmp_path / "part", "llama2_7b", data, {**over, "end.max_steps": 3}))
+    again = rank_job("jax", tmp_path / "part", "llama2_7b", data, over, resume=True)
+    assert losses(run_job(again)) == expected[3:]
+    ours, theirs = final_state(again, 6), final_state(whole, 6)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
