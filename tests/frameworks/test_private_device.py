@@ -144,7 +144,7 @@ def resume(name, fused):
     training.optimizer.step()
     saved.save(Progress())
     resumed, loaded = checkpoints(settings, directory)
-    loaded.load(loaded.newest())
+    loaded.load(loaded.newest(lambda values: lambda: values))
     states = [list(each.optimizer.state.values()) for each in (training, resumed)]
     devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
     same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)
