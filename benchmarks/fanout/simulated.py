@@ -10,6 +10,8 @@ import asyncio
 import hashlib
 import json
 import multiprocessing
+import random
+import re
 import resource
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from typing import Any
 import asyncssh
 
 from accelmark.spec.cluster import ClusterSpec
-from benchmarks.fanout.steps import together
+from benchmarks.fanout.steps import steadily, together
 
 FACTS = {
     "time": 0.0, "hostname": "simulated", "boot_id": "x", "python": [3, 11, 2], "executable": "python3",
@@ -29,6 +31,9 @@ FACTS = {
     "missing_directories": [], "missing_files": [], "lacking_modules": [], "engine_problem": None, "held_by": None,
     "may_clear_caches": True,
 }  # fmt: skip
+_STEADY = re.compile(r"steady(?P<seconds>\d+)x(?P<ranks>\d+)")
+STEP = b'[PerfLog] {"event": "STEP_END", "value": {"global_steps": 1, "loss": 1.0' + b" " * 330 + b"}}\n"
+"""A line of a rank's log, 406 bytes as of the training loop."""
 LOG = b"nothing to do\n"
 
 
@@ -37,14 +42,35 @@ async def _answer(process: asyncssh.SSHServerProcess[bytes]) -> None:
     if "Report the state of a host" in line:
         await process.stdin.readline()
         process.stdout.write(json.dumps(FACTS).encode() + b"\n")
+    elif (steady := _STEADY.search(line)) is not None:
+        request = json.loads(await process.stdin.readline())
+        await _steady(process, float(request["poll_s"]), int(steady["seconds"]), int(steady["ranks"]))
     elif "Send the files of a node directory" in line:
         await process.stdin.readline()
         header = {"file": "agent.log", "offset": 0, "size": len(LOG)}
-        end = {"end": "dead", "sha256": {"agent.log": hashlib.sha256(LOG).hexdigest()}}
+        end = {"end": "dead", "sha256": {"agent.log": hashlib.sha256(LOG).hexdigest()}, "left": {}}
         process.stdout.write(json.dumps(header).encode() + b"\n" + LOG + json.dumps(end).encode() + b"\n")
     elif "Write files from standard input" in line:
         await process.stdin.read()
     process.exit(0)
+
+
+async def _steady(process: asyncssh.SSHServerProcess[bytes], poll_s: float, seconds: int, num_ranks: int) -> None:
+    """Send what ``follow`` sends of ranks that write a line a second; hosts do not do so at the same time."""
+    written, sent, begun = {f"rank{rank}.out.log": b"" for rank in range(num_ranks)}, 0, time.monotonic()
+    await asyncio.sleep(random.random() * poll_s)
+    while sent < seconds:
+        due = min(seconds, int(time.monotonic() - begun))
+        frames = []
+        for name, log in written.items() if due > sent else ():
+            new = STEP * (due - sent)
+            frames.append(json.dumps({"file": name, "offset": len(log), "size": len(new)}).encode() + b"\n" + new)
+            written[name] = log + new
+        sent = max(sent, due)
+        process.stdout.write(b"".join(frames))
+        await asyncio.sleep(poll_s)
+    sums = {name: hashlib.sha256(log).hexdigest() for name, log in written.items()}
+    process.stdout.write(json.dumps({"end": "dead", "sha256": sums, "left": {}}).encode() + b"\n")
 
 
 class _Server(asyncssh.SSHServer):
@@ -71,8 +97,8 @@ def _raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _coordinate(home: Path, num_hosts: int, port: int, results: Any) -> None:
-    _raise_limit()
+def _coordinate(home: Path, num_hosts: int, port: int, results: Any, steady: tuple[int, int] | None = None) -> None:
+    """Put the figures of a coordinator into ``results``: of all steps, or with (seconds, ranks) of following a job."""
     hosts = [
         {"address": f"127.77.{index // 250}.{index % 250 + 1}", "label": f"h{index}"} for index in range(num_hosts)
     ]
@@ -82,20 +108,27 @@ def _coordinate(home: Path, num_hosts: int, port: int, results: Any) -> None:
     )  # fmt: skip
     before, begun = time.process_time(), time.monotonic()
     base_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    asyncio.run(together(cluster, home / f"of{num_hosts}", f"simulated{num_hosts}"))
+    if steady is not None:
+        asyncio.run(steadily(cluster, home / f"steady{num_hosts}", "steady{}x{}".format(*steady)))
+    else:
+        asyncio.run(together(cluster, home / f"of{num_hosts}", f"simulated{num_hosts}"))
     results.put(
         {
             "hosts": num_hosts,
             "wall_s": time.monotonic() - begun,
             "cpu_s": time.process_time() - before,
+            "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "memory_before_mib": base_mib,
         }
     )
 
 
-def measure(numbers: list[int]) -> list[dict[str, float]]:
-    """Return the coordinator's figures for each number of hosts, each in a process of its own."""
+def measure(numbers: list[int], steady: tuple[int, int] | None = None) -> list[dict[str, float]]:
+    """Return the coordinator's figures for each number of hosts, each in a process of its own.
+
+    ``steady``: seconds and ranks of a job that writes a line per rank and second; None: all steps of a no-op.
+    """
     context = multiprocessing.get_context("spawn")
     figures = []
     with tempfile.TemporaryDirectory() as directory:
@@ -111,7 +144,7 @@ def measure(numbers: list[int]) -> list[dict[str, float]]:
             (home / "known_hosts").write_text(f"* {public}\n")
             for number in numbers:
                 results: Any = context.Queue()
-                coordinator = context.Process(target=_coordinate, args=(home, number, port.value, results))
+                coordinator = context.Process(target=_coordinate, args=(home, number, port.value, results, steady))
                 coordinator.start()
                 figures.append(results.get(timeout=600))
                 coordinator.join()

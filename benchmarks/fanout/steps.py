@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import put_files
+from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, raise_descriptor_limit
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import command, start_command
@@ -24,7 +25,8 @@ from tests.cluster.bed import WORK
 
 REQUEST = {
     "work_directory": str(WORK),
-    "lock": str(WORK / "host.lock"),
+    "is_locked": False,
+    "locked_file": None,
     "ports": [29501],
     "directories": ["/usr"],
     "files": [],
@@ -33,12 +35,15 @@ REQUEST = {
     "engine": None,
 }
 NOOP = ["sh", "-c", "echo nothing to do"]
+PING_S = 5.0
 NUM_OPENSSH_COMMANDS = 12
 
 
 async def together(cluster: ClusterSpec, home: Path, mark: str) -> None:
     """All hosts at the same time; fails where any step does."""
-    hosts = [SshConnection(host, options_of(Options, cluster)) for host in cluster.hosts]
+    raise_descriptor_limit(len(cluster.hosts))
+    dialling = asyncio.Semaphore(LOGINS_AT_ONCE)
+    hosts = [SshConnection(host, options_of(Options, cluster), dialling) for host in cluster.hosts]
     try:
         await asyncio.gather(*(_one(host, cluster, home / host.name, mark) for host in hosts))
     finally:
@@ -55,8 +60,21 @@ async def _one(host: SshConnection, cluster: ClusterSpec, home: Path, mark: str)
     await put_files(host, python, {node / "agent.json": '{"job": "none"}'})
     started = await host.run(start_command(str(node), NOOP), timeout_s=300)
     assert started.code == 0, started
-    await NodeStream(host, python, str(node), home).follow()
+    await NodeStream(host, python, str(node), home, PING_S).follow()
     assert (home / "agent.log").read_text() == "nothing to do\n"
+
+
+async def steadily(cluster: ClusterSpec, home: Path, remote: str) -> None:
+    """Follow a job on all hosts at the same time, to its end."""
+    raise_descriptor_limit(len(cluster.hosts))
+    dialling = asyncio.Semaphore(LOGINS_AT_ONCE)
+    hosts = [SshConnection(host, options_of(Options, cluster), dialling) for host in cluster.hosts]
+    poll_s = len(hosts) / POLLS_PER_S
+    streams = [NodeStream(host, cluster.python, remote, home / host.name, PING_S, poll_s) for host in hosts]
+    try:
+        await asyncio.gather(*(stream.follow() for stream in streams))
+    finally:
+        await asyncio.gather(*(host.close() for host in hosts))
 
 
 def one_by_one(cluster: ClusterSpec, home: Path, mark: str, num_hosts: int) -> None:

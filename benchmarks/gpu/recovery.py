@@ -10,7 +10,7 @@ import time
 from typing import Any, Final
 
 from benchmarks.gpu.session import ItemError, Session
-from benchmarks.gpu.training import PERFLOG, TINY_LLAMA, Workload, events_of, llama, train
+from benchmarks.gpu.training import TINY_LLAMA, Workload, events_of, llama, train
 
 _STEPS: Final = 600
 _SMALL: Final = {
@@ -60,8 +60,7 @@ def resume(session: Session, name: str, *, parallelism: str) -> dict[str, Any]:
 
 
 def _has_stepped(session: Session, name: str) -> bool:
-    logs = (session.work / name).glob("*/round1/*/rank0.out.log")
-    return any(f'{PERFLOG}{{"event": "STEP_END"' in log.read_text(encoding="utf-8") for log in logs)
+    return any(events_of(directory, "STEP_END") for directory in (session.work / name).glob("*/round1"))
 
 
 def fp16(session: Session, name: str) -> dict[str, Any]:

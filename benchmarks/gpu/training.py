@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from accelmark.spec.perflog import PerfLogReader
 from benchmarks.gpu.session import ItemError, Session
 
-PERFLOG: Final = "[PerfLog] "
 _FIGURES: Final = ("throughput_whole", "mfu", "mfu_measured", "peak_device_memory_mib", "mean_power_w", "energy_j")
 _FIGURES_OF_STEPS: Final = (
     "step_p50_ms",
@@ -126,16 +126,10 @@ def read_round(directory: Path) -> dict[str, Any]:
     return {**entry, "steady": steady(directory, result), "figures": figures}
 
 
-def events_of(directory: Path, name: str) -> list[dict[str, Any]]:
+def events_of(directory: Path, name: str) -> list[Mapping[str, Any]]:
     """Return the values of all such events of rank 0."""
-    values = []
-    for path in sorted(directory.glob("*/rank0.out.log")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(PERFLOG):
-                event = json.loads(line.removeprefix(PERFLOG))
-                if event["event"] == name:
-                    values.append(event["value"])
-    return values
+    logs = sorted(directory.glob("*/rank0.out.log"))
+    return [record.value for path in logs for record in PerfLogReader(path) if record.event == name]
 
 
 def steady(directory: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -161,7 +161,11 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     declared = {spec.name for spec in dataset_specs(load_case(name).data, name)}
     for framework in folders("frameworks"):
         if (code := folder / f"{framework}.py").is_file():
-            asked = set(re.findall(r'(?:data_dirs\[|shards = |weights = )"(\w+)"', code.read_text(encoding="utf-8")))
+            text = code.read_text(encoding="utf-8")
+            shared = [
+                part.read_text(encoding="utf-8") for part in folder.glob("_?*.py") if f"{part.stem} import" in text
+            ]
+            asked = set(re.findall(r'(?:data_dirs\[|shards = |weights = )"(\w+)"', "".join([text, *shared])))
             assert declared == asked, code
 
 

@@ -46,7 +46,7 @@ def briefly(commands: list[list[str]]) -> list[str]:
     for command in commands:
         words = " ".join(command)
         known = (
-            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent",
+            "sbatch", "image inspect", "podman build", "podman run", "accelmark.run.agent",
             "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic", "accelmark.run.preflight.devices",
         )  # fmt: skip
         texts = {
@@ -118,7 +118,9 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     cluster: dict[str, object] = {"launcher": "slurm", "hosts": TWO, "slurm_options": ["--partition=gpu"]}
     told = {"SLURM_JOB_ID": allocation} if allocation else {}
     shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", **told)
-    asked = ["salloc", "--no-shell", "--job-name=accelmark-file", "--nodes=2", "--nodelist=h1,h2", "--partition=gpu"]
+    held = ["--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
+    asked = ["sbatch", "--parsable", "--job-name=accelmark-file", "--nodes=2", "--nodelist=h1,h2", *held]
+    asked.append("--partition=gpu")
     assert shown["first"] == ([] if allocation else [asked])
     (commands,) = shown["commands"].values()
     step = ["srun", f"--jobid={allocation or 'JOBID'}", "--nodes=1", "--ntasks=1", "--nodelist=h2"]

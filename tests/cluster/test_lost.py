@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +68,29 @@ def test_stop_ends_agents_on_a_lost_host_after_the_run(plan: MakePlan, bed: Bed,
     assert alive(bed, 1, "toy0")
     assert done(drive("end", run))[0] == 0
     assert not alive(bed, 1, "toy0")
+
+
+def elsewhere(boot_id: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as on another login node that shares the directories: another boot, another name."""
+    boot_id.write_text(f"{uuid.uuid4()}\n")
+    script = 'mount --bind "$1" /proc/sys/kernel/random/boot_id; hostname login2; shift; exec "$@"'
+    argv = ["unshare", "-m", "-u", "sh", "-c", script, "sh", str(boot_id), *command]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_status_and_stop_work_from_another_login_node(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), ()))
+    wait_for(lambda: stepping(run), "a step that came home")
+    seen = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "status", str(run))
+    assert f"Coordinator: process {process.pid} on {socket.gethostname()}." in seen.stdout, seen
+    resumed = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "resume", str(run))
+    assert f"locked by process {process.pid} on {socket.gethostname()}" in resumed.stderr, resumed
+    stopped = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "stop", str(run))
+    assert stopped.returncode == 0, stopped
+    code, out, err = done(process)
+    assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"]), out + err
+    assert "was stopped from another machine" in (statuses(run)[0].reason or "")
 
 
 def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
@@ -69,7 +71,7 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
         bed.sshd(3)
         shutil.rmtree(bed.work(1) / "data")
     assert problems["n1"] == "port 29501 is in use"
-    assert "unknown host key" in problems["n2"]
+    assert "its host key has changed" in problems["n2"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
 
@@ -109,12 +111,41 @@ def test_a_missing_engine_and_a_full_disk_are_reported(plan: MakePlan, bed: Bed)
     assert any(what.startswith("the container engine docker does not work") for what in problems), problems
 
 
+def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
+    cluster: Callable[..., ClusterSpec], bed: Bed, tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    values = cluster(3).model_dump(mode="json", exclude_unset=True)
+    values["hosts"] = [{**host, "key": "/nowhere"} if host["label"] != "n1" else host for host in values["hosts"]]
+    file.write_text(yaml.safe_dump(values | {"vendor": "cpu"}))
+    argv = [sys.executable, "-m", "accelmark", "preflight", str(file)]
+    found = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "300"})
+    assert (found.returncode, found.stdout) == (1, "1 of 3 hosts are ready\n"), found
+    rows = [line for line in found.stderr.splitlines() if "the key file /nowhere cannot be read" in line]
+    assert len(rows) == 1, found.stderr
+    assert rows[0].startswith("n2, n3 "), found.stderr
+
+
 def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     process = drive("start", first, plan=plan(("steps=100000",)))
     wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
     found = [problem.what for problem in look(plan(()))]
     code, out, _ = done(drive("start", second, plan=plan(())))
+    process.terminate()
+    done(process)
+    assert any("is in use by first-" in what for what in found), found
+    assert (code, status_of(second)[0].state) == (1, "failed"), out
+    assert "is in use by first-" in (status_of(second)[0].reason or "")
+
+
+def test_a_run_with_another_work_directory_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    process = drive("start", first, plan=plan(("steps=100000",)))
+    wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
+    other = plan((), on={"work_directory": "/var/tmp/accelmark/other"})
+    found = [problem.what for problem in look(other)]
+    code, out, _ = done(drive("start", second, plan=other))
     process.terminate()
     done(process)
     assert any("is in use by first-" in what for what in found), found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.launcher import parse_cluster
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import CASE, TINY, accelmark
@@ -70,6 +73,37 @@ def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plug
     assert (found.changed, found.differences) == ((), ())
 
 
+def test_a_submitted_run_ends_in_its_own_job(plugins: Path, tmp_path: Path) -> None:
+    case = plugins / "cases" / "tiny"
+    case.mkdir()
+    (case / "case.yaml").write_text(CASE)
+    shutil.copy(TINY, case / "pytorch.py")
+    values = cluster(1).model_dump(mode="json", exclude_unset=True)
+    request = {"vendor": "acme", "cluster": values, "cases": [{"key": "tiny:pytorch:X1:1:1"}], "timeout_s": 300}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = tmp_path / "run"
+    submitted = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json", "--submit")
+    assert submitted.returncode == 0, submitted
+    job = json.loads(submitted.stdout)["job"]
+    assert queue().split()[0] == job
+    wait_for(lambda: not queue(), "the job's end")
+    log = (tmp_path / "run.sbatch.log").read_text()
+    (status,) = status_of(run)
+    assert status.state == "succeeded", f"{log}{status}"
+    script = (tmp_path / "run.sbatch").read_text()
+    assert "#SBATCH --time=17\n" in script
+    assert "#SBATCH --nodelist=n1\n" in script
+    assert not (run / "slurm.job").exists(), "the run used its own job's allocation"
+
+
+def test_a_cluster_file_without_hosts_means_the_nodes_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="list hosts, or run this inside an allocation"):
+        parse_cluster({"launcher": "slurm"}, "cluster.yaml")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2],n4")
+    found = parse_cluster({"launcher": "slurm"}, "cluster.yaml")
+    assert [host.address for host in found.hosts] == ["n1", "n2", "n4"]
+
+
 def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     hosts = tuple(f"n{number}" for number in range(1, 5))
@@ -110,6 +144,20 @@ def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_pa
     found = [what for what in asyncio.run(body()) if "is busy: load" not in what]
     hint = "choose a run directory on a file system that all nodes share (--out)"
     assert found == [f"n1: cannot see {run} of this machine ({hint})"]
+
+
+def test_a_file_system_with_local_locks_is_reported(plugins: Path, tmp_path: Path) -> None:
+    """The nodes' Python succeeds in locking what another machine has locked, as on Lustre with ``localflock``."""
+    source, library, python = tmp_path / "flock.c", tmp_path / "flock.so", tmp_path / "python"
+    source.write_text("int flock(int descriptor, int operation) { return 0; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    python.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    where = cluster(1).model_copy(update={"python": str(python)})
+    run = tmp_path / "run"
+    code, _, err = done(drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=where)))
+    assert code == 1
+    assert f"n1: does not see that {run} is locked on this machine: locks of that file system are local" in err
 
 
 def test_inside_an_allocation_a_killed_coordinator_is_resumed(

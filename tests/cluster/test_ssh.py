@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
 from accelmark.results.store.bundle import check_manifest
+from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.cluster
 
 def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
+    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4, log_level="debug")))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
     for number in range(1, 5):
         node = run / "toy0-bare-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
@@ -49,7 +53,9 @@ def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: P
     run = tmp_path / "run"
     done(drive("start", run, plan=plan((ENDLESS, "1:hang"), (), num_hosts=2, stall_timeout_s=5.0)))
     status, other = statuses(run)
-    assert (status.state, status.reason) == ("timed_out", "n2: rank 1 wrote no event for 5 s")
+    assert status.state == "timed_out"
+    assert (status.reason or "").startswith("n2: rank 1 wrote no event for 5 s; it was at "), status
+    assert "fake_rank.py" in (status.reason or "")
     assert other.state == "succeeded"
 
 
@@ -59,6 +65,30 @@ def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, tmp_path: Path) -
     assert [status.state for status in statuses(run)] == ["succeeded", "succeeded"]
     log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_bytes()
     assert bytes(range(256)) * 40 + b"\n\xff\xfe\x1b[2J\x00 not text\n" in log
+
+
+def test_files_in_subdirectories_are_copied_and_large_ones_listed(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=plan(("nested",))))
+    assert [status.state for status in statuses(run)] == ["succeeded"]
+    node = next(run.glob("*/round1/n1_noderank0"))
+    assert (node / "trace" / "of rank 0" / "profile.json").read_text() == "[1, 2]"
+    left = json.loads((node / "left_on_host.json").read_text())
+    assert (left["host"], left["bytes"]) == ("n1", {"trace/of rank 0/memory.bin": 40 << 20})
+    assert left["directory"].startswith("/var/tmp/accelmark/runs/run-")
+
+
+def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    runs = bed.work(1) / "runs"
+    for name, age_days in (("old", 15), ("recent", 13)):
+        inner = runs / name / "case" / "round1"
+        inner.mkdir(parents=True)
+        for place in (inner, inner.parent, runs / name):
+            os.utime(place, (time.time() - age_days * 86400,) * 2)
+    code, out, err = done(drive("start", tmp_path / "run", plan=plan(())))
+    assert code == 0, out + err
+    assert not (runs / "old").exists()
+    assert (runs / "recent" / "case").exists()
 
 
 def test_a_short_network_outage_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -116,11 +146,24 @@ def test_a_killed_telemetry_recorder_is_restarted_with_a_warning(plan: MakePlan,
     assert "the telemetry recorder ended with exit code -9; it was started again" in ended
 
 
-def kill(bed: Bed, what: str) -> None:
+def test_a_stopped_telemetry_recorder_is_noticed_and_replaced(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("steps=400", "pace=0.1")))
+    wait_for(lambda: stepping(run), "a step that came home")
+    kill(bed, "accelmark.telemetry.record", signal.SIGSTOP)
+    code, out, err = done(process)
+    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err
+    warnings = NodeExit.model_validate_json(next(run.glob("*/round1/*/exit.json")).read_bytes()).warnings
+    assert any(
+        re.fullmatch(r"the telemetry recorder wrote nothing for \d+ s; it was started again", w) for w in warnings
+    )
+
+
+def kill(bed: Bed, what: str, number: signal.Signals = signal.SIGKILL) -> None:
     wait_for(lambda: any(what in line for line in bed.processes().values()), what)
     for pid, line in bed.processes().items():
         if what in line and " sh -c " not in line:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -150,7 +193,7 @@ def test_a_host_without_sshd_and_one_with_another_key_fail_the_job(plan: MakePla
         bed.sshd(2)
     (key,), (refused, other) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
     assert (key.state, refused.state, other.state) == ("failed", "failed", "succeeded")
-    assert "n1: unknown host key" in (key.reason or "")
+    assert "n1: its host key has changed: " in (key.reason or "")
     assert "n2: cannot be reached at" in (refused.reason or "")
 
 

@@ -153,7 +153,7 @@ def tiny_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("onnx")
     job = job_of(directory)
     assert isinstance(job.work, InferJob)
-    case = build_case(job, job.work)
+    case = build_case(job, job.work, directory)
     path = directory / "tiny.onnx"
     case.export_model(case.create_model(), case.synthetic_batch(2).inputs, path)
     return path

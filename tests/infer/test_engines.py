@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +15,14 @@ from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
-from accelmark.spec.plugins.catalog import engine_files
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferStep
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_files, engine_specs, find
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
     job = make_job()
-    case = build_case(job, job.work)
+    case = build_case(job, job.work, work_dir)
     given: dict[str, Any] = {
         "model": case.create_model(),
         "onnx_path": onnx,
@@ -136,14 +139,24 @@ def test_the_seven_engines_are_there() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "torch_tensorrt"])
+@pytest.mark.parametrize(
+    ("name", "vendor", "package"),
+    [
+        ("tensorrt", None, "tensorrt"),
+        ("torch_tensorrt", None, "torch_tensorrt"),
+        ("ixrt", "iluvatar", "tensorrt"),
+        ("xtcl", "kunlunxin", "tvm"),
+    ],
+)
 def test_an_engine_whose_package_is_absent_says_what_to_do(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str, vendor: str | None, package: str
 ) -> None:
-    if find_spec(name) is not None:
-        pytest.skip(f"{name} is installed here")
-    with pytest.raises(InferenceError, match=f"{name} cannot be imported.*install it"):
-        engine_class(name, None)(_request(make_job, tiny_onnx, tmp_path))
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed here")
+    folder = find("vendors", vendor).path if vendor is not None else None
+    assert name in engine_specs(folder)
+    with pytest.raises(InferenceError, match=f"{package} cannot be imported.*install it"):
+        engine_class(name, folder)(_request(make_job, tiny_onnx, tmp_path))
 
 
 _VENDOR_ENGINE = '''
@@ -215,3 +228,50 @@ def test_a_batch_is_copied_to_the_device_before_it_is_converted(
         (batch,) = engine.to_device([torch.zeros(2, 3, 8, 8)])
     assert casts.found == [("meta", torch.float32), ("meta", torch.bfloat16)]
     assert batch.is_contiguous(memory_format=torch.channels_last)
+
+
+_FLAGPERF = '''
+"""In the form of FlagPerf's inference_engine files: one reads the ONNX file, one compiles the model."""
+
+import time
+
+import onnxruntime
+import torch
+
+
+class InferModel:
+    def __init__(self, config, onnx_path, model):
+        assert config._fields and config.batch_size and not config.fp16 and config.acme_level == 3
+        assert (model is None) == (onnx_path is not None)
+        self.model = model
+        if model is None:
+            self.session = onnxruntime.InferenceSession(onnx_path, providers=["CPUExecutionProvider"])
+
+    def __call__(self, model_inputs: list):
+        start = time.time()
+        foo_time = time.time() - start
+        if self.model is not None:
+            return [self.model(model_inputs[0])], foo_time
+        names = [each.name for each in self.session.get_inputs()]
+        given = dict(zip(names, (each.numpy() for each in model_inputs)))
+        return [torch.from_numpy(each) for each in self.session.run(None, given)], foo_time
+'''
+
+
+@pytest.mark.parametrize("has_file", [True, False], ids=["onnx file", "model"])
+def test_an_engine_of_flagperf_runs_unchanged(acme: Any, take: Any, tiny_onnx: Path, *, has_file: bool) -> None:
+    given = {"engine_options": {"acme_level": 3}, "exist_onnx_path": str(tiny_onnx) if has_file else "foo"}
+    job = acme("pass", **given)
+    (Path(os.environ[PLUGINS_VARIABLE]) / "vendors" / "acme" / "engines" / "acme_rt.py").write_text(_FLAGPERF)
+    ran = take(job)
+    assert ran.finished.state == "completed", ran.finished
+    assert ran.finished.infer_average_acc == pytest.approx(ran.finished.val_average_acc, abs=0.02)
+    details = next(end for end in ran.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details
+    assert details["engine_code"] == "engines/acme_rt.py"
+    assert ("onnx_sha256" in details) == has_file
+
+
+def test_nothing_is_exported_for_an_engine_that_compiles_the_model(take: Any) -> None:
+    ran = take(compiler="eager")
+    assert ran.states() == dict.fromkeys(InferStep, "done") | {InferStep.EXPORT: "skipped"}
+    assert not (ran.node_dir / "engine" / "model.onnx").exists()

@@ -12,7 +12,7 @@ from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import DataDirs, Detected
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import DataError, SpecError
+from accelmark.spec.errors import DataError, RequestError, SpecError
 from accelmark.spec.job import TrainJob
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.case import CaseSpec
@@ -44,7 +44,7 @@ def plan(
                 HostSpec(address=f"h{n}" if hosts > 1 else "localhost", service_ports=(2222,) if n < with_ports else ())
                 for n in range(hosts)
             ),
-            **(options or {}),
+            **({"vendor": "acme"} | dict(options or {})),
         ),
         detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
         data_dirs=data_dirs,
@@ -52,6 +52,14 @@ def plan(
         where="run.yaml",
         command_line=command_line,
     )
+
+
+def test_remote_hosts_without_a_vendor_are_not_taken_for_this_machines_chips(plugins: Path) -> None:
+    with pytest.raises(
+        RequestError, match=r"cluster local names no vendor.*add 'vendor: NAME'.*acme is that of this machine"
+    ):
+        plan({"cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None})
+    assert plan({"vendor": "acme", "cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None}).jobs
 
 
 def test_servers_on_some_hosts_of_a_job_only_are_refused(plugins: Path) -> None:

@@ -14,7 +14,8 @@ from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.run.sandboxes.sandbox import ContainerSandbox, ModuleCommand
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
-from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.layers import Layer, resolve_inference
+from accelmark.spec.plugins.catalog import load_case, load_vendor
 from accelmark.spec.runfile import RunSpec
 
 CLUSTER = """
@@ -425,3 +426,76 @@ def test_written_values_read_back_unchanged(tmp_path: Path) -> None:
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=TEST))
     for model, values in ((ClusterSpec, converted.cluster), (RunSpec, converted.run)):
         model.model_validate(yaml.safe_load(yaml.safe_dump(values)))
+
+
+CONFIGURATIONS = """
+batch_size: 32
+flops: 2*512*0.33e9
+fp16: false
+compiler: tensorrt
+num_workers: 3
+repeat: 7
+no_validation: false
+exist_onnx_path: null
+exist_compiler_path: null
+"""
+KUNLUNXIN = """
+fp16: true
+compiler: xtcl
+trt_tmp_path: tmp/model.trt
+has_dynamic_axis: false
+resnet50_fuse: true
+"""
+
+
+def inference_files(tmp_path: Path, case: str) -> list[Path]:
+    folder = tmp_path / case
+    (folder / "vendor_config").mkdir(parents=True)
+    texts = {
+        "configurations.yaml": CONFIGURATIONS,
+        "parameters.yaml": "seq_length: 512\nmask_ratio: 0.1\n",
+        "vendor_config/kunlunxin_configurations.yaml": KUNLUNXIN,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in texts]
+
+
+def test_inference_settings_become_a_vendors_layer_of_the_case(tmp_path: Path) -> None:
+    converted = convert(inference_files(tmp_path, "bertLarge"))
+    layer = converted.configs["infer.yaml"]
+    side = load_case("bert_large").infer
+    assert side is not None
+    resolved = resolve_inference(side, "case.yaml", vendor=[Layer.of("infer.yaml", layer)])  # as a vendor's file
+    settings = resolved.settings
+    assert (settings.batch_size, settings.compiler, settings.num_workers, settings.repeat) == (32, "xtcl", 3, 7)
+    assert settings.precision == "fp16"
+    assert settings.engine_options == {"resnet50_fuse": True}
+    left = {item.key: item.what for item in converted.left_over}
+    assert set(left) == {"flops", "mask_ratio", "trt_tmp_path", "has_dynamic_axis"}
+    assert "the case states the FLOPs" in left["flops"]
+    assert "parameters are the case's" in left["mask_ratio"]
+
+
+def test_an_inference_case_that_is_not_there_is_left_over(tmp_path: Path) -> None:
+    converted = convert(inference_files(tmp_path, "yolov5"))
+    assert not converted.configs
+    assert {item.what.partition("(")[0] for item in converted.left_over} == {
+        "AccelMark has no inference case 'yolov5' "
+    }
+
+
+def test_inference_settings_of_two_cases_are_imported_one_at_a_time(tmp_path: Path) -> None:
+    files = inference_files(tmp_path, "bertLarge") + inference_files(tmp_path, "resnet50")
+    with pytest.raises(SpecError, match="several cases, bert_large, resnet50: import one case at a time"):
+        convert(files)
+
+
+def test_the_name_torchtrt_is_accepted(tmp_path: Path) -> None:
+    files = inference_files(tmp_path, "resnet50")
+    files[0].write_text(CONFIGURATIONS.replace("tensorrt", "torchtrt"))
+    layer = convert(files[:1]).configs["infer.yaml"]
+    side = load_case("resnet50").infer
+    assert side is not None
+    settings = resolve_inference(side, "case.yaml", vendor=[Layer.of("infer.yaml", layer)]).settings
+    assert settings.compiler == "torch_tensorrt"

@@ -103,7 +103,7 @@ def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
 
 
 def test_hosts_may_have_an_engine_that_is_not_known_here(toy: Path) -> None:
-    cluster = {"launcher": "ssh", "hosts": [{"address": "h1"}]}
+    cluster = {"launcher": "ssh", "vendor": "acme", "hosts": [{"address": "h1"}]}
     plan = _plan({"key": "toy", "settings": {"compiler": "acmert"}}, cluster=cluster)
     assert any("no engine 'acmert' is known here" in warning for warning in plan.warnings)
 

@@ -98,7 +98,7 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        ("resnet_mini", "has no serving side; those that have: llama_mini"),
+        ("resnet_mini", "has no serving side; those that have: "),
         ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
         ("llama_mini:pytorch:CPU:1:2", "asks for 2 devices; transformers serve uses 1"),
     ],

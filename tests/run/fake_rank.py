@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -52,6 +53,7 @@ def main() -> int:
     log = os.open(node_dir / f"rank{RANK}.out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(signal.SIGRTMIN + 7)
     asked = []
 
     def ask(_number: int, _frame: FrameType | None) -> None:
@@ -69,6 +71,12 @@ def main() -> int:
         place.mkdir()  # an error where another rank's work is there
         (place / "kernel.so").write_text("made up for tests")
         print(f"compiled in {place}", flush=True)
+    if "nested" in modes:
+        trace = node_dir / "trace" / f"of rank {RANK}"
+        trace.mkdir(parents=True)
+        (trace / "profile.json").write_text("[1, 2]")
+        (trace / "memory.bin").touch()
+        os.truncate(trace / "memory.bin", 40 << 20)
     say("TRAIN_START")
     TRAINED["begin"] = time.monotonic()
     attempt = 2 if job["resume"] or (node_dir.parent / "attempt1").exists() else 1
@@ -114,6 +122,8 @@ def misbehave(modes: dict[str, str], step: int, node_dir: Path) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while True:
             time.sleep(600)
+    if "halt" in modes:
+        os.kill(os.getpid(), signal.SIGSTOP)
     if "fill" in modes:
         with (node_dir / "ballast").open("wb") as file:
             while True:

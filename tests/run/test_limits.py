@@ -53,6 +53,14 @@ def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: Simpl
     assert watched(clock, tmp_path, 1) is None
 
 
+def test_a_rank_that_prints_without_end_fails(tmp_path: Path) -> None:
+    limits = Limits(max_log_mib=0.001, min_free_mib=0.0)
+    watch = LimitChecker(limits, tmp_path, range(2), "start_pytorch_task.log")
+    say(tmp_path, 1, "x" * 2000)
+    what = "the log of rank 1 exceeds 0.001 MiB: make it print less"
+    assert watch.check() == Termination("failed", "failed", what)
+
+
 def test_only_events_count_as_activity_after_the_first_event(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 0, FINISHED.replace("FINISHED", "INIT_START"))
     say(tmp_path, 1, FINISHED)

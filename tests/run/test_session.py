@@ -187,7 +187,7 @@ def test_a_run_that_never_started_leaves_no_directory(tmp_path: Path, monkeypatc
     cluster = ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": [{"address": "localhost"}]})
     for _ in range(2):
         code, _, err = done(drive("start", tmp_path / "run", "--look", plan=make_plan((), cluster=cluster)))
-        assert (code, err) == (1, "error: Slurm granted no allocation: salloc is not on the PATH\n")
+        assert (code, err) == (1, "error: Slurm granted no allocation: sbatch is not on the PATH\n")
         assert not (tmp_path / "run").exists()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.run.host import UnreachableError
+from accelmark.run.host import HostError
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import ClusterSpec
@@ -46,7 +46,7 @@ def refusal(home: Path, **changed: str) -> str:
         async with server:
             await SshConnection(cluster.hosts[0], options_of(Options, cluster)).connect()
 
-    with pytest.raises(UnreachableError) as caught:
+    with pytest.raises(HostError) as caught:
         asyncio.run(connect())
     return str(caught.value).replace(str(home), "HOME")
 

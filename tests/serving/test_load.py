@@ -19,7 +19,7 @@ from accelmark.serving.load.arrivals import due_times, read_trace
 from accelmark.serving.load.lengths import draw_length
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.prompts import Decode, Encode, Prompts, open_prompts
-from accelmark.serving.load.search import PRECISION, holds_slo, search_rate
+from accelmark.serving.load.search import PRECISION, search_rate
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.serving import (
@@ -315,15 +315,3 @@ def test_a_search_is_bounded() -> None:
     nothing = search_rate(lambda _: False, 1.0, max_steps=5)
     assert (nothing.rate, nothing.failed_rate, nothing.is_converged) == (None, 1 / 16, False)
     assert search_rate(lambda _: False, 1.0, least=0.2).failed_rate == 0.25
-
-
-def test_the_slo_counts_failed_requests_and_every_limit() -> None:
-    load = Load(0, 10.0, 60.0)
-    good = _record(load, PlannedRequest(0, 0, "a", 5, due_s=1.0), 0.1, output_tokens=5)
-    assert holds_slo([good], Slo(ttft_ms=101, tpot_ms=26, e2e_ms=201))
-    for limits in ({"ttft_ms": 99}, {"tpot_ms": 24}, {"e2e_ms": 199}):
-        assert not holds_slo([good], Slo.model_validate(limits))
-    failed = good.model_copy(update={"status": "timed_out"})
-    assert holds_slo([good] * 9 + [failed], Slo(ttft_ms=101, share=0.9))
-    assert not holds_slo([good] * 9 + [failed], Slo(ttft_ms=101, share=0.95))
-    assert not holds_slo([], Slo(ttft_ms=101))

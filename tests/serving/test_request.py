@@ -28,7 +28,7 @@ def test_what_is_no_base_url_is_an_error(base: str) -> None:
 
 def test_pinned_fields_are_filled_at_any_depth() -> None:
     pinned = {"ignore_eos": True, "min_tokens": "{output_tokens}", "sampling": {"least": ["{output_tokens}"]}}
-    body = json.loads(Target("http://host", "m", pinned=pinned).body(PlannedRequest(0, 0, "Höre", 4)))
+    body = json.loads(Target("http://host", "m", fields=pinned).body(PlannedRequest(0, 0, "Höre", 4)))
     assert (body["prompt"], body["max_tokens"], body["min_tokens"]) == ("Höre", 4, 4)
     assert (body["ignore_eos"], body["sampling"]) == (True, {"least": [4]})
 

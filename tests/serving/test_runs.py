@@ -97,6 +97,19 @@ def test_transformers_serves_the_small_llama_as_the_framework_answers(tmp_path: 
     assert not [found for found in case["findings"] if found["severity"] == "error"]
 
 
+@pytest.mark.heavy
+def test_llama_cpp_serves_the_converted_llama_as_the_framework_answers(tmp_path: Path, servers: dict[str, str]) -> None:
+    pytest.importorskip("llama_cpp", reason="builds from source: pip install -c constraints.txt accelmark[llama-cpp]")
+    pytest.importorskip("gguf")
+    load = ["--concurrency", "1", "--concurrency", "4", "--duration", "8"]
+    code, case, output = serve(tmp_path, servers, "--server", "llama_cpp", *load)
+    assert case.get("state") == "succeeded", output
+    assert code == 0, output
+    assert case["figures"]["answer_agreement"]["mean"] > 0.9
+    assert case["figures"]["peak_device_memory_mib"]["mean"] > 10
+    assert not [found for found in case["findings"] if found["severity"] == "error"]
+
+
 def test_missing_packages_are_named_before_anything_starts(tmp_path: Path, servers: dict[str, str]) -> None:
     code, case, output = serve(tmp_path, servers | {"COLUMNS": "400"}, "--server", "vllm")
     assert (code, case) == (1, {}), output

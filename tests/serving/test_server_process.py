@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from accelmark.serving.cores import Cores
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
-from accelmark.spec.errors import SpecError
+from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
-from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
+from accelmark.spec.plugins.trainer import fill
 from accelmark.spec.settings import Scalar
 
 HEALTHY = """
@@ -38,11 +41,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a Python program as a server; all are stopped at the end."""
     started: list[ServerProcess] = []
 
-    def run(program: str, **more: Any) -> ServerProcess:
+    def run(program: str, only: Sequence[int] | None = None, **more: Any) -> ServerProcess:
         values = {"name": "toy", "title": "Toy server", "tried": None}
         values |= {"command": ("{python}", "-c", program, "{host}", "{port}")} | more
         spec = parse(ServerSpec, values, "toy")
-        started.append(ServerProcess(spec, tmp_path, tmp_path, device="cpu", num_devices=1, settings={}))
+        cores = tuple(os.sched_getaffinity(0)) if only is None else only
+        started.append(ServerProcess(spec, tmp_path, tmp_path, device="cpu", num_devices=1, settings={}, cores=cores))
         return started[-1]
 
     yield run
@@ -85,10 +89,11 @@ def test_a_program_that_does_not_exist_is_named(start: Start) -> None:
 
 
 def test_every_declaration_gives_a_command() -> None:
-    values = {name: name for name in ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir")}
+    values = {name: name for name in PLACEHOLDERS}
     for name in folders("servers"):
         server = load_server(name)
         command = server.arguments(values, {"precision": "bf16", "threads": None})
+        command += fill(server.prepare, values)
         assert {"model_dir", "host", "port"} <= set(command)
         assert not [part for part in command if "{" in part]
 
@@ -118,3 +123,37 @@ def test_a_wrong_declaration_names_what_is_wrong(change: dict[str, Any], what: s
     with pytest.raises(SpecError) as caught:
         parse(ServerSpec, values, "server.yaml")
     assert what in str(caught.value)
+
+
+def test_a_server_converts_the_model_before_it_starts_and_says_why_it_cannot(start: Start, tmp_path: Path) -> None:
+    write = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
+    prepare = ("{python}", "-c", write, "{node_dir}/converted", "{model_dir}")
+    needs = HEALTHY.replace("import http.server", f"open({str(tmp_path / 'converted')!r}).read(); import http.server")
+    server = start(needs, prepare=prepare)
+    server.wait_until_healthy(60, lambda: None)
+    assert (tmp_path / "converted").read_text() == str(tmp_path)
+    with pytest.raises(DataError, match="Toy server: the model could not be converted: no such layer"):
+        start(HEALTHY, prepare=("{python}", "-c", "import sys; sys.exit('no such layer')"))
+
+
+def test_a_server_and_its_children_run_on_their_cores_and_their_memory_is_sampled(start: Start) -> None:
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    server = start(HEALTHY, only=(core,))
+    server.wait_until_healthy(60, lambda: None)
+    server.check()
+    family = [process := psutil.Process(server._process.pid), *process.children(recursive=True)]
+    assert len(family) == 2
+    assert all(each.cpu_affinity() == [core] for each in family)
+    assert os.sched_getaffinity(0) == before
+    assert server.peak_memory_mib is not None
+    assert 1 < server.peak_memory_mib < 2000
+
+
+def test_the_client_has_cores_of_its_own_where_there_are_enough() -> None:
+    available = tuple(sorted(os.sched_getaffinity(0)))
+    divided = Cores.divided(len(available))
+    assert (divided.server, divided.client, divided.are_divided) == (available, available, False)
+    if len(available) > 1:
+        one = Cores.divided(1)
+        assert (one.server, one.client, one.are_divided) == (available[:-1], available[-1:], True)

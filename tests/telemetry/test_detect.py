@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.cli.runs import detect_devices, plan_request
+from accelmark.cli.machine import detect_devices
+from accelmark.cli.runs import plan_request
 from accelmark.compat.flagperf.monitor import MonitorScript, read_block
 from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse

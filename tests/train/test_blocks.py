@@ -106,6 +106,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     [
         ("ddp", "full"),
         ("fsdp2", "selective"),
+        pytest.param("ddp", "off", marks=pytest.mark.heavy),
         pytest.param("ddp", "selective", marks=pytest.mark.heavy),
         pytest.param("fsdp2", "full", marks=pytest.mark.heavy),
         pytest.param("fsdp2", "off", marks=pytest.mark.heavy),

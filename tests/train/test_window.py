@@ -10,7 +10,7 @@ from accelmark.frameworks.pytorch.training.losses import DeviceLosses
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.window import Window, WindowPosition, first_nonfinite
 
-STANDING = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
+POSITION = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
 
 
 class FakeDevice:
@@ -48,7 +48,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for loss in (0.5, 0.25):
         window.add(clock.mark(), clock.mark(), 2_000_000, torch.tensor(loss))
-    closed = window.close(STANDING, 0, 10.0)
+    closed = window.close(POSITION, 0, 10.0)
     assert device.waits == 0
     assert len(window) == 0
     read = window.read(closed)
@@ -58,6 +58,15 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
     assert read.data_wait_ms == (2.0, 2.0)
 
 
+def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were() -> None:
+    clock, memory = DeviceClock(FakeDevice().event), torch.zeros(())
+    window = Window(clock, DeviceLosses(clock, pinned=False, overwritten=True))
+    for loss in (0.5, 0.25):
+        memory.fill_(loss)  # as a replayed CUDA graph does
+        window.add(clock.mark(), clock.mark(), 0, memory.detach())
+    assert window.read(window.close(POSITION, 0, 10.0)).losses == (0.5, 0.25)
+
+
 def test_events_are_used_again_once_read() -> None:
     device = FakeDevice()
     clock = DeviceClock(device.event)
@@ -65,7 +74,7 @@ def test_events_are_used_again_once_read() -> None:
     for _ in range(5):
         for _ in range(2):
             window.add(clock.mark(), clock.mark(), 0, torch.tensor(1.0))
-        window.read(window.close(STANDING, 0, 1.0))
+        window.read(window.close(POSITION, 0, 1.0))
     assert device.made == 5
 
 
@@ -73,6 +82,6 @@ def test_losses_on_the_host_are_available_in_their_own_step() -> None:
     window = Window(HostClock(), HostLosses())
     assert window.add(0, 1_000_000, 0, torch.tensor(float("nan"))) != 0
     assert window.last_is_nonfinite()
-    read = window.read(window.close(STANDING, 0, 1.0))
+    read = window.read(window.close(POSITION, 0, 1.0))
     assert read.step_ms == (1.0,)
     assert first_nonfinite(read) == 2

@@ -126,6 +126,9 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
             f"({validation.reason}), and the case states no reference"
         )
         yield finding("error", "accuracy-gate", "", actual)
+    elif infer.reference is None and infer.settings.generate_batches:
+        actual = f"the engine computes as the framework does, but no published {infer.metric} of the weights is known"
+        yield finding("open", "accuracy-gate", "weights whose accuracy was reproduced", actual)
 
 
 @for_each(_engines)

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.schema import finding
 from accelmark.results.serving_schema import ServingRound, ServingStage
-from accelmark.spec.job import ServeJob
+from accelmark.spec.job import InferJob, ServeJob
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.number_format import percent
-from accelmark.spec.serving import LoadSettings, ServeSettings
+from accelmark.spec.serving import LoadSettings, ServeSettings, generation_load
 
 MAX_FAILED_SHARE: Final = 0.01
 """Share of a stage's requests that may fail with a warning."""
@@ -33,19 +33,31 @@ MIN_WINDOW_S: Final = {"mini": 5.0, "standard": 60.0}
 """Length of a window from which its rates are steady, by the size of a case."""
 
 
-def _serving(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServingRound, ServeJob]]:
-    """Yield the serving rounds that succeeded, with their results and work."""
+def _served(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServeJob]]:
+    """Yield the serving rounds that succeeded, with their work."""
     for entry in evidence.succeeded:
-        if entry.result.serving is not None and entry.job is not None and isinstance(entry.job.work, ServeJob):
-            yield entry, entry.result.serving, entry.job.work
+        if entry.job is not None and isinstance(entry.job.work, ServeJob):
+            yield entry, entry.job.work
+
+
+def _serving(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServingRound, ServeSettings]]:
+    """Yield the rounds with a load that succeeded, of servers and of offline generation, with results and load."""
+    for entry in evidence.succeeded:
+        work = entry.job.work if entry.job is not None else None
+        if entry.result.serving is None:
+            continue
+        if isinstance(work, ServeJob):
+            yield entry, entry.result.serving, work.settings
+        elif isinstance(work, InferJob):
+            yield entry, entry.result.serving, generation_load(work.settings)
 
 
 def _listed(parts: Sequence[str]) -> str:
     return "; ".join([*parts[:3], *([f"and {len(parts) - 3} more stages"] if len(parts) > 3 else [])])
 
 
-@for_each(_serving)
-def case_contract(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+@for_each(_served)
+def case_contract(entry: RoundEvidence, serve: ServeJob) -> Findings:
     """Check that the values that a serving case fixes are unchanged."""
     case = entry.reference.case.spec.serve if entry.reference.case is not None else None
     if case is None:
@@ -54,9 +66,12 @@ def case_contract(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) 
         actual = f"min_agreement was changed from {case.min_agreement:g} to {serve.min_agreement:g}"
         yield finding("error", "target", "min_agreement of case.yaml", actual)
     try:
-        fixed = flatten(ServeSettings.model_validate(case.settings).model_dump(mode="json"))
+        standard = ServeSettings.model_validate(case.settings)
     except ValidationError:
         return
+    fixed = flatten(standard.model_dump(mode="json"))
+    if standard.is_pinned == serve.settings.is_pinned:  # earlier versions state the default
+        fixed["prompts.output_length"] = serve.settings.prompts.output_length
     forced = {name for name, setting in entry.result.settings.items() if setting.forced}
     changed = [
         f"{name} is {value} instead of {fixed.get(name)}"
@@ -73,28 +88,36 @@ def _may_differ(name: str, mutable: tuple[str, ...]) -> bool:
 
 
 @for_each(_serving)
-def load_complete(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that every stage of the load was measured."""
-    load = serve.settings.load
+    load = settings.load
     missing = _missing(load, serving)
     if missing:
-        actual = f"not measured: {', '.join(f'{value:g}' for value in missing)}"
+        actual = f"not measured: {', '.join(missing)}"
         what = "concurrency" if load.arrival == "closed" else "rates"
         yield finding("error", "load-complete", f"every stage of load.{what}", actual)
     if load.search and not any(stage.is_search for stage in serving.stages):
         yield finding("error", "load-complete", "a search, as load.search says", "no rate was searched")
 
 
-def _missing(load: LoadSettings, serving: ServingRound) -> list[float]:
-    if load.arrival == "closed":
-        measured: set[Any] = {stage.concurrency for stage in serving.planned_stages}
-        return [value for value in load.concurrency if value not in measured]
-    measured = {stage.rate for stage in serving.planned_stages}
-    return [value for value in load.rates if value not in measured]
+def _missing(load: LoadSettings, serving: ServingRound) -> list[str]:
+    is_closed = load.arrival == "closed"
+    measured = {
+        (stage.concurrency if is_closed else stage.rate, stage.input_tokens, stage.output_tokens)
+        for stage in serving.planned_stages
+    }
+    wanted: Sequence[float] = load.concurrency if is_closed else load.rates
+    lengths: Sequence[tuple[int | None, int | None]] = load.lengths or ((None, None),)
+    return [
+        f"{value:g}" + (f" with {pair[0]} + {pair[1]} tokens" if pair[0] else "")
+        for pair in lengths
+        for value in wanted
+        if (value, *pair) not in measured
+    ]
 
 
 @for_each(_serving)
-def request_records(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def request_records(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that every request has a record, whose times fit each other and the events."""
     missing = sum(stage.num_missing for stage in serving.stages)
     if missing:
@@ -107,7 +130,7 @@ def request_records(entry: RoundEvidence, serving: ServingRound, serve: ServeJob
 
 
 @for_each(_serving)
-def request_errors(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def request_errors(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that requests were answered; in a search, failed requests miss the SLO, which is no fault."""
     for stage in serving.planned_stages:
         if not stage.num_failed:
@@ -120,7 +143,7 @@ def request_errors(entry: RoundEvidence, serving: ServingRound, serve: ServeJob)
 
 
 @for_each(_serving)
-def pinned_length(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def pinned_length(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that every answer has the requested number of tokens, where it is pinned."""
     wrong = [stage for stage in serving.stages if stage.num_wrong_length]
     if wrong:
@@ -132,7 +155,7 @@ def pinned_length(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) 
 
 
 @for_each(_serving)
-def token_count(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Compare the tokens by the model's own tokenizer with the server's ``usage``."""
     stages = serving.stages
     for what, own, usage in (
@@ -159,7 +182,7 @@ def token_count(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) ->
 
 
 @for_each(_serving)
-def client_limit(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the load generator did not limit what was measured: medians, and the percentiles above them."""
     limits = percent(MAX_LAG_SHARE)
     late = [text for stage in serving.planned_stages for text in _client_limits(stage)]
@@ -190,7 +213,7 @@ def _exceeds(lag_ms: float | None, stage: ServingStage) -> bool:
 
 
 @for_each(_serving)
-def served_answers(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that answers under load are those of the framework."""
     answers = serving.answers
     expected = f"a mean agreement of at least {answers.min_agreement:g}"
@@ -213,7 +236,29 @@ def served_answers(entry: RoundEvidence, serving: ServingRound, serve: ServeJob)
 
 
 @for_each(_serving)
-def result_cache(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def benchmarks(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Check that benchmarks were measured in full, and that a published accuracy was reproduced where there is one."""
+    scores = {score.task: score for score in serving.scores}
+    if missing := [task for task in settings.benchmarks if task not in scores]:
+        yield finding("error", "benchmark-accuracy", "a score of every task", f"no score of {', '.join(missing)}")
+    for task, score in scores.items():
+        if score.limit is not None:
+            actual = f"{task}: {score.limit} questions of each task or subject"
+            yield finding("open", "benchmark-accuracy", "all questions", actual)
+    work = entry.job.work if entry.job is not None else None
+    published = work.benchmarks if isinstance(work, ServeJob) else {}
+    for task, reference in published.items():
+        if task in scores and abs(scores[task].value - reference.value) > reference.within:
+            actual = f"{task}: {scores[task].value:.4f}"
+            expected = f"{reference.value:.4f} ± {reference.within:g} ({reference.source})"
+            yield finding("error", "benchmark-accuracy", expected, actual)
+    if published and not scores:
+        actual = "no published accuracy of the weights was reproduced"
+        yield finding("open", "benchmark-accuracy", f"a score of {' or '.join(published)} (benchmarks)", actual)
+
+
+@for_each(_serving)
+def result_cache(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that prompts are unique and that repeated ones are not answered from a store."""
     use = serving.prompts
     if not use.num_repeated:
@@ -233,7 +278,7 @@ def result_cache(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -
 
 
 @for_each(_serving)
-def steady_state(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def steady_state(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that stages have figures and were in a steady state."""
     for stage in serving.planned_stages:
         if stage.output_token_rate is None:
@@ -259,7 +304,7 @@ def _littles_difference(stage: ServingStage) -> str | None:
 
 
 @for_each(_serving)
-def enough_measured(entry: RoundEvidence, serving: ServingRound, serve: ServeJob) -> Findings:
+def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the windows are long enough."""
     least_s = MIN_WINDOW_S[entry.reference.size]
     short = [

@@ -114,8 +114,8 @@ def _cluster(file: Path | None) -> ClusterSpec:
     """Return a cluster file, or this machine with the Python that runs this program."""
     import sys
 
-    from accelmark.cli.runs import read_cluster
     from accelmark.spec.cluster import ClusterSpec
+    from accelmark.spec.plugins.launcher import read_cluster
 
     return read_cluster(file) if file is not None else ClusterSpec(python=sys.executable)
 

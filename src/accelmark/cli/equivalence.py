@@ -12,7 +12,8 @@ from typing import Final, final
 import typer
 
 from accelmark.cli import options
-from accelmark.cli.runs import detect_devices, plan_request, setting_values
+from accelmark.cli.machine import detect_devices
+from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import Plan
 from accelmark.results.equivalence import describe
 from accelmark.run.controller.data import DataFetcher

@@ -206,7 +206,10 @@ def check(
 def import_files(
     origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
     files: Annotated[
-        list[Path], Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
+        list[Path],
+        Argument(
+            metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml ..."
+        ),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,

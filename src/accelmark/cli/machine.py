@@ -1,4 +1,4 @@
-"""Verbs about this machine: vendors, doctor, monitor, probe."""
+"""Verbs about machines: vendors, doctor, preflight, monitor, probe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.spec.errors import AccelmarkError, RequestError, nearest
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
+    from accelmark.plan.request import Detected
     from accelmark.telemetry.inventory import Inventory
 
 
@@ -124,6 +125,33 @@ def inventory_lines(seen: Inventory) -> list[str]:
     return lines
 
 
+def preflight(
+    cluster: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
+    vendor: options.Vendor = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
+    import asyncio
+    from dataclasses import asdict
+
+    from accelmark.run.preflight.report import check_cluster, print_table
+    from accelmark.spec.plugins.launcher import read_cluster
+
+    spec = read_cluster(cluster)
+    spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
+    problems = asyncio.run(check_cluster(spec))
+    if as_json:
+        typer.echo(json.dumps({"hosts": len(spec.hosts), "problems": [asdict(problem) for problem in problems]}))
+    else:
+        print_table(problems)
+        bad = {problem.host for problem in problems if problem.severity == "error"}
+        if spec.vendor is None:
+            options.warn("devices were not checked: name their vendor in the cluster file, or with --vendor")
+        typer.echo(f"{len(spec.hosts) - len(bad)} of {len(spec.hosts)} hosts are ready")
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(EXIT_FAILED)
+
+
 def monitor(
     operation: Annotated[Literal["start", "stop", "restart", "status"], Argument(help="Operation.")],
     vendor: options.Vendor = None,
@@ -165,7 +193,6 @@ def probe(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.cli.runs import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor
@@ -196,3 +223,29 @@ def probe(
     console = Console()
     console.print(f"{found.device_name}, {found.world_size} ranks, {found.framework}", highlight=False)
     console.print(table)
+
+
+def detect_devices(vendor: str | None) -> Detected:
+    """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
+    from accelmark.plan.adaptation import host_capabilities
+    from accelmark.plan.request import Detected
+    from accelmark.run.controller.probe import remembered
+    from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.telemetry.detect import detect, measurable_vendors
+
+    name, *others = (vendor,) if vendor else measurable_vendors()
+    found = next((entry for entry in detect([name]) if entry.vendor == name), None)
+    if found is None:
+        return Detected(
+            vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others)
+        )
+    chips = set(found.chips)
+    return Detected(
+        vendor=name,
+        hardware=found.hardware or name.upper(),
+        chip=chips.pop() if len(chips) == 1 else None,
+        num_devices=None if found.fallback else len(found.devices),
+        ceilings=remembered(name, found.hardware or name.upper()),
+        capabilities=host_capabilities(load_vendor(name)),
+        others=tuple(others),
+    )

@@ -18,7 +18,7 @@ from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
-from accelmark.cli.machine import doctor, monitor, probe, vendors
+from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
 from accelmark.cli.results import compare, results, view
 from accelmark.cli.runs import infer, resume, run, status, stop, train
 from accelmark.cli.serving import serve
@@ -29,7 +29,7 @@ _GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
     "Measure": (train, infer, serve, run, probe),
     "Follow a run": (status, stop, resume),
     "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
-    "Look up": (cases, vendors, doctor, explain),
+    "Look up": (cases, vendors, doctor, preflight, explain),
     "Write and check files": (init, new, check, import_files, monitor),
 }
 _NAMES: Final = {"import_files": "import"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,9 +18,7 @@ from accelmark.cli import completion, options
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
-    from accelmark.plan.request import Detected
     from accelmark.run.controller.coordinator import RunOutcome
-    from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.errors import Problem
     from accelmark.spec.runfile import RunSpec
 
@@ -116,6 +115,7 @@ def run(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    submit: Annotated[bool, Option("--submit", help="Submit the run as a batch job (launcher: slurm).")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
@@ -129,6 +129,9 @@ def run(
         raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
     request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
+    if submit and not dry_run:
+        submit_run(plan, out, as_json=as_json)
+        return
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
@@ -168,7 +171,9 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
         for name, state in current.statuses.items()
     }
-    typer.echo(json.dumps({"run": str(current.directory.path), "coordinator": current.coordinator, "jobs": jobs}))
+    away = current.elsewhere
+    coordinator = {"coordinator": away.pid if away else current.coordinator, "machine": away.hostname if away else None}
+    typer.echo(json.dumps({"run": str(current.directory.path), **coordinator, "jobs": jobs}))
 
 
 def stop(
@@ -194,10 +199,12 @@ def plan_request(
     ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for
     errors; the path of a cluster file is relative to ``base``. Raises AccelmarkError with all problems.
     """
+    from accelmark.cli.machine import detect_devices
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.controller.equivalence_cache import with_checks
     from accelmark.run.environments.registry import with_environments
+    from accelmark.spec.plugins.launcher import read_cluster
 
     given = request.cluster
     cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
@@ -230,32 +237,6 @@ def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any
     if problems:
         raise SpecError(problems)
     return values
-
-
-def detect_devices(vendor: str | None) -> Detected:
-    """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
-    from accelmark.plan.adaptation import host_capabilities
-    from accelmark.plan.request import Detected
-    from accelmark.run.controller.probe import remembered
-    from accelmark.spec.plugins.catalog import load_vendor
-    from accelmark.telemetry.detect import detect, measurable_vendors
-
-    name, *others = (vendor,) if vendor else measurable_vendors()
-    found = next((entry for entry in detect([name]) if entry.vendor == name), None)
-    if found is None:
-        return Detected(
-            vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others)
-        )
-    chips = set(found.chips)
-    return Detected(
-        vendor=name,
-        hardware=found.hardware or name.upper(),
-        chip=chips.pop() if len(chips) == 1 else None,
-        num_devices=None if found.fallback else len(found.devices),
-        ceilings=remembered(name, found.hardware or name.upper()),
-        capabilities=host_capabilities(load_vendor(name)),
-        others=tuple(others),
-    )
 
 
 def read_run_file(path: Path) -> RunSpec:
@@ -292,14 +273,6 @@ def _case_problems(file: Path, settings: Sequence[str]) -> Iterator[Problem]:
             yield from error.problems
         except AccelmarkError as error:
             yield Problem(str(file), "", str(error).removeprefix(f"{file}: "))
-
-
-def read_cluster(file: Path) -> ClusterSpec:
-    """Read a cluster file. Raises SpecError with all problems."""
-    from accelmark.spec.model import read_yaml
-    from accelmark.spec.plugins.launcher import parse_cluster
-
-    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
 
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:
@@ -349,6 +322,20 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
         outcome = coordinator.start(plan, path, DataFetcher(offline), run_preflight, as_json=as_json)
     _finish(outcome, as_json=as_json)
     return outcome.directory
+
+
+def submit_run(plan: Plan, out: Path | None, *, as_json: bool) -> None:
+    """Submit this command as a batch job of the plan's launcher, and print its number."""
+    from accelmark.run.launchers import submit
+    from accelmark.run.record.directory import default_path
+
+    path = (out or default_path(plan.name, datetime.now(UTC))).absolute()
+    arguments = [argument for argument in sys.argv[1:] if argument != "--submit"]
+    number = submit(plan, path, arguments if out is not None else [*arguments, "--out", str(path)])
+    if as_json:
+        typer.echo(json.dumps({"run": str(path), "job": number}))
+    else:
+        typer.echo(f"submitted as job {number}; it writes {path}\nfollow it with 'accelmark status {path}'")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import importlib
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, final
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError
 from accelmark.spec.inference import EngineOption, InferPrecision
+
+Source = Literal["onnx", "model", "either"]
 
 DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp32": torch.float32,
@@ -58,13 +60,15 @@ class Engine(ABC):
     throughput.
     """
 
-    reads: ClassVar[Literal["onnx", "model"]] = "onnx"
-    """Input of the compiler."""
+    reads: ClassVar[Source] = "onnx"
+    """Input of the compiler; for ``model`` nothing is exported, ``either`` gets the model where there is no file."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether each batch size is compiled separately; a queue then pads its batches."""
     known_options: ClassVar[frozenset[str] | None] = None
     """Supported names in ``engine_options``; others cause a warning. None: not declared, no warning."""
+    generates: ClassVar[bool] = False
+    """Whether it implements :meth:`generate`."""
     loads: ClassVar[bool] = False
     """Whether it saves its compiled engine and can load one (``exist_compiler_path``)."""
 
@@ -90,6 +94,15 @@ class Engine(ABC):
         calls later, so do not return buffers that the next call overwrites.
         The seconds are between 0 and the duration of the call.
         """
+
+    def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
+        """Yield the likeliest next token of each row, ``num_tokens`` times, as soon as it is known.
+
+        Args:
+            tokens: prompts of the same length on the CPU, (batch, length).
+            num_tokens: every answer has this length, whatever its tokens are.
+        """
+        raise NotImplementedError(f"engine {self.name}: generates no text")
 
     def describe(self) -> dict[str, str]:
         """Return versions, providers, devices and precision as the engine reports them."""

@@ -53,7 +53,7 @@ def engine_hashes(engine: Engine) -> dict[str, Scalar]:
     hashes: dict[str, Scalar] = {"reads": engine.reads}
     if request.engine_path is not None:
         hashes["engine_given_sha256"] = file_hash(request.engine_path)
-    elif engine.reads == "onnx" and request.onnx_path is not None:
+    elif engine.reads != "model" and request.onnx_path is not None:
         hashes["onnx_sha256"] = file_hash(request.onnx_path)
     if engine.file is not None and engine.file.exists():
         hashes["engine_sha256"] = file_hash(engine.file)

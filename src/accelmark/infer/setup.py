@@ -22,6 +22,8 @@ from accelmark.infer.batches import first_batches, pinned_batches, synthetic_bat
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import device_name
 from accelmark.infer.failures import InferenceError, shortened
+from accelmark.infer.language_model.case import LanguageModelCase
+from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.inference import InferSettings, Note, file_at
 from accelmark.spec.inference_events import InferStarted
@@ -43,6 +45,7 @@ class EngineFacts:
     reads: str
     loads: bool
     fixed_batch: bool
+    generates: bool
     known_options: Sequence[str] | None
 
 
@@ -115,6 +118,7 @@ class ComputeDevice:
             precision=settings.precision,
             compiler=settings.compiler,
             isolated=True,
+            counts_own_memory=True,
             library_versions={"python": platform.python_version(), **_versions()},
         )
 
@@ -129,8 +133,10 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def build_case(job: JobSpec, infer: InferJob) -> InferCase:
+def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
     """Import ``infer_<framework>.py`` of the case's folder and create its ``Case``.
+
+    A language model that the case packages is written below ``node_dir``.
 
     Raises:
         RunError: there is no such file, or it defines no ``Case``.
@@ -142,6 +148,8 @@ def build_case(job: JobSpec, infer: InferJob) -> InferCase:
     found = getattr(folder_module(job.case, name), "Case", None)
     if not (isinstance(found, type) and issubclass(found, InferCase)):
         raise RunError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
+    if issubclass(found, LanguageModelCase):
+        return found(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
     return found(infer.settings, infer.parameters, job.data_dirs)
 
 
@@ -190,6 +198,21 @@ def check_paths(engine: EngineFacts, settings: InferSettings) -> None:
         raise RequestError(f"{what}; remove the setting")
     if not Path(existing).expanduser().exists():
         raise InferenceError(f"{existing}: exist_compiler_path does not exist", "incompatible_engine")
+
+
+def check_generation(engine: EngineFacts, case: InferCase, settings: InferSettings) -> None:
+    """Check that the case and the engine can generate text, where the settings want it.
+
+    Raises:
+        RequestError: one of them cannot.
+    """
+    if not settings.generate_batches:
+        return
+    if not isinstance(case, LanguageModelCase):
+        raise RequestError("generate_batches: the case is not a language model; take the setting out")
+    if not engine.generates:
+        what = f"generate_batches: the engine {settings.compiler} generates no text"
+        raise RequestError(f"{what}; choose another (--compiler eager), or set generate_batches to []")
 
 
 def unknown_options(engine: EngineFacts, settings: InferSettings) -> Iterator[Note]:

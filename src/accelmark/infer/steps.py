@@ -21,7 +21,10 @@ from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
+from accelmark.infer.generation.run import generate
 from accelmark.infer.hashes import file_hash, model_hashes
+from accelmark.infer.language_model.case import LanguageModelCase
+from accelmark.infer.language_model.model import CausalModel
 from accelmark.infer.measure import Emit, Forward, Measured, measure
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
@@ -125,6 +128,8 @@ class SevenSteps:
                 skipped = why_skipped(step, self.settings)
                 if self.failure is not None and step is not InferStep.SUMMARISE:
                     skipped = f"step {self.failure[0]} failed"
+                elif step is InferStep.EXPORT and skipped is None and self._engine_reads() == "model":
+                    skipped = f"{self.settings.compiler} compiles the PyTorch model"
                 self._run_step(step, skipped)
         finally:
             if self.process is not None:
@@ -180,11 +185,15 @@ class SevenSteps:
         """Check the files that the settings name, where the engine can be opened; else the compile step reports why."""
         if self.settings.exist_onnx_path is None and self.settings.exist_compiler_path is None:
             return
+        if self._engine_reads() is not None:
+            setup.check_paths(self._facts(), self.settings)
+
+    def _engine_reads(self) -> str | None:
+        """Return what the engine compiles; None where it cannot be opened, which the compile step reports."""
         try:
-            facts = self._facts()
+            return self._facts().reads
         except (AccelmarkError, EngineExceptionError):
-            return
-        setup.check_paths(facts, self.settings)
+            return None
 
     def _facts(self) -> setup.EngineFacts:
         """Import the engine's class in its process."""
@@ -203,7 +212,7 @@ class SevenSteps:
         return self.process
 
     def _create(self) -> None:
-        case = self.case = setup.build_case(self.job, self.infer)
+        case = self.case = setup.build_case(self.job, self.infer, self.node_dir)
         batches = self.batches = setup.batches_of(case, pinned=self.device.device.type != "cpu")
         if batches.num_items < 1:
             name = self.job.case.name
@@ -214,6 +223,8 @@ class SevenSteps:
             self.model = case.create_model().eval()
             self.details |= {"parameters": num_parameters(self.model), "trained": case.trained}
             self.details |= model_hashes(self.model)
+            if isinstance(self.model, CausalModel):
+                self.details |= self.model.costs()._asdict()
 
     def _validate(self) -> None:
         if self.process is not None:
@@ -239,11 +250,13 @@ class SevenSteps:
     def _compile(self) -> None:
         process, settings = self._engine_process(), self.settings
         facts = self._facts()
+        setup.check_generation(facts, self.case, settings)
         for note in setup.unknown_options(facts, settings):
             self.emit(Event.WARNING, note)
         request = self._request(settings.precision)
+        takes_model = facts.reads == "model" or (facts.reads == "either" and request.onnx_path is None)
         self.details |= process.compile(
-            request.model if facts.reads == "model" else None,
+            request.model if takes_model else None,
             request.example,
             [(self.job.case, f"infer_{self.job.key.framework}")],
             onnx_path=str(request.onnx_path) if request.onnx_path else None,
@@ -269,6 +282,8 @@ class SevenSteps:
                 checked = CheckedPass(self.case, self.batches, process, reference, self.emit)
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
+                if settings.generate_batches and isinstance(self.case, LanguageModelCase):
+                    self._generate(self.case)
                 if settings.scenarios:
                     scenarios = Scenarios(checked, self._facts().fixed_batch, self.node_dir, self._context("scenarios"))
                     for result in scenarios.run():
@@ -276,6 +291,18 @@ class SevenSteps:
         finally:
             if engine is not None:
                 engine.close()
+
+    def _generate(self, case: LanguageModelCase) -> None:
+        with torch.inference_mode(False):
+            generate(
+                self.settings,
+                case.served,
+                self._engine_process(),
+                self.device.device_type,
+                self.node_dir,
+                self.emit,
+            )
+        self.details |= self._engine_process().usage()
 
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device

@@ -6,20 +6,22 @@ import copy
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
-from accelmark.infer.engine import DTYPES, Engine, EngineRequest
+from accelmark.infer.engine import DTYPES, Engine, EngineRequest, Source
+from accelmark.spec.inference import InferPrecision
 
 
 class TorchEngine(Engine):
     """An engine whose inputs and outputs are tensors on PyTorch's device; a subclass implements ``compute``."""
 
-    reads = "model"
-    precisions = ("fp32", "tf32", "bf16", "fp16")
-    known_options = frozenset()
+    reads: ClassVar[Source] = "model"
+    precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32", "tf32", "bf16", "fp16")
+    known_options: ClassVar[frozenset[str] | None] = frozenset()
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)

@@ -43,14 +43,20 @@ def build_plan(
     ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
-    vendor_name = request.vendor or cluster.vendor or detected.vendor
+    launcher = load_launcher(cluster.launcher)
+    vendor_name = request.vendor or cluster.vendor or (detected.vendor if launcher.is_localhost else None)
+    if vendor_name is None:
+        what = f"cluster {cluster.name} names no vendor, and devices of other machines are not detected"
+        raise RequestError(
+            f"{what}: add 'vendor: NAME' to the cluster file ({detected.vendor} is that of this machine)"
+        )
     vendor = load_vendor(vendor_name)
     if vendor.cannot_run is not None:
         raise RequestError(f"vendor {vendor.name}: nothing can run on it yet: {vendor.cannot_run}")
     run = RunRequest(
         options=request,
         cluster=cluster,
-        launcher=load_launcher(cluster.launcher),
+        launcher=launcher,
         vendor=vendor,
         vendor_folder=find("vendors", vendor_name, where).path,
         detected=detected,

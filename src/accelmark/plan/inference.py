@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Final
 
 from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
@@ -14,6 +15,9 @@ from accelmark.spec.job import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve_inference
 from accelmark.spec.plugins.launcher import option_names
+
+HF_CONFIG: Final = "config.json"
+"""File by which a directory of weights in Hugging Face's layout is recognised."""
 
 
 def plan_inference(request: KeyRequest) -> PlannedWork:
@@ -30,7 +34,10 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     settings = resolved.settings
     data_dirs, warnings = _data(request, side, settings)
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
-    of_case = {name: getattr(side, name) for name in ("unit", "metric", "tolerance", "reference", "parameters")}
+    of_case = {
+        name: getattr(side, name)
+        for name in ("unit", "metric", "tolerance", "reference", "min_agreement", "parameters")
+    }
     return PlannedWork(
         work=InferJob(**of_case, settings=settings, notes=resolved.notes),
         directory=_directory(request.key, settings),
@@ -46,6 +53,8 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
 def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSettings) -> dict[str, tuple[str, ...]]:
     """Return the packages that LoadGen's scenarios and the reader of packaged or given weights need."""
     found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {}
+    if request.case.infer is not None and request.case.infer.generates:
+        found["generation"] = ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")
     if any(request.folder.path.glob("*.safetensors")) or "weights" in data:
         found["weights of the case"] = ("safetensors>=0.4",)
     return found
@@ -71,7 +80,7 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
     """Return the directories of the required data and weights, and warnings about missing ones."""
     if settings.synthetic:
         return {}, ["synthetic data: the figures are of speed only"]
-    case, named = request.case, request.request.data
+    named = request.request.data
     warnings: list[str] = []
     wanted = set(side.data)
     for name in side.optional_data:
@@ -79,12 +88,15 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
             wanted.add(name)
         else:
             warnings.append(f"runs without {name}: name a directory that contains {name}/")
-    needed = tuple(entry for entry, name in zip(case.data, case.data_names, strict=True) if name in wanted)
-    found = dict(request.run.data_dirs(case.model_copy(update={"data": needed}), named)) if needed else {}
+    found = request.data_of(wanted)
     if side.weights is not None:
         file = named / side.weights if named is not None else None
-        if file is not None and file.is_file():
+        if file is not None and (file.is_file() or (file / HF_CONFIG).is_file()):
             found["weights"] = file.absolute()
+        elif side.generates:
+            what = f"no weights: {file if file is not None else side.weights}/ has to be a directory with {HF_CONFIG}"
+            remedy = f"--data DIRECTORY, the one that contains {side.weights}/ in Hugging Face's layout"
+            raise SpecError([Problem(request.run.where, str(request.key), what, remedy)])
         else:
             where = f"{named}/" if named is not None else "the directory named with the run: "
             warnings.append(f"no trained weights ({where}{side.weights}): the figures are of speed only")

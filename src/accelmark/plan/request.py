@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
@@ -95,6 +95,22 @@ class KeyRequest:
     def case_file(self) -> str:
         """Name of the case's file in errors and provenance."""
         return f"cases/{self.folder.name}/case.yaml"
+
+    def data_of(self, names: Collection[str]) -> dict[str, Path]:
+        """Return the directories of the named data sets, in the given directory or to be fetched.
+
+        A known data set that the case does not declare for training is taken from the given directory only where that
+        contains a directory of its name.
+        """
+        given, case = self.request.data, self.case
+        found: dict[str, Path] = {}
+        for entry in case.all_data:
+            name = entry if isinstance(entry, str) else str(entry.get("name"))
+            is_declared = name in case.data_names
+            where = given if is_declared or (given is not None and (given / name).is_dir()) else None
+            if name in names:
+                found |= self.run.data_dirs(case.model_copy(update={"data": (entry,)}), where)
+        return found
 
 
 @final

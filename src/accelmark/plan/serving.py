@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +14,14 @@ from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
 from accelmark.spec.plugins.catalog import find, load_server
 from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.serving import ServeCaseSpec, ServeSettings
+from accelmark.spec.serving import Benchmark, ServeCaseSpec, ServeSettings
 
 MODEL_FILE: Final = "serve.py"
 """File of a case with packaged weights: ``write_model`` and ``prompt_text``."""
+
+
+_BENCHMARK_DATA: Final[dict[Benchmark, str]] = {"mmlu": "cais/mmlu", "gsm8k": "openai/gsm8k"}
+"""Task -> repository of its data set."""
 
 
 def plan_serving(request: KeyRequest) -> PlannedWork:
@@ -32,13 +36,15 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     )
     settings = resolved.settings
     data_dirs = _data(request, side, settings)
-    if problems := list(_problems(request, server, resolved, has_weights="weights" in data_dirs)):
+    if problems := list(_problems(request, server, resolved, data_dirs)):
         raise SpecError(problems)
     requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
+    if settings.benchmarks:
+        requires["benchmarks"] = ("lm-eval>=0.4.9", "tenacity", "aiohttp")
     if server is not None:
         requires[f"server {server.name}"] = server.requires
     return PlannedWork(
-        work=ServeJob(server=server, settings=settings, min_agreement=side.min_agreement),
+        work=ServeJob(server=server, settings=settings, min_agreement=side.min_agreement, benchmarks=side.benchmarks),
         directory=_directory(request.key.slug, settings),
         data_dirs=data_dirs,
         provenance=resolved.provenance,
@@ -71,7 +77,7 @@ def _options(server: ServerSpec | None) -> Layer | None:
 
 
 def _problems(
-    request: KeyRequest, server: ServerSpec | None, resolved: Resolved[ServeSettings], *, has_weights: bool
+    request: KeyRequest, server: ServerSpec | None, resolved: Resolved[ServeSettings], data_dirs: Mapping[str, Path]
 ) -> Iterator[Problem]:
     key, settings, where = request.key, resolved.settings, request.run.where
     if key.nnodes != 1:
@@ -79,6 +85,10 @@ def _problems(
     for setting, file in (("prompts.file", settings.prompts.file), ("load.trace", settings.load.trace)):
         if file is not None and request.run.is_here and not Path(file).expanduser().is_file():
             yield Problem(resolved.provenance[setting].layer, setting, f"{file} is not a file")
+    for name in settings.benchmarks:
+        if name not in data_dirs:
+            what = f"no data: {name}/ is expected below the directory given with --data"
+            yield Problem(where, "benchmarks", what, f"a clone of {_BENCHMARK_DATA[name]} from Hugging Face")
     if server is None:
         if settings.served_model is None:
             yield Problem(where, "served_model", "is needed with an endpoint", "--model NAME, as the server lists it")
@@ -90,7 +100,7 @@ def _problems(
         yield Problem(where, str(key), what)
     if settings.api not in server.apis:
         yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
-    if settings.prompts.output_length == "pinned" and not server.can_pin:
+    if settings.is_pinned and not server.can_pin:
         what = f"{server.title} cannot pin the length of answers"
         yield Problem(where, "prompts.output_length", what, "set it to natural")
     precisions = server.flags["precision"].values if "precision" in server.flags else {}
@@ -99,7 +109,7 @@ def _problems(
         yield Problem(
             layer, "precision", f"{server.title} has no {settings.precision}", f"has: {', '.join(precisions)}"
         )
-    if not has_weights and not (request.folder.path / MODEL_FILE).is_file():
+    if "weights" not in data_dirs and not (request.folder.path / MODEL_FILE).is_file():
         named = request.case.serve.weights if request.case.serve is not None else None
         what = f"no weights: {named or 'weights'}/ is expected below the directory given with --data"
         yield Problem(where, str(key), what, "a directory in Hugging Face's layout")
@@ -107,12 +117,13 @@ def _problems(
 
 def _data(request: KeyRequest, side: ServeCaseSpec, settings: ServeSettings) -> dict[str, Path]:
     """Return the directories of the required data and weights."""
-    case, given = request.case, request.request.data
+    given = request.request.data
     wanted = set(side.data) if settings.prompts.source == "text" else set()
-    needed = tuple(entry for entry, name in zip(case.data, case.data_names, strict=True) if name in wanted)
-    found = dict(request.run.data_dirs(case.model_copy(update={"data": needed}), given)) if needed else {}
+    found = request.data_of(wanted)
     if given is not None and side.weights is not None and (given / side.weights / "config.json").is_file():
         found["weights"] = (given / side.weights).absolute()
+    if given is not None:
+        found |= {name: (given / name).absolute() for name in settings.benchmarks if (given / name).is_dir()}
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
@@ -19,6 +20,14 @@ _TITLES: Final = {
     "queued": "Due to sent",
 }  # fmt: skip
 _CHARTED: Final = ("ttft", "tpot", "itl", "e2e")
+_GENERATION: Final = (
+    ("Prefill", "Tokens/s of prompts: batch x tokens of a prompt / (first output - due)", "prefill_token_rate"),
+    ("Decoding", "Tokens/s after the first: batch x (tokens - 1) / (end - first output)", "decode_token_rate"),
+    ("Prefill MFU", "FLOP/s over the chip's dense peak", "prefill_mfu"),
+    ("MBU", "Weights and KV cache read by decode steps over the chip's memory bandwidth", "decode_mbu"),
+    ("KV cache", "MiB of the batch at the end of its answers", "kv_cache_mib"),
+)
+"""Columns of offline generation: head, explanation, field of a stage."""
 _TRADEOFF: Final = (
     ("ttft", "p50", 1, "none"), ("ttft", "p99", 1, "7 4"), ("tpot", "p50", 2, "none"), ("tpot", "p99", 2, "7 4"),
 )  # fmt: skip
@@ -118,6 +127,9 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
     yield Column("Tokens/s", "Output tokens", lambda stage: _number(stage.output_token_rate))
     if serving.num_devices > 1:
         yield Column("per device", "Output tokens/s", lambda stage: _number(stage.token_rate_per_device))
+    for head, note, field in _GENERATION:
+        if any(getattr(stage, field) is not None for stage in serving.stages):
+            yield Column(head, note, partial(_field, field))
     yield Column("per user", "1 / median TPOT", lambda stage: _number(stage.token_rate_per_user))
     yield Column("TTFT", "Median and p99 in ms", lambda stage: _pair(stage, "ttft"))
     yield Column("TPOT", "Median and p99 in ms", lambda stage: _pair(stage, "tpot"))
@@ -128,6 +140,11 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
     if any(stage.tokens_per_joule is not None for stage in serving.stages):
         yield Column("Tokens/J", "Output tokens per joule", lambda stage: _number(stage.tokens_per_joule))
     yield Column("In progress", "Mean number of requests in the window; by Little's law on hover", _in_progress)
+
+
+def _field(field: str, stage: ServingStage) -> Cell:
+    value = getattr(stage, field)
+    return Cell(NOTHING if value is None else percent(value, 3)) if field.endswith(("mfu", "mbu")) else _number(value)
 
 
 def _window(stage: ServingStage) -> Cell:
@@ -269,11 +286,14 @@ def slo_text(slo: Slo) -> str:
 
 def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
     answers, prompts = serving.answers, serving.prompts
-    yield ("Server", serving.server) if serving.server else ("Endpoint", serving.endpoint or "")
-    if serving.command:
-        yield "Command line", " ".join(serving.command)
-    yield "Model in requests", f"{serving.served_model or NOTHING} ({serving.api})"
-    yield "Devices of the server", str(serving.num_devices)
+    if serving.engine is not None:
+        yield "Engine", f"{serving.engine}, offline: a batch of requests at a time"
+    else:
+        yield ("Server", serving.server) if serving.server else ("Endpoint", serving.endpoint or "")
+        if serving.command:
+            yield "Command line", " ".join(serving.command)
+        yield "Model in requests", f"{serving.served_model or NOTHING} ({serving.api})"
+    yield "Devices", str(serving.num_devices)
     is_pinned = serving.output_length == "pinned"
     yield "Length of answers", "pinned to the requested number of tokens" if is_pinned else "natural"
     yield "Tokens counted by", "the model's own tokenizer" if serving.has_tokenizer else "the server (usage)"
@@ -282,9 +302,27 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
         least = f"at least {percent(answers.min_agreement, 4)} required"
         agreeing = f"{percent(answers.agreement, 4)} of the tokens of {answers.num_compared} answers under load"
         yield "Agreement", f"{agreeing}, from their start, equal the framework's greedy answers ({least})"
+    for score in serving.scores:
+        deviation = f" ± {percent(score.stderr, 2)} (standard error)" if score.stderr is not None else ""
+        of = f"{score.num_questions:,} questions, {score.num_fewshot} examples each, {score.metric}"
+        harness = f"lm-evaluation-harness {score.harness_version}, task version {score.task_version}"
+        yield score.task.upper(), f"{percent(score.value, 4)}{deviation} of {of} ({harness})"
     yield "Prompts", f"{prompts.num_unique:,} different in {prompts.num_requests:,} requests"
     lags = [(stage.lag_p99_ms, stage.label) for stage in serving.stages if stage.lag_p99_ms is not None]
     if lags:
         lag_ms, label = max(lags)
         busiest = percent(max(stage.client_cpu_share for stage in serving.stages))
         yield "Client", f"timers {digits(lag_ms, 3)} ms late (p99, {label}), busiest process {busiest} of a core"
+    if serving.client_cores:
+        yield "Cores", f"server {_cores(serving.server_cores)}; client {_cores(serving.client_cores)}, for it alone"
+
+
+def _cores(cores: Sequence[int]) -> str:
+    """Return numbers of cores, with ranges: ``0-6, 9``."""
+    ranges: list[list[int]] = []
+    for core in cores:
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ", ".join(str(begin) if begin == end else f"{begin}-{end}" for begin, end in ranges)

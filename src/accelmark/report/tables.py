@@ -213,7 +213,7 @@ def _engine(case: LoadedCase) -> str:
     inference, serving = (case.first.inference, case.first.serving) if case.first else (None, None)
     if serving:
         stage = serving.headline_stage
-        return ", ".join([serving.server or "endpoint", *([stage.label] if stage else [])])
+        return ", ".join([serving.source, *([stage.label] if stage else [])])
     return f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
 
 

@@ -72,6 +72,14 @@ class FigureName(StrEnum):
     MULTI_STREAM_LATENCY = "multi_stream_latency_p99_ms"
     SERVER_RATE = "server_queries_per_second"
 
+    # Offline generation.
+    PREFILL_RATE = "prefill_tokens_per_second"
+    DECODE_RATE = "decode_tokens_per_second"
+    PREFILL_MFU = "prefill_mfu"
+    DECODE_MFU = "decode_mfu"
+    DECODE_MBU = "decode_mbu"
+    KV_CACHE = "kv_cache_mib"
+
     # Serving.
     OUTPUT_RATE = "output_tokens_per_second"
     OUTPUT_RATE_PER_DEVICE = "output_tokens_per_second_per_device"
@@ -124,9 +132,16 @@ _SHARED: Final = (
     F.ENERGY, F.ENERGY_PER_UNIT, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME,
 )  # fmt: skip
 _NAMES: Final = tuple(FigureName)
-_INFER, _SERVE, _SEARCH = map(_NAMES.index, (F.INFERENCE_CORE, F.OUTPUT_RATE, F.SEARCH_SCORE))
-INFER_FIGURES: Final = (*_NAMES[_INFER:_SERVE], *_SHARED)
+_INFER, _GENERATE, _SERVE, _SEARCH = map(
+    _NAMES.index, (F.INFERENCE_CORE, F.PREFILL_RATE, F.OUTPUT_RATE, F.SEARCH_SCORE)
+)
+INFER_FIGURES: Final = (*_NAMES[_INFER:_GENERATE], *_SHARED)
 """The figures of an inference round."""
+GENERATION_FIGURES: Final = (
+    *_NAMES[_GENERATE:_SERVE], F.OUTPUT_RATE, F.OUTPUT_RATE_PER_USER, F.TTFT_P50, F.TTFT_P99, F.TPOT_P50, F.TPOT_P99,
+    F.ITL_P99, F.ANSWER_AGREEMENT,
+)  # fmt: skip
+"""The further figures of one that generates text."""
 _UNCOUNTED: Final = (F.MFU, F.ACHIEVED_TFLOPS)
 SERVE_FIGURES: Final = (*_NAMES[_SERVE:_SEARCH], *(name for name in _SHARED if name not in _UNCOUNTED))
 """The figures of a serving round; a server reports no FLOPs."""

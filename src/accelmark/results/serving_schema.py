@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import Field, FiniteFloat
 
 from accelmark.spec.model import Spec
-from accelmark.spec.serving import Arrival, Slo
+from accelmark.spec.serving import Arrival, BenchmarkScore, Slo
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 LATENCIES: Final = {
@@ -59,6 +59,9 @@ class ServingStage(Spec):
     rate: float | None
     """Requests per second that the load offered; null for a closed load or a trace."""
     is_search: bool
+    input_tokens: int | None = None
+    """Lengths of prompts and answers, where the load has several."""
+    output_tokens: int | None = None
     duration_s: float
     window_s: tuple[float, float] | None
     """Begin and end of the window in seconds since the stage began; null with a reason."""
@@ -123,16 +126,29 @@ class ServingStage(Spec):
     """Requests whose times contradict each other or the events, and records that the load generator did not count."""
     num_missing: int = 0
     """Requests that the load generator counted and that have no record."""
+    prefill_token_rate: FiniteFloat | None = None
+    """Of offline generation, here and below: prompts' tokens per second of prefill, from when a batch was due to its
+    first tokens."""
+    decode_token_rate: FiniteFloat | None = None
+    """Tokens after the first per second of decoding."""
+    kv_cache_mib: FiniteFloat | None = None
+    """Keys and values of a whole batch at the end of its answers, computed from the model's shapes."""
+    prefill_mfu: FiniteFloat | None = None
+    """FLOP/s of the prefill over the chip's peak; null without one."""
+    decode_mfu: FiniteFloat | None = None
+    decode_mbu: FiniteFloat | None = None
+    """Bytes that decoding has to read per second over the chip's memory bandwidth; null without one."""
     reasons: tuple[str, ...] = ()
     """Why figures have no value."""
 
     @property
     def label(self) -> str:
         """The stage's load in words."""
+        lengths = "" if self.input_tokens is None else f", {self.input_tokens} + {self.output_tokens} tokens"
         if self.concurrency is not None:
-            return f"{self.concurrency} at a time"
+            return f"{self.concurrency} at a time{lengths}"
         word = {"constant": "constant", "poisson": "Poisson", "gamma": "gamma"}.get(self.arrival, self.arrival)
-        return word if self.rate is None else f"{self.rate:.4g}/s {word}"
+        return (word if self.rate is None else f"{self.rate:.4g}/s {word}") + lengths
 
     @property
     def short_label(self) -> str:
@@ -193,6 +209,8 @@ class ServingRound(Spec):
     """Results of a serving round besides figures."""
 
     server: str | None
+    engine: str | None = None
+    """Engine of offline generation, which has neither a server nor an endpoint."""
     endpoint: str | None
     served_model: str | None
     api: str
@@ -201,6 +219,9 @@ class ServingRound(Spec):
     start_s: float | None = None
     """From the start of the server until it was healthy."""
     num_devices: int
+    server_cores: tuple[int, ...] = ()
+    """Cores that the server could use, and those of the client alone; empty where they were not divided."""
+    client_cores: tuple[int, ...] = ()
     has_tokenizer: bool
     output_length: str
     slo: Slo
@@ -214,9 +235,16 @@ class ServingRound(Spec):
     highest_rate_note: str = ""
     answers: AnswersCompared
     prompts: PromptUse
+    scores: tuple[BenchmarkScore, ...] = ()
+    """Accuracy in tasks of lm-evaluation-harness."""
     timeline: tuple[TimelineRequest, ...] = ()
     malformed_lines: int = 0
     """Lines of requests.jsonl and answers.jsonl that could not be read."""
+
+    @property
+    def source(self) -> str:
+        """Name of the server or engine, or ``endpoint``."""
+        return self.server or self.engine or "endpoint"
 
     @property
     def headline_stage(self) -> ServingStage | None:

@@ -34,6 +34,12 @@ class UnreachableError(HostError):
     hint = "log in to it from this machine by the same address, port, user and key (ssh); correct the cluster file"
 
 
+class HostKeyError(HostError):
+    """A host presents a key that is not the one known for it: trying again does not help."""
+
+    hint = "verify its key; then add or replace its line in the file of known hosts"
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class CommandResult:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ NODE_MARKER: Final = "ACCELMARK_NODE_DIR"
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PROC: Final = Path("/proc")
+BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
+"""Another text after each boot."""
 
 
 class ProcessId(Spec):
@@ -35,6 +38,8 @@ class ProcessId(Spec):
     start_ticks: int
     """Since boot: unlike a time of day, it does not change where the clock is set."""
     boot_id: str
+    hostname: str = ""
+    """The machine, for messages; empty where it was not asked for."""
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
@@ -47,7 +52,7 @@ class ProcessId(Spec):
         """Return the identity of this process."""
         identity = cls.of(os.getpid())
         assert identity is not None  # noqa: S101  a process can always see itself
-        return identity
+        return identity.model_copy(update={"hostname": socket.gethostname()})
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -59,8 +64,13 @@ class ProcessId(Spec):
 
     @property
     def alive(self) -> bool:
-        """Whether this process still runs."""
-        return self == ProcessId.of(self.pid)
+        """Whether this process still runs, on this machine."""
+        return self.model_copy(update={"hostname": ""}) == ProcessId.of(self.pid)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process was started on another machine, or before this one was booted."""
+        return self.boot_id != _boot_id()
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal to this process; returns whether it was running."""
@@ -90,7 +100,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _boot_id() -> str:
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return BOOT_ID.read_text().strip()
 
 
 def become_subreaper() -> None:

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple, final
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import JobSpec, ServeJob
-from accelmark.spec.serving import Answer, RequestRecord
+from accelmark.spec.serving import Answer, RequestRecord, ServeSettings
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
 """Precision of a run -> the framework's."""
@@ -52,7 +51,9 @@ class AnswerSample:
             self.answers[place] = sampled
 
 
-def compare_answers(job: JobSpec, work: ServeJob, model: ServedModel, sample: AnswerSample, path: Path) -> None:
+def compare_answers(
+    settings: ServeSettings, device_type: str, model: ServedModel, sample: AnswerSample, path: Path
+) -> None:
     """Let the framework answer the sampled prompts in a process of its own; write an :class:`Answer` for each.
 
     Raises:
@@ -63,15 +64,15 @@ def compare_answers(job: JobSpec, work: ServeJob, model: ServedModel, sample: An
         return
     prompts = path.with_name("compared_prompts.jsonl")
     answers = path.with_name("framework_answers.jsonl")
-    pinned = work.settings.prompts.output_length == "pinned"
+    pinned = settings.is_pinned
     lines = (
         json.dumps({"text": one.prompt, "max_tokens": one.record.requested_tokens, "pinned": pinned})
         for one in sample.answers
     )
     prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [
-        sys.executable, "-m", "accelmark.serving.reference", str(model.directory), job.device_type,
-        _DTYPES[work.settings.precision], str(prompts), str(answers),
+        sys.executable, "-m", "accelmark.serving.reference", str(model.directory), device_type,
+        _DTYPES[settings.precision], str(prompts), str(answers),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

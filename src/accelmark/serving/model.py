@@ -10,6 +10,7 @@ from typing import Any, Final, final
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import folder_module
+from accelmark.spec.serving import BENCHMARKS
 
 _MODULE: Final = "serve"
 _BLOCK: Final = 1 << 20
@@ -51,6 +52,12 @@ class ServedModel:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     @property
+    def input_tokens(self) -> Callable[[str], list[int]] | None:
+        """Function from a prompt to the tokens that the model computes, with the special ones of its tokenizer."""
+        tokenizer = self._tokenizer
+        return None if tokenizer is None else lambda text: list(tokenizer.encode(text).ids)
+
+    @property
     def text(self) -> Callable[[list[int]], str] | None:
         """Function from tokens to their text; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.decode
@@ -61,7 +68,7 @@ class ServedModel:
         Raises:
             DataError: there is none.
         """
-        dirs = {name: path for name, path in self._job.data_dirs.items() if name != "weights"}
+        dirs = {name: path for name, path in self._job.data_dirs.items() if name not in ("weights", *BENCHMARKS)}
         if self._module is not None:
             text: str = self._module.prompt_text(dirs)
             return text

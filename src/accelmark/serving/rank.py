@@ -11,14 +11,16 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.serving.answers import AnswerSample, compare_answers
+from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.client.processes import Client
+from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Target
@@ -67,6 +69,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
             message=message,
             e2e_time=time.monotonic() - process_start,
             num_requests=run.num_requests,
+            peak_memory_mib=run.server.peak_memory_mib if run.server is not None else None,
             core_wait_s=run.cpu_wait.longest_s(),
         )
         log.event(Event.FINISHED, finished)
@@ -106,6 +109,9 @@ class _ServingRun:
     node_dir: Path
     log: EventLog
     stages: Stages | None = None
+    server: ServerProcess | None = None
+    cores: Cores | None = None
+    """Cores of the server and of the client; None with an endpoint."""
     cpu_wait: CpuWait = field(default_factory=CpuWait)
 
     @property
@@ -125,16 +131,33 @@ class _ServingRun:
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
             target = Target(
-                base_url=started.endpoint, model=started.served_model, api=settings.api, pinned=self._pinned()
+                base_url=started.endpoint, model=started.served_model, api=settings.api, fields=self._fields()
             )
             requests = self.node_dir / REQUESTS_FILE
-            with requests.open("w", encoding="utf-8") as stream, Client(target, settings.load.processes) as client:
+            own = self.cores.client if self.cores is not None else None
+            with (
+                requests.open("w", encoding="utf-8") as stream,
+                Client(target, settings.load.processes, own) as client,
+            ):
                 check = server.check if server is not None else lambda: None
-                self.stages = Stages(client, model, self.log, stream, sample, check, plan.duration_s)
+                self.stages = Stages(client, model, self.log.event, stream, sample, check, plan.duration_s)
                 plan.run(self.stages.run)
+            if settings.benchmarks:
+                self._report("answering benchmarks")
+                dirs = self.job.data_dirs
+                run_benchmarks(settings, target, model.directory, dirs, self.node_dir, self._watch(check))
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
-            compare_answers(self.job, self.work, model, sample, self.node_dir / ANSWERS_FILE)
+            compare_answers(settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE)
+
+    def _watch(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that checks the server and reports that the run goes on."""
+
+        def watch() -> None:
+            check()
+            self._report("answering benchmarks")
+
+        return watch
 
     @contextmanager
     def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:
@@ -147,13 +170,15 @@ class _ServingRun:
             raise DataError(f"the case {self.job.case.name} has no weights: name their directory with --data")
         given: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
         given |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
-        server = ServerProcess(
+        self.cores = Cores.divided(settings.load.processes)
+        server = self.server = ServerProcess(
             spec,
             model.directory,
             self.node_dir,
             device=self.job.device_type,
             num_devices=self.job.key.nproc,
             settings=given,
+            cores=self.cores.server,
         )
         try:
             start_s = server.wait_until_healthy(settings.start_timeout_s, lambda: self._report("starting server"))
@@ -166,13 +191,14 @@ class _ServingRun:
         self, model: ServedModel, server: ServerProcess | None, endpoint: str, served_model: str, start_s: float | None
     ) -> ServeStarted:
         spec = self.work.server
+        divided = self.cores if self.cores is not None and self.cores.are_divided else None
         return ServeStarted(
             framework=spec.name if spec is not None else "endpoint",
             framework_version=_version(self.work) or "unknown",
             device_type=self.job.device_type,
             device_name=self.job.chip.name if self.job.chip is not None else None,
             hostname=socket.gethostname(),
-            threads=self.work.settings.threads or os.cpu_count() or 1,
+            threads=self.work.settings.threads or (len(self.cores.server) if self.cores else os.cpu_count() or 1),
             precision=self.work.settings.precision,
             library_versions={"python": platform.python_version()} | _versions("httptools", "tokenizers", "torch"),
             server=spec.name if spec is not None else None,
@@ -183,11 +209,16 @@ class _ServingRun:
             num_devices=self.job.key.nproc,
             weights_sha256=model.sha256() if server is not None else None,
             has_tokenizer=model.has_tokenizer,
+            server_cores=divided.server if divided else (),
+            client_cores=divided.client if divided else (),
         )
 
-    def _pinned(self) -> dict[str, object]:
-        is_pinned = self.work.settings.prompts.output_length == "pinned"
-        return dict(self.work.server.pinned) if is_pinned and self.work.server is not None else {}
+    def _fields(self) -> dict[str, object]:
+        """Return the further fields of requests."""
+        server = self.work.server
+        if server is None:
+            return {}
+        return server.request | (server.pinned if self.work.settings.is_pinned else {})
 
     def _report(self, phase: ServePhase, share: float | None = None) -> None:
         self.log.event(Event.HEARTBEAT, ServeProgress(phase=phase, num_requests=self.num_requests, share=share))

@@ -45,8 +45,8 @@ class Target:
     """``http://host:port`` or ``https://host/path``, with or without ``/v1`` at its end."""
     model: str
     api: Api = "completions"
-    pinned: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of a request; see :class:`accelmark.spec.plugins.server.ServerSpec`."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of requests; see :class:`accelmark.spec.plugins.server.ServerSpec`."""
 
     def url(self) -> str:
         """Return the URL of requests.
@@ -80,7 +80,7 @@ class Target:
             raise RequestError("prompts: messages need api: chat")
         fields |= {"max_tokens": request.requested_tokens, "temperature": 0.0, "stream": True}
         fields["stream_options"] = {"include_usage": True}
-        fields |= {name: _filled(value, request.requested_tokens) for name, value in self.pinned.items()}
+        fields |= {name: _filled(value, request.requested_tokens) for name, value in self.fields.items()}
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 

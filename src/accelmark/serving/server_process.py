@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import http.client
 import os
+import resource
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 from urllib.parse import urlsplit
 
 import psutil
 
-from accelmark.spec.errors import RunError
+from accelmark.serving.cores import started_on
+from accelmark.spec.errors import DataError, RunError
 from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.plugins.trainer import fill
 from accelmark.spec.settings import Scalar
 
 HOST: Final = "127.0.0.1"
@@ -26,6 +29,9 @@ _POLL_S: Final = 0.1
 _HEALTH_TIMEOUT_S: Final = 5.0
 _STOP_S: Final = 20.0
 _LAST_LINES: Final = 5
+_PAGE_MIB: Final = resource.getpagesize() / 2**20
+_MEMORY_S: Final = 1.0
+"""Between two samples of the server's memory."""
 
 
 class ServerMissingError(RunError):
@@ -53,19 +59,31 @@ class ServerProcess:
         device: str,
         num_devices: int,
         settings: Mapping[str, Scalar],
+        cores: Sequence[int],
     ) -> None:
-        """Start the server. Raises ServerMissingError if its program does not exist."""
+        """Let the server's declaration convert the model, and start the server on ``cores``.
+
+        Raises:
+            ServerMissingError: its program does not exist.
+            DataError: the model could not be converted.
+        """
         self.spec = spec
+        self.peak_memory_mib: float | None = None
+        """Largest resident memory of the server and its children so far; null where the kernel does not report it."""
+        self._sampled_s = 0.0
         self.port = _free_port()
         values = {
             "python": sys.executable, "model_dir": str(model_dir), "host": HOST, "port": str(self.port),
             "device": device, "num_devices": str(num_devices), "node_dir": str(node_dir),
+            "precision": str(settings.get("precision")),
         }  # fmt: skip
+        if spec.prepare:
+            _prepare(spec, fill(spec.prepare, values), node_dir)
         self.command = tuple(spec.arguments(values, settings))
         self.log = node_dir / LOG_FILE
         self.started_s = time.monotonic()
         try:
-            with self.log.open("wb") as stream:
+            with self.log.open("wb") as stream, started_on(cores):
                 self._process = subprocess.Popen(
                     self.command,
                     cwd=node_dir,
@@ -102,24 +120,32 @@ class ServerProcess:
             time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raise ServerDiedError if the server has ended."""
+        """Raise ServerDiedError if the server has ended; sample its memory."""
         code = self._process.poll()
         if code is not None:
             raise ServerDiedError(f"{self.spec.title} ended by itself with status {code}{self._last_lines()}")
+        if (now_s := time.monotonic()) - self._sampled_s > _MEMORY_S:
+            self._sampled_s = now_s
+            if (used := _resident_mib(self._family())) is not None:
+                self.peak_memory_mib = max(used, self.peak_memory_mib or 0.0)
 
     def stop(self) -> None:
         """End the server and all its children: by SIGTERM, and those left after 20 s by SIGKILL."""
-        try:
-            parent = psutil.Process(self._process.pid)
-            family = [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            family = []
+        family = self._family()
         for process in family:
             _signal(process.terminate)
         _, left = psutil.wait_procs(family, timeout=_STOP_S)
         for process in left:
             _signal(process.kill)
         self._process.wait()
+
+    def _family(self) -> list[psutil.Process]:
+        """Return the server's process and all its children."""
+        try:
+            parent = psutil.Process(self._process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def _last_lines(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
@@ -138,6 +164,29 @@ def is_healthy(url: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _prepare(spec: ServerSpec, command: Sequence[str], node_dir: Path) -> None:
+    done = subprocess.run(command, cwd=node_dir, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = [line for line in f"{done.stdout}{done.stderr}".splitlines() if line.strip()][-_LAST_LINES:]
+        raise DataError(f"{spec.title}: the model could not be converted: {' / '.join(lines) or 'no output'}")
+
+
+def _resident_mib(family: Sequence[psutil.Process]) -> float | None:
+    """Return the resident memory of processes: that of each alone, and the largest part that each may share.
+
+    From Linux's ``/proc/PID/statm``, which takes no lock of the process as ``smaps_rollup`` does.
+    """
+    alone, shared = 0, []
+    for process in family:
+        try:
+            _, resident, common = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()[:3]
+        except (OSError, ValueError):
+            continue  # it has ended, or this is not Linux
+        alone += int(resident) - int(common)
+        shared.append(int(common))
+    return (alone + max(shared)) * _PAGE_MIB if shared else None
 
 
 def _signal(send: Callable[[], None]) -> None:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Final, final
+from typing import IO, Any, Final, Protocol, final
 
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.client.processes import Client, Load
+from accelmark.serving.client.processes import Load
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.events import Event
-from accelmark.spec.perflog import EventLog
 from accelmark.spec.serving import LoadStage, RequestRecord, ServeProgress
 
 _PROGRESS_S: Final = 1.0
+
+
+class StageClient(Protocol):
+    """What sends the requests of a stage."""
+
+    def run_stage(
+        self,
+        requests: Iterable[PlannedRequest],
+        load: Load,
+        record: Callable[[RequestRecord, str], None],
+        watch: Callable[[], None] = ...,
+    ) -> LoadStage:
+        """Run one stage; call ``record`` with each request's record and answer, and ``watch`` at times."""
 
 
 @final
@@ -23,9 +35,9 @@ class Stages:
 
     def __init__(
         self,
-        client: Client,
+        client: StageClient,
         model: ServedModel,
-        log: EventLog,
+        emit: Callable[[Event, Any], None],
         stream: IO[str],
         sample: AnswerSample,
         check_server: Callable[[], None],
@@ -36,7 +48,7 @@ class Stages:
         Args:
             client: sends the requests.
             model: counts tokens.
-            log: takes the events.
+            emit: takes the events.
             stream: takes a line for each request.
             sample: takes answers to compare.
             check_server: raises ServerDiedError if the server ended.
@@ -45,7 +57,7 @@ class Stages:
         self.num_requests = 0
         self._client = client
         self._tokens = model.tokens
-        self._log = log
+        self._emit = emit
         self._stream = stream
         self._sample = sample
         self._check_server = check_server
@@ -68,10 +80,10 @@ class Stages:
         self._requests, self._records = {}, []
         self._begun_s, self._stage = time.monotonic(), load.stage
         begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
-        self._log.event(Event.LOAD_BEGIN, begun)
+        self._emit(Event.LOAD_BEGIN, begun)
         done = self._client.run_stage(self._noted(requests), load, self._record, self._watch)
         self._stream.flush()
-        self._log.event(Event.LOAD_END, done)
+        self._emit(Event.LOAD_END, done)
         if load.stage >= 0:
             self._done_s += load.until_s
         return done, self._records
@@ -84,7 +96,7 @@ class Stages:
     def _record(self, record: RequestRecord, text: str) -> None:
         """Write the record of a request that ended, with the tokens of its answer."""
         request = self._requests.pop(record.number)
-        if self._tokens is not None and record.status == "ok":
+        if self._tokens is not None and record.status == "ok" and record.output_tokens is None:
             record = record.model_copy(update={"output_tokens": len(self._tokens(text))})
         self._stream.write(record.model_dump_json() + "\n")
         self._records.append(record)
@@ -101,4 +113,4 @@ class Stages:
         is_load = self._stage >= 0
         share = min(1.0, (self._done_s + now_s - self._begun_s) / self._planned_s) if is_load else None
         phase: Final = "under load" if is_load else "warming up"
-        self._log.event(Event.HEARTBEAT, ServeProgress(phase=phase, num_requests=self.num_requests, share=share))
+        self._emit(Event.HEARTBEAT, ServeProgress(phase=phase, num_requests=self.num_requests, share=share))

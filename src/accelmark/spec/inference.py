@@ -45,7 +45,8 @@ ANSWER_LIMITS: Final[Mapping[InferPrecision, AnswerLimits]] = {
 RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
 """Names that AccelMark sets itself."""
 
-
+_ENGINES: Final = {"torchtrt": "torch_tensorrt"}
+"""FlagPerf's name of an engine -> AccelMark's."""
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _MAX_CHARACTERS: Final = 200
 _MAX_NESTING: Final = 20
@@ -112,8 +113,9 @@ class InferSettings(Spec):
     """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
     precision: InferPrecision = "fp32"
     """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
-    compiler: str | None = None
-    """Name of the engine; null ends the run after the framework's validation."""
+    compiler: Annotated[str | None, BeforeValidator(lambda given: _ENGINES.get(given, given))] = None
+    """Name of the engine; null ends the run after the framework's validation. FlagPerf's ``torchtrt`` is read as
+    ``torch_tensorrt``."""
     num_workers: int = Field(default=0, ge=0)
     """Worker processes that read data; 0: the main process reads it."""
     log_freq: PositiveInt = 30
@@ -151,6 +153,16 @@ class InferSettings(Spec):
     """Latency bound for 99 % of the queries of the Server scenario."""
     multi_stream_samples: PositiveInt = 8
     """Items per query of the MultiStream scenario."""
+    generate_batches: tuple[PositiveInt, ...] = ()
+    """Batch sizes with which a language model continues prompts after the accuracy pass; empty: it does not."""
+    generate_input_tokens: tuple[PositiveInt, ...] = (64,)
+    """Lengths of prompts; every batch size is measured with every length of prompt and answer."""
+    generate_output_tokens: tuple[PositiveInt, ...] = (32,)
+    """Lengths of answers, at whose end sequences are ignored."""
+    generate_duration_s: PositiveFloat = 10.0
+    """Approximate duration of one stage; it has at least three batches."""
+    generate_compared: int = Field(default=16, ge=0)
+    """Generated answers that are compared with the framework's greedy answers."""
     engine_options: dict[str, EngineOption] = Field(default_factory=dict)
     """Options of one engine, among them the keys that a vendor adds to the configurations."""
 
@@ -165,6 +177,8 @@ class InferSettings(Spec):
             raise ValueError("the server scenario needs server_latency_bound_ms")
         if self.compiler is None and self.no_validation:
             raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
+        if self.generate_batches and (self.compiler is None or self.no_validation):
+            raise ValueError("generate_batches needs an engine (compiler) and its model (no_validation: false)")
         if self.compiler is None and self.scenarios:
             raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
         return self
@@ -193,14 +207,21 @@ class InferCaseSpec(Spec):
     tolerance_why: str
     """Reason for the tolerance."""
     reference: Reference | None = None
+    min_agreement: float = Field(default=0.0, ge=0, le=1)
+    """Least share of a generated answer's tokens, from its start, that agree with the framework's (mean)."""
+    agreement_why: str = ""
+    """Reason for ``min_agreement``."""
     data: tuple[str, ...] = ()
     """Data sets of the case that inference needs; none with synthetic data."""
     optional_data: tuple[str, ...] = ()
     """Data sets that are used if the given data directory contains them."""
     weights: str | None = None
-    """Path of trained weights below the given data directory; a run without them measures speed only."""
+    """Path of trained weights below the given data directory: a file, without which a run measures speed only, or a
+    directory in Hugging Face's layout, without which it is refused."""
     configurations: dict[str, Any]
     """Defaults of :class:`InferSettings`."""
+    generates: bool = False
+    """Whether the case is a language model, whose weights are a directory in Hugging Face's layout."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)
     """Parameters of the case (sequence length, image size): the same on every chip, never overridden."""
 

@@ -25,6 +25,8 @@ class InferStarted(StartedBase):
     compiler: str | None
     isolated: bool = False
     """Whether the engine runs in a process of its own and its answers are compared; False in earlier versions."""
+    counts_own_memory: bool = False
+    """Whether memory on a CPU is that of the processes that compute; False in earlier versions: that of the host."""
 
 
 class StageBegin(Spec):

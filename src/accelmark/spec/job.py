@@ -19,7 +19,7 @@ from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
-from accelmark.spec.serving import ServeSettings
+from accelmark.spec.serving import Benchmark, ServeSettings
 from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
@@ -157,6 +157,7 @@ class InferJob(BaseWork):
     metric: str
     tolerance: float
     reference: Reference | None
+    min_agreement: float = 0.0
     settings: InferSettings
     parameters: dict[str, Scalar]
     notes: tuple[Note, ...] = ()
@@ -173,6 +174,8 @@ class ServeJob(BaseWork):
     """Null with an endpoint."""
     settings: ServeSettings
     min_agreement: float
+    benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
+    """Published accuracy of the case's weights."""
 
 
 class ProbeJob(BaseWork):
@@ -271,6 +274,38 @@ class RankExit(Spec):
     last_lines: tuple[str, ...] = ()
 
 
+class RankStall(Spec):
+    """What a rank did when its job stalled."""
+
+    rank: int
+    pid: int | None
+    """null where no process has the rank's number in its environment."""
+    process_state: str | None
+    """One letter as in ``/proc/PID/stat``: ``R`` runs, ``S`` sleeps, ``D`` sleeps uninterruptibly, ``T`` is stopped."""
+    waits_in: str | None
+    """The kernel's function in which it sleeps."""
+    silent_s: float
+    """Time since its last event."""
+    has_finished: bool
+    last_step: int | None
+    stack: tuple[str, ...] = ()
+    """``FILE:LINE in FUNCTION`` of its main thread, innermost first; those of all threads are in its log."""
+    children: tuple[str, ...] = ()
+    """Its threads and children that are stopped or sleep uninterruptibly."""
+
+
+class StallRecord(Spec):
+    """What a host's ranks did when the job stalled, before they were ended."""
+
+    ranks: tuple[RankStall, ...]
+    full_file_systems: tuple[str, ...] = ()
+    """Of shared memory, temporary files and the job's directory: those with no space left."""
+    kernel_messages: tuple[str, ...] = ()
+    """The kernel's messages during the job about devices, memory, disks and networks."""
+    kernel_problem: str | None = None
+    """Why those could not be read."""
+
+
 class NodeExit(Spec):
     """``exit.json``: how the job ended on one host. Written once, last, by its node agent."""
 
@@ -287,6 +322,8 @@ class NodeExit(Spec):
     """Problems that did not end the job, for example a telemetry recorder that died."""
     clocks: HostClocks | None = None
     """null where the agent recorded none."""
+    stall: StallRecord | None = None
+    """null where no rank was silent for long."""
     changed_data: tuple[str, ...] = ()
     """Files of the job's data that were changed while it ran."""
     stale_bytecode: tuple[str, ...] = ()

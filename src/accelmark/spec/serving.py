@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from itertools import product
+from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.events import StartedBase
-from accelmark.spec.inference import InferPrecision
+from accelmark.spec.inference import InferPrecision, InferSettings, Reference
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Scalar
 
@@ -18,6 +19,13 @@ REQUESTS_FILE: Final = "requests.jsonl"
 """In the node's directory: one :class:`RequestRecord` on each line, in the order in which requests ended."""
 ANSWERS_FILE: Final = "answers.jsonl"
 """In the node's directory: one :class:`Answer` on each line, of the requests that were compared."""
+
+
+SCORES_FILE: Final = "scores.jsonl"
+"""In the node's directory: one :class:`BenchmarkScore` on each line."""
+Benchmark = Literal["mmlu", "gsm8k"]
+BENCHMARKS: Final[tuple[Benchmark, ...]] = get_args(Benchmark)
+"""Tasks of lm-evaluation-harness that are run through a server, by their names there."""
 
 
 class Lengths(Spec):
@@ -56,8 +64,9 @@ class PromptSettings(Spec):
     """Tokens per prompt, for the source ``text``; for ``sharegpt``, ``min`` and ``max`` select prompts."""
     output: Lengths = Lengths()
     """Tokens per answer, where the source does not state them."""
-    output_length: Literal["pinned", "natural"] = "pinned"
-    """``pinned``: every answer has exactly the requested number of tokens; ``natural``: at most that number."""
+    output_length: Literal["pinned", "natural"] | None = None
+    """``pinned``: every answer has exactly the requested number of tokens; ``natural``: at most that number; null:
+    pinned with a server that is started, natural with an endpoint, for which it is not known how lengths are pinned."""
     shared_prefix_tokens: NonNegativeInt = 0
     """Tokens at the start of the prompt that many prompts share, which shows the effect of a prefix cache."""
     num_prefixes: PositiveInt = 1
@@ -86,6 +95,9 @@ class LoadSettings(Spec):
     """Shape of ``gamma`` arrivals: 1 is Poisson, less is burstier, more is more regular."""
     trace: str | None = None
     """JSON lines with ``timestamp`` (s), ``input_tokens`` and ``output_tokens`` of each request."""
+    lengths: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
+    """(tokens of the prompts, tokens of the answers): every concurrency or rate is measured with each; empty: lengths
+    are those of ``prompts``."""
     duration_s: PositiveFloat = 30.0
     """Time in which requests of a stage are started; those in progress are waited for."""
     max_requests: PositiveInt | None = None
@@ -146,14 +158,44 @@ class ServeSettings(Spec):
     """Answers under load that are compared with answers to the same prompts, one at a time, from the framework."""
     seed: int = 1
     """Seed of prompts, lengths and arrivals."""
+    benchmarks: tuple[Benchmark, ...] = ()
+    """Tasks of lm-evaluation-harness that the server answers after the load; needs ``--data`` with their data."""
+    benchmark_limit: PositiveInt | None = None
+    """Questions of each task or subject; null: all, without which the result is OPEN."""
+    benchmark_timeout_s: PositiveFloat = 1500.0
+    """Longest duration of a task."""
     server_options: dict[str, Scalar] = Field(default_factory=dict)
     """Options of the server by the names in its ``server.yaml``."""
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether every answer has exactly the requested number of tokens."""
+        pinned = self.prompts.output_length
+        return self.endpoint is None if pinned is None else pinned == "pinned"
+
     @model_validator(mode="after")
     def _one_target(self) -> ServeSettings:
+        if self.load.lengths and (self.prompts.source != "text" or self.load.arrival == "trace"):
+            raise ValueError("load.lengths needs prompts from a text, and no trace: both state lengths themselves")
         if self.load.search and not (self.slo.ttft_ms or self.slo.tpot_ms or self.slo.e2e_ms):
             raise ValueError("load.search needs a limit: slo.ttft_ms, slo.tpot_ms or slo.e2e_ms")
         return self
+
+
+def generation_load(settings: InferSettings) -> ServeSettings:
+    """Return the load of offline generation: closed, a batch of requests at a time, answers of pinned length."""
+    lengths = tuple(product(settings.generate_input_tokens, settings.generate_output_tokens))
+    return ServeSettings(
+        precision=settings.precision,
+        load=LoadSettings(
+            concurrency=settings.generate_batches,
+            lengths=lengths,
+            duration_s=settings.generate_duration_s,
+            warmup_requests=0,
+        ),
+        prompts=PromptSettings(input=Lengths(mean=max(settings.generate_input_tokens)), output_length="pinned"),
+        num_compared=settings.generate_compared,
+    )
 
 
 class ServeCaseSpec(Spec):
@@ -167,6 +209,8 @@ class ServeCaseSpec(Spec):
     """Least share of an answer's tokens, from its start, that agree with the framework's greedy answer (mean)."""
     agreement_why: str = ""
     """Reason for ``min_agreement``."""
+    benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
+    """Task of lm-evaluation-harness -> published accuracy of these weights; one of them has to be reproduced."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Defaults of :class:`ServeSettings`."""
     mutable: tuple[str, ...] = ()
@@ -223,6 +267,22 @@ class Answer(Spec):
     """Tokens from the start that agree."""
 
 
+class BenchmarkScore(Spec):
+    """Accuracy of the served model in a task of lm-evaluation-harness."""
+
+    task: Benchmark
+    metric: str
+    """Name in the harness (``acc,none``)."""
+    value: float
+    stderr: float | None
+    num_questions: int
+    limit: int | None
+    """Questions of each task or subject; null: all."""
+    num_fewshot: int
+    task_version: str
+    harness_version: str
+
+
 class ServeStarted(StartedBase):
     """The value of ``INIT_END`` of serving; framework, version and device are the server's."""
 
@@ -238,6 +298,9 @@ class ServeStarted(StartedBase):
     """Over names and contents of the model's files; null for an endpoint."""
     has_tokenizer: bool
     """Whether tokens are counted with the model's own tokenizer."""
+    server_cores: tuple[int, ...] = ()
+    """Cores that the server may use, and those of the client alone; empty where both use all."""
+    client_cores: tuple[int, ...] = ()
 
 
 class LoadStage(Spec):
@@ -252,6 +315,9 @@ class LoadStage(Spec):
     """Requests per second of an open load; null for a closed one and for a trace."""
     is_search: bool = False
     """Whether it is a step of the search for the highest rate."""
+    input_tokens: int | None = None
+    """Lengths of prompts and answers of the stage; null where ``prompts`` states them."""
+    output_tokens: int | None = None
     begin_mono_s: float
     """The client's monotonic clock at the beginning of the stage, to which ``RequestRecord`` refers."""
     duration_s: float
@@ -264,7 +330,7 @@ class LoadStage(Spec):
     """CPU time of the busiest client process over the stage's duration."""
 
 
-ServePhase = Literal["starting server", "warming up", "under load", "comparing answers"]
+ServePhase = Literal["starting server", "warming up", "under load", "answering benchmarks", "comparing answers"]
 
 
 class ServeProgress(Spec):
@@ -292,5 +358,7 @@ class ServeFinished(Spec):
     e2e_time: float
     """Seconds from the start of the process."""
     num_requests: int = 0
+    peak_memory_mib: float | None = None
+    """Largest resident memory of the server and its children; null where it is not known."""
     core_wait_s: float | None = None
     """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

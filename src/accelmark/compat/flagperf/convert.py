@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from accelmark.compat.flagperf.inference import case_of, is_inference, layer_of
 from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, parse_file
 from accelmark.compat.flagperf.site import cluster_of, run_of, take
 from accelmark.spec.errors import Problem, SpecError
@@ -30,7 +31,7 @@ class Converted:
     cluster: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     configs: dict[str, Values] = field(default_factory=dict)
-    """File name (``config.yaml``, ``config_<HW>x<nnodes>x<nproc>.yaml``) -> settings."""
+    """File name (``config.yaml``, ``config_<HW>x<nnodes>x<nproc>.yaml``, ``infer.yaml``) -> settings."""
     left_over: list[Problem] = field(default_factory=list)
     """Settings that were not converted, each with the reason."""
 
@@ -43,6 +44,7 @@ def convert(paths: Iterable[Path]) -> Converted:
     result = Converted()
     given: dict[str, Given] = {}
     cases: list[Given] = []
+    inference: dict[str, list[Given]] = {}
     origins: dict[str, Path] = {}
     places = dict.fromkeys(paths)
     with_common = any(path.stem == _EVERY_SCALE for path in places)
@@ -53,6 +55,9 @@ def convert(paths: Iterable[Path]) -> Converted:
             continue
         parsed = parse_file(path)
         _list_unread(parsed, with_common, result.left_over)
+        if is_inference(path):
+            inference.setdefault(case_of(path), []).extend(parsed.settings())
+            continue
         if not path.stem.startswith("config_"):
             take(parsed, given, cases, result.left_over)
             continue
@@ -62,6 +67,12 @@ def convert(paths: Iterable[Path]) -> Converted:
             what = f"would become {name}, as {before} does: import them one at a time, each with an --out of its own"
             raise SpecError([Problem(str(path), "", what)])
         result.configs[name] = _settings_of(parsed, result.left_over)
+    if len(inference) > 1:
+        what = f"are of several cases, {', '.join(inference)}: import one case at a time, each with an --out of its own"
+        raise SpecError([Problem("infer.yaml", "", what)])
+    for case, settings in inference.items():
+        if layer := layer_of(settings, case, result.left_over):
+            result.configs["infer.yaml"] = layer
     result.cluster = cluster_of(given, result.left_over)
     result.run = run_of(given, cases, result.cluster, result.left_over)
     return result

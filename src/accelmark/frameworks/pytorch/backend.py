@@ -118,7 +118,8 @@ class PyTorchBackend:
         if device.type != "cpu":
             self.immediate = False
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
-            self.clock, self.losses = clock, DeviceLosses(clock)
+            has_graphs = settings.compile in ("reduce-overhead", "max-autotune")
+            self.clock, self.losses = clock, DeviceLosses(clock, overwritten=has_graphs)
         self._control = self._join()
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(settings.seed, ranks.rank), settings.seed)
         hooks_class = load_hooks(self._job.extern)

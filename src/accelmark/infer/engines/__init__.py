@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from accelmark.infer.engine import Engine
+from accelmark.infer.flagperf import adapted
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, file_module, known_engines
 
@@ -17,13 +18,18 @@ from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, f
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
     """Return the class of the engine ``name``; a vendor's file takes precedence over AccelMark's of the same name.
 
+    A vendor's file may be one of FlagPerf, with a class ``InferModel``.
+
     Raises:
         RequestError: there is no such engine; the nearest name is suggested.
         RunError: the file or package defines no ``Engine``.
     """
     if vendor_folder is not None and name in engine_files(vendor_folder / "engines"):
         path = vendor_folder / "engines" / f"{name}.py"
-        return _checked(getattr(file_module(f"accelmark_vendor_engines.{name}", path), "Engine", None), str(path))
+        module = file_module(f"accelmark_vendor_engines.{name}", path)
+        if not hasattr(module, "Engine") and hasattr(module, "InferModel"):
+            return adapted(module.InferModel)
+        return _checked(getattr(module, "Engine", None), str(path))
     for entry in entry_points(group=ENGINES_ENTRY_POINTS):
         if entry.name == name:
             return _checked(entry.load(), entry.value)
@@ -35,5 +41,6 @@ def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
 
 def _checked(found: object, where: str) -> type[Engine]:
     if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise RunError(f"{where}: defines no class Engine derived from accelmark.infer.engine.Engine")
+        what = "no class Engine derived from accelmark.infer.engine.Engine, and no FlagPerf class InferModel"
+        raise RunError(f"{where}: defines {what}")
     return found

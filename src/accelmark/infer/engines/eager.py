@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -15,6 +15,8 @@ Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 class Engine(TorchEngine):
     """The uncompiled model; ``forward`` replaces the call of the model."""
 
+    generates = True
+
     def __init__(self, request: EngineRequest, forward: Forward | None = None) -> None:
         super().__init__(request)
         self.forward = forward
@@ -23,6 +25,11 @@ class Engine(TorchEngine):
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the model."""
         return as_list(self.model(*inputs)) if self.forward is None else self.forward(self.model, inputs)
+
+    def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
+        """Let the model generate with its KV cache; a token is yielded when it is on the CPU."""
+        generate: Callable[[Tensor, int], Iterator[Tensor]] = self.model.generate  # type: ignore[assignment]
+        yield from (each.cpu() for each in generate(tokens.to(self.device), num_tokens))
 
     def close(self) -> None:
         """Release the model."""

@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from accelmark.infer.failures import InferenceError, restored, shortened
 from accelmark.infer.process.memory import Slots, aligned, create_memory, mapped
-from accelmark.infer.process.worker import DONE, ECHO, PICK, RUN
+from accelmark.infer.process.worker import DONE, ECHO, GENERATE, PICK, RUN, TOKENS
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import FolderRef
 
@@ -172,6 +172,25 @@ class EngineProcess:
         self._exchange(PICK + torch.tensor(indices, dtype=torch.int64).numpy().tobytes())
         return self.answers.views(self.outputs, 0, len(indices))
 
+    def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield when the next tokens of all rows arrived (``time.monotonic_ns``), and these, ``num_tokens`` times.
+
+        Raises:
+            AccelmarkError: the engine failed, or answered with another number of tokens.
+        """
+        head = torch.tensor([len(tokens), num_tokens], dtype=torch.int64)
+        self._send(GENERATE + torch.cat([head, tokens.flatten()]).numpy().tobytes())
+        num_steps = 0
+        while (message := self._answer()) != DONE:
+            at_ns = time.monotonic_ns()
+            found = torch.frombuffer(bytearray(message[1:]), dtype=torch.int64)
+            num_steps += 1
+            if len(found) != len(tokens) or num_steps > num_tokens:
+                raise InferenceError(f"engine {self.engine}: generates {len(found)} tokens for {len(tokens)} prompts")
+            yield at_ns, found
+        if num_steps != num_tokens:
+            raise InferenceError(f"engine {self.engine}: generated {num_steps} tokens instead of {num_tokens}")
+
     def crossing_s(self, times: int = 100) -> float:
         """Return the median duration of a message and its reply."""
         taken = []
@@ -220,6 +239,9 @@ class EngineProcess:
         except (EOFError, OSError) as error:
             raise self._ended() from error
         self.is_busy = False
+        if message[:1] == TOKENS:
+            self.is_busy = True
+            return message
         if message != DONE and "error" in (reply := json.loads(message)):
             raise restored(reply["error"])
         return message

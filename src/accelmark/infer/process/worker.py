@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,10 @@ RUN: Final = b"r"
 """Compute the calls that were prepared."""
 PICK: Final = b"p"
 """Compute one call of the items whose indices (int64) follow."""
+GENERATE: Final = b"g"
+"""Generate text: the number of prompts and of new tokens and the prompts' tokens (int64) follow."""
+TOKENS: Final = b"t"
+"""Reply with the next token of each row (int64)."""
 ECHO: Final = b"e"
 """Do nothing: measures the crossing."""
 
@@ -64,7 +69,13 @@ class Worker:
         self.device = ComputeDevice(**device)
         found = self.type = engine_class(engine, Path(vendor) if vendor is not None else None)
         options = None if found.known_options is None else sorted(found.known_options)
-        return {"reads": found.reads, "loads": found.loads, "fixed_batch": found.fixed_batch, "known_options": options}
+        return {
+            "reads": found.reads,
+            "loads": found.loads,
+            "fixed_batch": found.fixed_batch,
+            "generates": found.generates,
+            "known_options": options,
+        }
 
     @torch.inference_mode(False)  # compilers refuse parameters that were created in it
     def compile(self, request: dict[str, Any], modules: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
@@ -152,6 +163,12 @@ class Worker:
         result = self.engine([each.index_select(0, indices) for each in self.picked])
         self._keep([result], [len(indices)], self.answers.views(self.outputs, 0, len(indices)))
 
+    def generate(self, sent: Tensor) -> Iterator[bytes]:
+        """Yield the tokens of each step as a message."""
+        batch, num_tokens = sent[:2].tolist()
+        for tokens in self.engine.generate(sent[2:].view(batch, -1).clone(), num_tokens):
+            yield TOKENS + tokens.to(torch.int64).contiguous().numpy().tobytes()
+
     def report(self, instants: list[float]) -> None:
         """Write durations to shared memory, after the rank has taken the time of the window."""
         taken = torch.tensor(instants, dtype=torch.float64)
@@ -216,6 +233,10 @@ def _serve(connection: Connection[Any, Any], worker: Worker, message: bytes) -> 
         worker.report(instants)
         connection.send_bytes(DONE)
     elif message == ECHO:
+        connection.send_bytes(DONE)
+    elif message[:1] == GENERATE:
+        for tokens in worker.generate(torch.frombuffer(bytearray(message[1:]), dtype=torch.int64)):
+            connection.send_bytes(tokens)
         connection.send_bytes(DONE)
     elif message[:1] == PICK:
         worker.pick(torch.frombuffer(bytearray(message[1:]), dtype=torch.int64))

@@ -26,8 +26,8 @@ MAX_TIMELINE: Final = 300
 _OWN_COUNT_MARGIN: Final = 0.9
 """An answer of the pinned length may give fewer tokens when its text is split into tokens again."""
 _OF_LOAD: Final = (
-    "stage", "arrival", "concurrency", "rate", "is_search", "duration_s", "lag_p50_ms", "lag_p99_ms",
-    "client_cpu_share",
+    "stage", "arrival", "concurrency", "rate", "is_search", "input_tokens", "output_tokens", "duration_s", "lag_p50_ms",
+    "lag_p99_ms", "client_cpu_share",
 )  # fmt: skip
 _CLOCK_S: Final = 0.002
 """Resolution allowed for in comparisons of times."""
@@ -273,7 +273,7 @@ def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any
     The server's ``usage`` must be exact. Text that is split into tokens again may give fewer of them, so the own count
     decides on its own only where there is no usage, or where it is below 90 % of the requested number.
     """
-    if settings.prompts.output_length != "pinned":
+    if not settings.is_pinned:
         return {}
     own, usage, requested = requests.output_tokens, requests.usage_output, requests.requested_tokens
     wrong = requests.is_ok & (

@@ -26,6 +26,7 @@ from accelmark.spec.inference_events import (
     WarmUp,
 )
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.serving import LoadStage
 from accelmark.spec.settings import Scalar
 
 
@@ -207,6 +208,13 @@ def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: f
     attempt.num_losses.append(len(window.losses))
 
 
+class EndedStage(NamedTuple):
+    """A stage of the load, and when its event was written, in seconds of the monotonic clock."""
+
+    load: LoadStage
+    mono_s: float
+
+
 @final
 @dataclass(slots=True)
 class InferLog:
@@ -225,6 +233,8 @@ class InferLog:
     repeat_check: RepeatCheck | None = None
     answers: AnswerCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
+    loads: list[EndedStage] = field(default_factory=list)
+    """Stages of offline generation."""
     times: EventTimes = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     malformed: int = 0
@@ -282,6 +292,8 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
             log.answers = record.value_as(AnswerCheck)
         case Event.SCENARIO:
             log.scenarios.append(record.value_as(ScenarioResult))
+        case Event.LOAD_END:
+            log.loads.append(EndedStage(record.value_as(LoadStage), record.mono_ms / 1000))
         case Event.FINISHED:
             log.finished = record.value_as(InferFinished)
         case Event.WARNING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec, first_error
-from accelmark.spec.serving import Answer, RequestRecord
+from accelmark.spec.serving import Answer, BenchmarkScore, RequestRecord
 
 S = TypeVar("S", bound=Spec)
 
@@ -115,9 +115,14 @@ class Requests:
 def read_requests(path: Path) -> tuple[Requests, LinesReport]:
     """Read ``requests.jsonl``; a missing file has no requests. Raises RunError when it cannot be read."""
     report = LinesReport()
+    return requests_of(_lines(path, RequestRecord, report)), report
+
+
+def requests_of(records: Iterable[RequestRecord]) -> Requests:
+    """Return records as columns."""
     rows: list[tuple[Any, ...]] = []
     gaps: list[Integers] = []
-    for record in _lines(path, RequestRecord, report):
+    for record in records:
         rows.append(_fields_of(record))
         gaps.append(np.array(record.gaps_us, dtype=np.int32))
     columns = dict(zip(_FIELDS, zip(*rows, strict=True) if rows else ((),) * len(_FIELDS), strict=True))
@@ -144,7 +149,7 @@ def read_requests(path: Path) -> tuple[Requests, LinesReport]:
         usage_output=floats("usage_output"),
         gaps_us=np.concatenate(gaps) if gaps else np.zeros(0, dtype=np.int32),
         num_gaps=np.array([len(each) for each in gaps], dtype=np.int64),
-    ), report
+    )
 
 
 def _status(name: str, http_status: int | None) -> str:
@@ -155,6 +160,12 @@ def read_answers(path: Path) -> tuple[list[Answer], LinesReport]:
     """Read ``answers.jsonl``; a missing file has no answers. Raises RunError when it cannot be read."""
     report = LinesReport()
     return list(_lines(path, Answer, report)), report
+
+
+def read_scores(path: Path) -> tuple[list[BenchmarkScore], LinesReport]:
+    """Read ``scores.jsonl``; a missing file has no scores. Raises RunError when it cannot be read."""
+    report = LinesReport()
+    return list(_lines(path, BenchmarkScore, report)), report
 
 
 def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 from pydantic import ValidationError
 
-from accelmark.results.read.rank_log import EventTimes, note_time, warning_text
+from accelmark.results.read.rank_log import EndedStage, EventTimes, note_time, warning_text
 from accelmark.spec.events import Event
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.serving import LoadStage, ServeFinished, ServeStarted
-
-
-class EndedStage(NamedTuple):
-    """A stage of the load, and when its event was written, in seconds of the monotonic clock."""
-
-    load: LoadStage
-    mono_s: float
 
 
 @final

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from accelmark.results.figure_names import INFER_FIGURES
+from accelmark.results.figure_names import GENERATION_FIGURES, INFER_FIGURES
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.curves import telemetry_series
@@ -23,7 +23,9 @@ from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
+from accelmark.results.rounds.generation import generation_round
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.load import Consumption
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
 from accelmark.spec.inference import InferStep, ScenarioName
 from accelmark.spec.inference_events import Phase, ScenarioResult
@@ -64,6 +66,12 @@ def infer_round(
     num_items = sum(sum(window.items) for window in log.windows.get(phase, ()))
     figures = _figures(job, infer, log, hosts)
     figures |= consumption_figures(hosts, num_items, job.device_type, no_telemetry)[0]
+    generated = None
+    if infer.settings.generate_batches:
+        generated = generation_round(
+            job, infer, log, logs[0].parent if logs else None, Consumption(hosts, no_telemetry)
+        )
+        figures |= generated.figures
     is_partial = log.created("partial") is True
     findings += _findings(infer, log, figures, is_partial=is_partial)
     findings += contention_findings(nodes, {0: log.finished})
@@ -89,7 +97,8 @@ def infer_round(
         chip=job.chip,
         precision=settings.precision,
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
-        figures={name: figures[name] for name in INFER_FIGURES},
+        figures={name: figures[name] for name in (*INFER_FIGURES, *(GENERATION_FIGURES if generated else ()))},
+        curves=generated.curves if generated else {},
         telemetry=telemetry_series(hosts),
         num_samples=num_items,
         inference=InferenceRound(
@@ -105,6 +114,7 @@ def infer_round(
             scenarios=tuple(log.scenarios),
             latency_curve=latency_curve(full_batch_latencies(log.windows.get("inference", ()), settings.batch_size)),
         ),
+        serving=generated.serving if generated else None,
         nodes=tuple(node.exit for node in nodes if node.exit),
         environment=Environment(hosts=host_infos(nodes), started=log.started.model_dump() if log.started else {}),
         settings=job.provenance,
@@ -144,7 +154,7 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
         **{name: _step_time(log, step) for name, step in _STEP_TIMES.items()},
         **{name: _scenario(scenarios.get(scenario)) for name, scenario in _SCENARIOS.items()},
         **_computation(job, infer, inference if inference.core.value is not None else validation),
-        **_memory(log, hosts),
+        **_memory(job, log, hosts),
     }
 
 
@@ -201,13 +211,18 @@ def _computation(job: JobSpec, infer: InferJob, phase: PhaseFigures) -> Figures:
     }
 
 
-def _memory(log: InferLog, hosts: HostSamples) -> Figures:
-    reported = [stage.details.get("peak_device_memory_mib") for stage in log.stages]
+def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
+    """Return the peak of the devices, or of the computing process where it computes on the CPU, and their memory."""
+    is_cpu = job.device_type == "cpu" and log.started is not None and log.started.counts_own_memory
+    computed = log.stage(InferStep.INFER if "inference" in log.spans_ms else InferStep.VALIDATE)
+    of = ([computed] if computed is not None else []) if is_cpu else log.stages
+    reported = [stage.details.get(f"peak_{'host' if is_cpu else 'device'}_memory_mib") for stage in of]
     peaks = [float(peak) for peak in reported if isinstance(peak, int | float)]
     totals: list[float] = []
     for samples, _ in hosts.values():
         for columns in samples.devices.values():
-            peaks += [used for used in columns.get("memory_used_mib", ()) if used == used]
+            if not is_cpu:  # other processes use the host's memory too
+                peaks += [used for used in columns.get("memory_used_mib", ()) if used == used]
             totals += [total for total in columns.get("memory_total_mib", ()) if total == total]
     reason = "neither the runtime nor telemetry reports device memory"
     return {

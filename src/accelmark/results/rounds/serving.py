@@ -11,18 +11,19 @@ from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.curves import telemetry_series
 from accelmark.results.figures.served_answers import compared_answers, prompt_use
-from accelmark.results.figures.serving import has_limits, measured_stage, timeline_of
-from accelmark.results.figures.serving_curves import StageRequests, load_curves
+from accelmark.results.figures.serving import has_limits, timeline_of
 from accelmark.results.figures.training import Figures, value
-from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests
+from accelmark.results.read.rank_log import EndedStage
+from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests, read_scores
 from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.read.serving_log import EndedStage, ServeLog, read_serve_log
+from accelmark.results.read.serving_log import ServeLog, read_serve_log
 from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.load import Consumption, consumed, curves_of, headline_of, stage_figures, stage_of
 from accelmark.results.schema import Environment, Figure, Finding, RoundResult, finding
 from accelmark.results.serving_schema import ServingRound, ServingStage
 from accelmark.spec.job import JobSpec, ServeJob
-from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason
+from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, SCORES_FILE, ServeEndReason
 
 _ENDS: Final[dict[ServeEndReason, str]] = {
     "server_missing": "the server is not installed",
@@ -32,14 +33,6 @@ _ENDS: Final[dict[ServeEndReason, str]] = {
     "bad_request": "the settings contradict each other",
     "cancelled": "the run was cancelled",
 }
-_PERCENTILES: Final = {
-    F.TTFT_P50: ("ttft", "p50"), F.TTFT_P99: ("ttft", "p99"), F.TPOT_P50: ("tpot", "p50"), F.TPOT_P99: ("tpot", "p99"),
-    F.ITL_P99: ("itl", "p99"),
-}  # fmt: skip
-_RATES: Final = {
-    F.OUTPUT_RATE: "output_token_rate", F.OUTPUT_RATE_PER_DEVICE: "token_rate_per_device",
-    F.OUTPUT_RATE_PER_USER: "token_rate_per_user", F.REQUEST_RATE: "request_rate",
-}  # fmt: skip
 _NO_LIMITS: Final = "the SLO has no limits"
 _ENDPOINT: Final = "the endpoint's machine records no telemetry"
 
@@ -51,13 +44,6 @@ class _Records(NamedTuple):
     requests: Requests
     lines: LinesReport
     node: NodeDir | None
-
-
-class _Consumption(NamedTuple):
-    """Telemetry of the hosts, and why there is none."""
-
-    hosts: HostSamples
-    reason: str
 
 
 def serve_round(
@@ -74,24 +60,13 @@ def serve_round(
     findings: list[Finding] = []
     consumption = _telemetry(serve, records, ended, nodes, findings)
     num_devices = log.started.num_devices if log.started else job.key.nproc
-    stages = [_stage(job, serve, requests, stage, num_devices, consumption) for stage in ended]
+    stages = [stage_of(job, serve.settings, requests, stage, num_devices, consumption) for stage in ended]
     serving = _serving(serve, records, ended, stages, num_devices)
     findings += _findings(serving, log, records.lines)
     times = {str(records.node.path): log.times} if records.node is not None else {}
     findings += agreement_findings(round_dir, job, nodes, times, consumption.hosts)
     findings += contention_findings(nodes, {0: log.finished})
     figures, num_tokens = _figures(job, serving, log, ended, consumption, findings)
-    first_s = ended[0].load.begin_mono_s if ended else 0.0
-    curves = load_curves(
-        [
-            StageRequests(
-                stage.load.stage,
-                stage.load.begin_mono_s - first_s,
-                requests.where(requests.stage == stage.load.stage),
-            )
-            for stage in ended
-        ]
-    )
     return RoundResult(
         key=job.key,
         task="serve",
@@ -107,7 +82,7 @@ def serve_round(
         precision=serve.settings.precision,
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
         figures={name: figures[name] for name in SERVE_FIGURES},
-        curves=curves,
+        curves=curves_of(ended, requests),
         telemetry=telemetry_series(consumption.hosts),
         num_samples=num_tokens,
         num_devices=num_devices,
@@ -140,50 +115,15 @@ def _error(log: ServeLog, ended: Sequence[EndedStage]) -> str | None:
 
 def _telemetry(
     serve: ServeJob, records: _Records, ended: Sequence[EndedStage], nodes: list[NodeDir], findings: list[Finding]
-) -> _Consumption:
+) -> Consumption:
     if serve.settings.endpoint is not None:
-        return _Consumption({}, _ENDPOINT)
+        return Consumption({}, _ENDPOINT)
     spans = {}
     if ended and records.node is not None:
         last = ended[-1].load
         spans[str(records.node.path)] = ((ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s),)
     hosts, reason = read_telemetry(nodes, spans, findings)
-    return _Consumption(hosts, "no stage of the load was measured" if not ended else reason)
-
-
-def _consumed(
-    job: JobSpec, stage: ServingStage, load: EndedStage, consumption: _Consumption
-) -> tuple[Figures, list[str], int]:
-    """Return the figures from telemetry over the stage's window, warnings about them, and the tokens in it."""
-    if stage.window_s is None:
-        figures, notes = consumption_figures({}, 0, job.device_type, stage.reasons[0])
-        return figures, notes, 0
-    begin_s, end_s = (load.load.begin_mono_s + time for time in stage.window_s)
-    tokens = round((stage.output_token_rate or 0.0) * (end_s - begin_s))
-    hosts = {host: (samples, ((begin_s, end_s),)) for host, (samples, _) in consumption.hosts.items()}
-    figures, notes = consumption_figures(hosts, tokens, job.device_type, consumption.reason)
-    return figures, notes, tokens
-
-
-def _stage(
-    job: JobSpec,
-    serve: ServeJob,
-    requests: Requests,
-    ended: EndedStage,
-    num_devices: int,
-    consumption: _Consumption,
-) -> ServingStage:
-    chosen = requests.where(requests.stage == ended.load.stage)
-    ended_s = ended.mono_s - ended.load.begin_mono_s
-    stage = measured_stage(chosen, ended.load, serve.settings, num_devices, ended_s)
-    used = _consumed(job, stage, ended, consumption)[0]
-    return stage.model_copy(
-        update={
-            "mean_power_w": used[F.MEAN_POWER].value,
-            "joules_per_token": used[F.ENERGY_PER_UNIT].value,
-            "tokens_per_joule": used[F.UNITS_PER_JOULE].value,
-        }
-    )
+    return Consumption(hosts, "no stage of the load was measured" if not ended else reason)
 
 
 def _serving(
@@ -191,7 +131,8 @@ def _serving(
 ) -> ServingRound:
     settings, started, requests = serve.settings, records.log.started, records.requests
     answers, answer_lines = read_answers(records.node.path / ANSWERS_FILE if records.node else Path(ANSWERS_FILE))
-    headline, why = _headline(stages, has_slo=has_limits(settings.slo))
+    scores, score_lines = read_scores(records.node.path / SCORES_FILE if records.node else Path(SCORES_FILE))
+    headline, why = headline_of(stages, has_slo=has_limits(settings.slo))
     rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
     return ServingRound(
         server=serve.server.name if serve.server else None,
@@ -201,8 +142,10 @@ def _serving(
         command=started.command if started else (),
         start_s=started.start_s if started else None,
         num_devices=num_devices,
+        server_cores=started.server_cores if started else (),
+        client_cores=started.client_cores if started else (),
         has_tokenizer=started is not None and started.has_tokenizer,
-        output_length=settings.prompts.output_length,
+        output_length="pinned" if settings.is_pinned else "natural",
         slo=settings.slo,
         stages=tuple(stages),
         headline=headline,
@@ -211,25 +154,10 @@ def _serving(
         highest_rate_note=note,
         answers=compared_answers(answers, requests, settings.num_compared, serve.min_agreement),
         prompts=prompt_use(requests),
+        scores=tuple(scores),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=records.lines.malformed + answer_lines.malformed,
+        malformed_lines=records.lines.malformed + answer_lines.malformed + score_lines.malformed,
     )
-
-
-def _headline(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
-    """Return the stage whose figures are those of the round, and how it was chosen."""
-    measured = [stage for stage in stages if stage.output_token_rate is not None]
-    if not measured:
-        return None, "no stage has a rate of output tokens"
-    if not has_slo:
-        best = max(measured, key=lambda stage: stage.output_token_rate or 0.0)
-        return best.stage, "the stage with the highest rate of output tokens; there is no SLO"
-    holding = [stage for stage in measured if stage.holds_slo]
-    if holding:
-        best = max(holding, key=lambda stage: stage.output_token_rate or 0.0)
-        return best.stage, "the stage with the highest rate of output tokens that holds the SLO"
-    best = max(measured, key=lambda stage: stage.slo_share or 0.0)
-    return best.stage, "no stage holds the SLO: the stage in which the largest share of requests does"
 
 
 def _highest_rate(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[float | None, str]:
@@ -253,7 +181,7 @@ def _figures(
     serving: ServingRound,
     log: ServeLog,
     ended: Sequence[EndedStage],
-    consumption: _Consumption,
+    consumption: Consumption,
     findings: list[Finding],
 ) -> tuple[Figures, int]:
     """Return the figures of the headline stage, and its output tokens."""
@@ -265,15 +193,14 @@ def _figures(
     failed = sum(found.num_failed for found in planned)
     e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
     if stage is not None and load is not None:
-        used, notes, tokens = _consumed(job, stage, load, consumption)
+        used, notes, tokens = consumed(job, stage, load, consumption)
         findings += [finding("warning", "telemetry-note", "", note) for note in notes]
     else:
         used, _ = consumption_figures({}, 0, job.device_type, absent)
         tokens = 0
     not_compared = "num_compared is 0" if not answers.num_promised else "no answer was compared"
     figures: Figures = {
-        **{name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()},
-        **{name: _percentile(stage, *of, absent) for name, of in _PERCENTILES.items()},
+        **stage_figures(stage, absent),
         F.GOODPUT: value(stage.goodput if stage else None, _NO_LIMITS if stage else absent),
         F.SLO_SHARE: value(stage.slo_share if stage else None, _NO_LIMITS if stage else absent),
         F.SLO_RATE: value(serving.highest_rate, serving.highest_rate_note),
@@ -281,7 +208,7 @@ def _figures(
         F.ANSWER_AGREEMENT: value(answers.agreement, not_compared),
         F.SERVER_START_TIME: value(serving.start_s, "the endpoint was running" if serving.endpoint else absent),
         F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
-        F.PEAK_DEVICE_MEMORY: _peak_memory(consumption.hosts, job.device_type),
+        F.PEAK_DEVICE_MEMORY: _peak_memory(consumption.hosts, job.device_type, log),
         **used,
     }  # fmt: skip
     if serving.highest_rate is not None and serving.highest_rate_note:
@@ -289,18 +216,16 @@ def _figures(
     return figures, tokens
 
 
-def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str) -> Figure:
-    found = stage.latencies.get(latency) if stage is not None else None
-    quantile = found.quantiles.get(name) if found is not None else None
-    return value(quantile.value, quantile.reason or absent) if quantile is not None else value(None, absent)
-
-
-def _peak_memory(hosts: HostSamples, device_type: str) -> Figure:
-    """Return the largest memory in use on a device; null on CPUs, whose memory other processes use too."""
+def _peak_memory(hosts: HostSamples, device_type: str, log: ServeLog) -> Figure:
+    """Return the largest memory in use on a device, or of the server's processes where it computes on the CPU."""
+    if device_type == "cpu":
+        used_mib = log.finished.peak_memory_mib if log.finished is not None else None
+        unknown = "the memory of the server's processes was not sampled"
+        return value(used_mib, unknown if log.finished is not None else "the rank wrote no event FINISHED")
     own = [samples for samples, _ in hosts.values() if not samples.measures_cpus(device_type)]
     columns = [device.get("memory_used_mib", ()) for samples in own for device in samples.devices.values()]
-    reason = "telemetry has no device memory" if own else "the memory of the host is not the server's alone"
-    return value(max((used for column in columns for used in column if used == used), default=None), reason)
+    used = max((used for column in columns for used in column if used == used), default=None)
+    return value(used, "telemetry has no device memory")
 
 
 def _findings(serving: ServingRound, log: ServeLog, lines: LinesReport) -> Iterable[Finding]:

@@ -208,8 +208,8 @@ def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobSta
 
 def _variant(result: RoundResult) -> str | None:
     inference, serving = result.inference, result.serving
-    if serving is not None:
-        return f"{serving.server or 'endpoint'} {result.precision}"
+    if serving is not None and serving.engine is None:
+        return f"{serving.source} {result.precision}"
     if inference is None:
         return None
     words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]

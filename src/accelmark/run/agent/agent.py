@@ -36,6 +36,7 @@ from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_environment import environment_record, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
+from accelmark.run.agent.stall import diagnose
 from accelmark.run.agent.task import (
     EXIT_FILE,
     IDENTITY_FILE,
@@ -50,12 +51,14 @@ from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_s
 from accelmark.run.record.states import utc_now
 from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.job import NodeExit, RankExit
+from accelmark.spec.job import NodeExit, RankExit, StallRecord
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
 from accelmark.spec.records import ENVIRONMENT_FILE, AdaptationRecord
 
 _ORPHAN_GRACE_S: Final = 1.0
+_PEERS_S: Final = 10.0
+"""Time for which stalled ranks are kept, until the agents of all hosts have noticed the stall."""
 _RESERVE_FILE: Final = ".reserve"
 _RESERVE_BYTES: Final = 512 * 1024
 """Reserved on disk from the start, so that ``exit.json`` can be written when the disk is full."""
@@ -96,7 +99,9 @@ class Agent:
         self._ranks: subprocess.Popen[bytes] | None = None
         self._recorder = Recorder(node_dir, self._warnings.append)
         self._ending: Termination | None = None
+        self._terminate_at = 0.0
         self._kill_at: float | None = None
+        self._stall: StallRecord | None = None
         self._num_requests = 0
         self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
@@ -108,7 +113,7 @@ class Agent:
         """Run the job to its end; call :meth:`handle_signals` first."""
         exit_code: int | None = None
         try:
-            with host_lock(self._task.host_lock, self._task.run):
+            with host_lock(self._task.run) if self._task.locks_host else contextlib.nullcontext():
                 self._prepare()
                 exit_code = self._supervise()
         except HostInUseError as error:
@@ -131,6 +136,7 @@ class Agent:
             ranks=ranks,
             warnings=tuple(self._warnings),
             clocks=clocks,
+            stall=self._stall,
             changed_data=self._data.changed() if self._data is not None else (),
             stale_bytecode=stale_bytecode(self._code_folders()),
             others_cpu_s=self._background_load.cpu_s(),
@@ -139,7 +145,7 @@ class Agent:
     def _prepare(self) -> None:
         """Prepare the host and the environment of the ranks, and start the recorder."""
         framework = load_framework(self._task.framework)
-        self._temporary += [self._dir / cache for cache in framework.caches.values()]
+        self._temporary = [self._dir / name for name in temporary_directories(self._task)]
         if self._task.clear_caches and (problem := clear_caches()) is not None:
             self._warnings.append(f"the page cache could not be dropped: {problem}")
         if self._task.nnodes > 1:
@@ -232,14 +238,26 @@ class Agent:
         return self._num_requests > 1
 
     def _enforce(self) -> None:
+        now = time.monotonic()
         if self._ending is None:
             cancelled = Termination("cancelled", "cancelled", "was cancelled") if self._num_requests else None
             self._ending = cancelled or self._limits.check()
-            if self._ending is not None and self._ranks is not None:
-                self._kill_at = time.monotonic() + self._task.limits.grace_s
+            if self._ending is not None:
+                self._terminate_at = now + self._diagnose()
+        if self._kill_at is None and self._ending is not None and (self._num_requests or now >= self._terminate_at):
+            self._kill_at = now + self._task.limits.grace_s
+            if self._ranks is not None:
                 self._ranks.terminate()
         if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
             signal_all(self._rank_tree(), signal.SIGKILL)
+
+    def _diagnose(self) -> float:
+        """Record what silent ranks do; returns how long to keep them, so that the agents of other hosts can, too."""
+        silent, limit_s = self._limits.silent_s(), self._task.limits.stall_timeout_s
+        if self._num_requests < 2 and silent and max(silent.values()) > limit_s / 2:
+            self._stall = diagnose(self._dir, self._rank_tree(), silent, self._limits.started)
+        is_stalled = self._ending is not None and self._ending.rank_state == "stalled"
+        return min(_PEERS_S, limit_s) if is_stalled and self._task.nnodes > 1 else 0.0
 
     def _rank_tree(self) -> list[int]:
         """Return all descendants except the telemetry recorder's."""
@@ -289,6 +307,11 @@ class Agent:
         except ValidationError:
             self._warnings.append(f"{RANKS_FILE} is damaged; the launcher's exit code is used for all ranks")
             return None
+
+
+def temporary_directories(task: AgentTask) -> list[str]:
+    """Return the names of the directories in a node directory that the agent removes at the end."""
+    return [SITE_DIRECTORY, CODE_DIRECTORY, *load_framework(task.framework).caches.values()]
 
 
 def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:

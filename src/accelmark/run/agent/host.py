@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import socket
@@ -17,6 +16,7 @@ import psutil
 import accelmark
 from accelmark.results.store.files import free_mib
 from accelmark.run.agent.task import AgentTask
+from accelmark.run.onhost.probe import HOST_LOCK, holder
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.secret import is_secret, without_userinfo
@@ -28,6 +28,8 @@ DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"
 """Path of the host's drop_caches file inside a container."""
 REPORTED_PREFIXES: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
 """Prefixes of the variables that change how a job runs; others may hold secrets and are not recorded."""
+_LONGEST_ADDRESS: Final = 100
+"""Bytes of the lock's address, in which the name of the run is abridged."""
 _NOT_BUSY: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
 """Not time of this machine's processes, or included in another counter (guests in user and nice)."""
 
@@ -37,23 +39,19 @@ class HostInUseError(AccelmarkError):
 
 
 @contextmanager
-def host_lock(lock: Path | None, run: str) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it."""
-    if lock is None:
-        yield
-        return
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+def host_lock(run: str) -> Iterator[None]:
+    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it.
+
+    The lock is an abstract address of the host's network, so that it is one for all users, directories and containers.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock, socket.socket(socket.AF_UNIX) as name:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "another run"
-            raise HostInUseError(f"the host is in use by {holder}: wait until it ends, or stop it") from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, run.encode(), 0)
+            lock.bind(f"\0{HOST_LOCK}")
+        except OSError as error:
+            who = holder() or "another run"
+            raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
+        name.bind(f"\0{HOST_LOCK}/{run}".encode()[:_LONGEST_ADDRESS])
         yield
-    finally:
-        os.close(descriptor)
 
 
 def clear_caches() -> str | None:

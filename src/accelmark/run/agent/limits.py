@@ -59,6 +59,10 @@ class LimitChecker:
             return stalled
         if limits.abandon_s is not None and self._heartbeat_age_s(now) > limits.abandon_s:
             return Termination("lost", "lost", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
+        for rank, activity in self._activities.items():
+            if activity.num_bytes > limits.max_log_mib * 2**20:
+                what = f"the log of rank {rank} exceeds {limits.max_log_mib:g} MiB"
+                return Termination("failed", "failed", f"{what}: make it print less")
         free = free_mib(self.node_dir)
         if free < limits.min_free_mib:
             what = f"{free:.1f} MiB are free on the disk of {self.node_dir}, {limits.min_free_mib:g} MiB are needed"
@@ -87,6 +91,11 @@ class LimitChecker:
         others = "" if not num_more else f", nor did {num_more} more of this host's {len(self.ranks)} ranks"
         what = "no event" if self._activities[first].has_events else "nothing"
         return Termination("stalled", "timed_out", f"rank {first} wrote {what} for {limit_s:g} s{others}")
+
+    def silent_s(self) -> dict[int, float]:
+        """Return the time since the last activity of each rank, in seconds."""
+        now = time.monotonic()
+        return {rank: now - activity.since for rank, activity in self._activities.items()}
 
     def _update(self, rank: int, launcher: int, now: float) -> None:
         """Record activity of a rank: events; any output before its first event; the launch's, until it has a log."""

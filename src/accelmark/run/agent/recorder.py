@@ -21,6 +21,9 @@ _FIRST_LINE_S: Final = 5.0
 """Longest time to wait for the first line when a job ends immediately."""
 _END_S: Final = 10.0
 _MAX_STARTS: Final = 3
+_LONGEST_SILENCE_S: Final = 20.0
+_MISSED_SAMPLES: Final = 10
+"""Time and number of intervals without a line after which the recorder counts as stopped; the longer one counts."""
 
 
 @final
@@ -33,16 +36,21 @@ class Recorder:
         self._warn = warn
         self._environment: dict[str, str] = {}
         self._num_starts = 0
+        self._longest_silence_s = _LONGEST_SILENCE_S
+        self._written = 0
+        self._wrote_at = 0.0
 
     def start(self, task: TelemetryTask, environment: dict[str, str]) -> None:
         """Start the recorder."""
         request = task.model_dump(mode="json") | {"pids": [os.getpid()]}
         write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
+        self._longest_silence_s = max(_LONGEST_SILENCE_S, _MISSED_SAMPLES * task.interval_s)
         self._environment = environment | {"OMP_NUM_THREADS": "1"}
         self._start()
 
     def _start(self) -> None:
         self._num_starts += 1
+        self._wrote_at = time.monotonic()
         with (self._dir / "telemetry.log").open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", RECORDER_MODULE, str(self._dir)],
@@ -53,15 +61,31 @@ class Recorder:
             )
 
     def restart(self) -> None:
-        """Start the recorder again if it died; telemetry then has a gap, which is a warning."""
-        if self.process is None or (code := self.process.poll()) is None:
+        """Start the recorder again if it died or writes nothing; telemetry then has a gap, which is a warning."""
+        if self.process is None:
+            return
+        problem = self._silence()
+        if problem is not None:
+            self.process.kill()
+            self.process.wait()
+        elif (code := self.process.poll()) is not None:
+            problem = f"ended with exit code {code}"
+        if problem is None:
             return
         again = self._num_starts < _MAX_STARTS
         action = "it was started again" if again else "it was not started again"
-        self._warn(f"the telemetry recorder ended with exit code {code}; {action}")
+        self._warn(f"the telemetry recorder {problem}; {action}")
         self.process = None
         if again:
             self._start()
+
+    def _silence(self) -> str | None:
+        """Return for how long the recorder has written nothing, where that is too long; None where it writes."""
+        now, size = time.monotonic(), size_of(self._dir / "telemetry.jsonl")
+        if size != self._written:
+            self._written, self._wrote_at = size, now
+        silent_s = now - self._wrote_at
+        return f"wrote nothing for {silent_s:.0f} s" if silent_s > self._longest_silence_s else None
 
     def stop(self, wait: Callable[[float], bool]) -> None:
         """End the recorder, once it has recorded anything; ``wait(seconds)`` returns True to end it at once."""

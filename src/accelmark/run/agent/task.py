@@ -37,6 +37,8 @@ class Limits(Spec):
     """Longest time without output from a rank that has not finished."""
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space in the job's directory."""
+    max_log_mib: PositiveFloat = 1024.0
+    """Largest log of a rank: what it prints is kept, copied and read again."""
     abandon_s: PositiveFloat | None = None
     """Longest time without a heartbeat of a coordinator; null: no limit, for agents on the coordinator's machine."""
     grace_s: PositiveFloat = 45.0
@@ -91,8 +93,8 @@ class AgentTask(Spec):
     """Network interface between ranks of several hosts; null: found from the route to host 0."""
     clear_caches: bool = False
     """Drop the page cache before the ranks start."""
-    host_lock: Path | None = None
-    """Locked while the job runs, so that two runs never share a host; null: no lock."""
+    locks_host: bool = False
+    """Whether the host is locked while the job runs, so that two runs never share it."""
     adaptation: Path | None = None
     """The vendor's folder for this case, applied before the ranks start."""
     requirements: Path | None = None

@@ -15,9 +15,16 @@ from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.results.store.signature import require_key
+from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.controller.evaluate import FetchData, WeightsCheck
 from accelmark.run.controller.node_jobs import node_jobs, write_job
-from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
+from accelmark.run.controller.waiting import (
+    Cancellation,
+    end_agents,
+    run_in_daemon_thread,
+    start_agents,
+    wait_for_agents,
+)  # fmt: skip
 from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
 from accelmark.run.host import UnreachableError
@@ -99,7 +106,9 @@ def _carry_out(
     async def run(observer: RunObserver) -> RunOutcome:
         coordinator = Coordinator(directory, fetch, preflight, observer)
         coordinator.stop.handle_signals(observer.note)
+        watching = asyncio.create_task(coordinator.stop.watch_files(directory.path))
         summary = await body(coordinator)
+        watching.cancel()
         good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.cases)
         code = EXIT_OK if summary.state == "succeeded" and good else EXIT_FAILED
         return RunOutcome(directory.path, summary, EXIT_CANCELLED if coordinator.stop else code)
@@ -129,6 +138,7 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         self._launcher = create_launcher(self.directory.plan, self.directory.path)
+        self._launcher.report = self.observer.note
         self._event_log = self.directory.event_log()
 
     async def run(self) -> Summary:
@@ -209,7 +219,8 @@ class Coordinator:
         try:
             agents = await self._start(job, go_on=go_on)
         except AccelmarkError as error:
-            self._move(job, "lost" if isinstance(error, UnreachableError) else "failed", str(error))
+            state: NodeState = "lost" if isinstance(error, UnreachableError) else "failed"
+            self._move(job, *await self._explained(state, str(error)))
             return
         if agents is None:
             self._move(job, "cancelled", f"{self.stop.reason} before the ranks were started")
@@ -243,11 +254,7 @@ class Coordinator:
         if not prepared or self.stop:
             return None
         self._move(job, "running")
-        started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
-        failed = next((error for error in started if isinstance(error, BaseException)), None)
-        if failed is not None:
-            await asyncio.gather(*(agent.stop(at_once=True) for agent in agents), return_exceptions=True)
-            raise failed
+        await start_agents(agents)
         return agents
 
     async def _attach(self, job: PlannedJob) -> None:
@@ -255,10 +262,7 @@ class Coordinator:
         agents = [self._launcher.agent(node) for node in node_jobs(self.directory, job, self._launcher)]
         there = await asyncio.gather(*(agent.attach() for agent in agents))
         if not all(there):
-            for agent, is_there in zip(agents, there, strict=True):
-                if is_there:
-                    await agent.stop(at_once=True)
-                    await agent.wait()
+            await end_agents([agent for agent, is_there in zip(agents, there, strict=True) if is_there])
             self._move(job, "lost", "the coordinator ended before all of its agents were started")
             return
         if self._state(job) == "preparing":
@@ -271,6 +275,8 @@ class Coordinator:
         self._event_log.note("agents_ended", job=job.directory)
         if state == "succeeded":
             await self._check_weights(job)
+        else:
+            state, reason = await self._explained(state, reason)
         self._move(job, state, reason)
         try:
             from accelmark.results.rounds.summary import write_round
@@ -282,6 +288,18 @@ class Coordinator:
             self.observer.note(f"{job.directory}: {why}")
             return
         self.observer.result(job, result)
+
+    async def _explained(self, state: NodeState, reason: str | None) -> tuple[NodeState, str | None]:
+        """Return the end of a job, or that of its hosts' allocation, which then caused it.
+
+        Where the allocation was cancelled, no further job is started.
+        """
+        end = None if self.stop else await self._launcher.allocation_end()
+        if end is None:
+            return state, reason
+        if end[0] == "cancelled":
+            self.stop.request(end[1])
+        return end
 
     async def _check_weights(self, job: PlannedJob) -> None:
         """Evaluate the weights of a round outside; a failure is a finding on the round, not a failure of it."""

@@ -53,7 +53,7 @@ class DataFetcher:
         """
         case = load_case(job.case.name)
         found: dict[str, DataRecord] = {}
-        for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml"):
+        for spec in dataset_specs(case.all_data, f"cases/{case.name}/case.yaml"):
             place = job.data_dirs.get(spec.name)
             if place is None:
                 continue

@@ -14,7 +14,7 @@ from typing import Final, Self, final
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.read.reevaluation import SavedCheckpoints, reevaluation_dir, saved_checkpoints
 from accelmark.run.controller.node_jobs import write_job
-from accelmark.run.controller.waiting import Cancellation, wait_for_agents
+from accelmark.run.controller.waiting import Cancellation, start_agents, wait_for_agents
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
@@ -103,7 +103,7 @@ class WeightsCheck:
             await asyncio.to_thread(fetch, nodes[0].job, lambda _: None)
         agents = [launcher.agent(node) for node in nodes]
         await asyncio.gather(*(agent.prepare() for agent in agents))
-        await asyncio.gather(*(agent.start() for agent in agents))
+        await start_agents(agents)
         await wait_for_agents(agents, stop, lambda: None, interval_s=0.2)
 
 

@@ -40,6 +40,7 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
         "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
         "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
     }
+    master_address = launcher.master_address(mine[0])
     vendor, folder = load_vendor(plan.vendor), find("vendors", plan.vendor)
     is_trusted = not isinstance(spec.work, EvaluateJob) or folder.origin == "accelmark"
     telemetry = TelemetryTask(vendor=plan.vendor, vendor_folder=folder.path, interval_s=plan.telemetry_interval_s)
@@ -62,7 +63,7 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
                 job_file=directory.round_dir(job) / JOB_FILE,
                 framework=spec.framework,
                 python=plan.cluster.environment_python(spec.framework),
-                master_address=launcher.master_address(mine[0]),
+                master_address=master_address,
                 master_port=plan.cluster.master_port,
                 environment={
                     **(vendor.environment if is_trusted else {}),

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.coordinator import Coordinator
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
+from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RunError
 
@@ -24,6 +26,9 @@ def stop(path: Path, *, at_once: bool) -> bool:
     """
     directory = RunDirectory.open(path)
     holder = directory.holder()
+    if holder is None and (elsewhere := directory.holder_elsewhere()) is not None:
+        _stop_elsewhere(directory, elsewhere, at_once=at_once)
+        return True
     if holder is None:
         statuses = directory.statuses().values()
         had_ended = all(status.ended for status in statuses)
@@ -41,9 +46,24 @@ def stop(path: Path, *, at_once: bool) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while holder.alive and directory.holder() is not None:
         if time.monotonic() > deadline:
-            raise RunError(f"{path}: process {holder.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: use --now")
+            raise RunError(_not_stopped(path, holder, at_once=at_once))
         time.sleep(0.1)
     return True
+
+
+def _stop_elsewhere(directory: RunDirectory, holder: ProcessId, *, at_once: bool) -> None:
+    """Ask a coordinator on another machine to stop, by a file in the run directory, and wait for its end."""
+    (directory.path / STOP_FILES[at_once]).touch()
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while directory.holder_elsewhere() is not None:
+        if time.monotonic() > deadline:
+            raise RunError(_not_stopped(directory.path, holder, at_once=at_once))
+        time.sleep(0.2)
+
+
+def _not_stopped(path: Path, holder: ProcessId, *, at_once: bool) -> str:
+    advice = f"end it by 'kill -KILL {holder.pid}' on {holder.hostname}, and repeat this" if at_once else "use --now"
+    return f"{path}: process {holder.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: {advice}"
 
 
 async def _end_orphaned_jobs(directory: RunDirectory, *, at_once: bool) -> None:

@@ -8,14 +8,19 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, final
+from pathlib import Path
+from typing import Any, Final, TypeVar, final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
+from accelmark.run.agent.task import STOP_FILES
+from accelmark.run.controller.stall_cause import stall_cause
+from accelmark.run.host import UnreachableError
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.job import NodeExit
 
 T = TypeVar("T")
+_FILES_S: Final = 1.0
 
 
 @final
@@ -51,6 +56,16 @@ class Cancellation:
         loop.add_signal_handler(signal.SIGINT, on_signal, "Ctrl-C")
         loop.add_signal_handler(signal.SIGTERM, on_signal, "a request to stop")
 
+    async def watch_files(self, directory: Path) -> None:
+        """Request what files in a run directory ask for, which ``stop`` on another machine creates; without end."""
+        while True:
+            for urgency, name in enumerate(STOP_FILES, start=1):
+                if (directory / name).exists():
+                    (directory / name).unlink(missing_ok=True)
+                    while self.count < urgency:
+                        self.request("was stopped from another machine")
+            await asyncio.sleep(_FILES_S)
+
     async def wait_for_more_than(self, count: int) -> None:
         """Wait until there were more than ``count`` requests."""
         while self.count <= count:
@@ -76,7 +91,34 @@ class Cancellation:
 async def run_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
     """Prepare and start the agents of a job that nobody follows, and wait for their ends."""
     await asyncio.gather(*(agent.prepare() for agent in agents))
-    await asyncio.gather(*(agent.start() for agent in agents))
+    await start_agents(agents)
+    return await asyncio.gather(*(agent.wait() for agent in agents))
+
+
+async def start_agents(agents: Sequence[AgentHandle]) -> None:
+    """Start the agents of a job on all of its hosts, or end those that were started.
+
+    Raises:
+        AccelmarkError: one could not be started; UnreachableError where agents may still run on an unreachable host.
+    """
+    started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
+    failed = [error for error in started if isinstance(error, BaseException)]
+    if not failed:
+        return
+    may_run = [
+        agent
+        for agent, error in zip(agents, started, strict=True)
+        if error is None or isinstance(error, UnreachableError)
+    ]
+    ends = await end_agents(may_run)
+    if lost := [end for end in ends if end.state == "lost"]:
+        raise UnreachableError(lost[0].host, f"{failed[0]}; {lost[0].reason}") from failed[0]
+    raise failed[0]
+
+
+async def end_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
+    """Kill the ranks of running agents, and wait for the ends of the agents."""
+    await asyncio.gather(*(agent.stop(at_once=True) for agent in agents))
     return await asyncio.gather(*(agent.wait() for agent in agents))
 
 
@@ -104,6 +146,8 @@ async def wait_for_agents(
             await asyncio.gather(*(agent.stop(at_once=num_requests > 1) for agent in pending.values()))
     tick()
     state, reason = classify_job(ends)
+    if state == "timed_out":
+        reason = stall_cause(ends) or reason
     if state == "cancelled" and stop:
         return state, f"{stop.reason}; measurements up to then are kept and marked partial"
     return state, reason

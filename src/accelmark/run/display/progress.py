@@ -22,7 +22,8 @@ from accelmark.spec.serving import ServeProgress
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
-    "compiling", "inferring", "summarising", "starting server", "warming up", "under load", "comparing answers",
+    "compiling", "inferring", "summarising", "starting server", "warming up", "under load", "answering benchmarks",
+    "comparing answers",
 ]  # fmt: skip
 _PHASES: Final[Mapping[str, Phase]] = {
     Event.INIT_START: "initialising",

@@ -20,6 +20,7 @@ from accelmark.results.store.loaded_run import load_run
 from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.errors import RunError
@@ -154,7 +155,9 @@ class RunStatus:
 
     directory: RunDirectory
     coordinator: int | None
-    """Process ID of the running coordinator; None where there is none."""
+    """Process ID of the running coordinator on this machine; None where there is none."""
+    elsewhere: ProcessId | None
+    """The running coordinator on another machine that shares the run directory."""
     statuses: dict[str, JobStatus]
     progress: dict[str, JobProgress]
     """Progress of the running jobs."""
@@ -169,7 +172,8 @@ def read_status(path: Path) -> RunStatus:
         if statuses[job.directory].state == "running":
             progress[job.directory] = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
     holder = directory.holder()
-    return RunStatus(directory, holder.pid if holder else None, statuses, progress)
+    elsewhere = None if holder is not None else directory.holder_elsewhere()
+    return RunStatus(directory, holder.pid if holder else None, elsewhere, statuses, progress)
 
 
 def print_status(run: RunStatus, console: Console | None = None) -> None:
@@ -187,6 +191,8 @@ def print_status(run: RunStatus, console: Console | None = None) -> None:
     ended = all(status.ended for status in run.statuses.values())
     if run.coordinator is not None:
         console.print(Text(f"Coordinator: process {run.coordinator}.", style="dim"))
+    elif run.elsewhere is not None:
+        console.print(Text(f"Coordinator: process {run.elsewhere.pid} on {run.elsewhere.hostname}.", style="dim"))
     elif not ended:
         advice = f"No coordinator is running: continue with 'accelmark resume {_relative(run.directory.path)}'."
         console.print(Text(advice, style="yellow"), soft_wrap=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from accelmark.spec.plugins.catalog import find, folder_module
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import find, folder_module, folders
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
     from accelmark.run.launchers.launcher import Launcher
     from accelmark.spec.cluster import ClusterSpec
+
+
+SUBMIT_FILE: Final = "submit.py"
+"""Optional file of a launcher's folder, with ``submit(plan, run, arguments) -> number of the job``."""
 
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:
@@ -21,12 +27,34 @@ def create_launcher(plan: Plan, run: Path) -> Launcher:
     return launcher
 
 
+def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
+    """Submit AccelMark with ``arguments``, which start the run at ``run``, as a batch job; returns its number.
+
+    Raises:
+        RequestError: the plan's launcher submits no batch jobs.
+        RunError: the job was refused.
+    """
+    folder = find("launchers", plan.cluster.launcher, "cluster file")
+    if not (folder.path / SUBMIT_FILE).is_file():
+        able = ", ".join(name for name, one in folders("launchers").items() if (one.path / SUBMIT_FILE).is_file())
+        raise RequestError(
+            f"--submit: launcher {folder.name} submits no batch jobs; set launcher in the cluster: {able}"
+        )
+    number: str = folder_module(folder, "submit").submit(plan, run, arguments)
+    return number
+
+
 def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:
     """Return the launcher of a cluster for commands on its hosts, without a run; ``directory`` is for its files."""
+    return create_launcher(plan_of_hosts(cluster), directory)
+
+
+def plan_of_hosts(cluster: ClusterSpec) -> Plan:
+    """Return a plan without jobs on a cluster."""
     import accelmark
     from accelmark.plan.plan import Plan
 
-    plan = Plan(
+    return Plan(
         name="hosts",
         created_at="",
         accelmark_version=accelmark.__version__,
@@ -36,4 +64,3 @@ def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:
         cluster=cluster,
         jobs=(),
     )
-    return create_launcher(plan, directory)

@@ -12,7 +12,8 @@ from typing import Final, Literal
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.rank_exit import tail
 from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, NodeJob
-from accelmark.run.host import Host
+from accelmark.run.host import Host, HostError
+from accelmark.run.processes import BOOT_ID, ProcessId
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
@@ -77,11 +78,21 @@ class AgentHandle(ABC):
         except (OSError, ValueError) as error:
             why = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_ended = await self.end_processes()
+        why = await self._reboot() or why
         last = _last_error(self.node.node_dir / AGENT_LOG)
         if not (self.node.node_dir / IDENTITY_FILE).exists():
             return self.record("failed", f"node agent could not start{last}")
         left = f"; {num_ended} processes that it left behind were killed" if num_ended else ""
         return self.record("lost", why + left + last)
+
+    async def _reboot(self) -> str | None:
+        """Return a message where the host was booted after the agent started; None where it was not, or is unknown."""
+        agent = ProcessId.read(self.node.node_dir / IDENTITY_FILE)
+        with contextlib.suppress(HostError):
+            booted = (await self.host.run(["cat", str(BOOT_ID)])).out.decode(errors="replace").strip()
+            if agent is not None and booted and booted != agent.boot_id:
+                return f"the host was rebooted while the job ran (boot {agent.boot_id} ended, it is {booted} now)"
+        return None
 
     async def end_processes(self) -> int:
         """End what a dead agent left behind on its host; returns the number of processes, 0 where it is unknown."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from accelmark.plan.plan import Plan
+from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.agent.task import NodeJob
 from accelmark.run.host import Host
 from accelmark.run.launchers.agent import AgentHandle
@@ -23,10 +24,15 @@ class Launcher(ABC):
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
 
+    locks_hosts: bool = False
+    """Whether a job locks its hosts, so that no other run uses them."""
+
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan = plan
         self.run = run
         self.spec = load_launcher(plan.cluster.launcher)
+        self.report: Callable[[str], None] = lambda _: None
+        """Receives what the user has to know meanwhile, such as what an allocation waits for."""
         self.work_directory = str(run)
         """The directory below which AccelMark writes on each host."""
 
@@ -74,16 +80,16 @@ class Launcher(ABC):
     async def allocate(self) -> None:  # noqa: B027  most hosts need no allocation
         """Ensure that hosts may be used; raises RunError if there is no allocation."""
 
+    async def allocation_end(self) -> tuple[NodeState, str] | None:
+        """Return the state and the reason of an allocation that ended by itself; None while it lasts."""
+        return None
+
     async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
         """Ensure that AccelMark is on a host; raises HostError if it could not be delivered."""
 
     def allocation_commands(self) -> list[list[str]]:
         """Return the commands that run on this machine before any host is reached."""
         return []
-
-    def lock_file(self, host: HostSpec) -> str | None:
-        """Return the file that a job locks so that no other run uses the host; None: nothing is locked."""
-        return None
 
     def master_address(self, host: HostSpec) -> str:
         """Return the address at which ranks on other hosts reach rank 0 on ``host``."""

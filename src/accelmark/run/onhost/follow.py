@@ -1,9 +1,12 @@
 """Send the files of a node directory while they grow, until its agent has ended: ``follow DIRECTORY``.
 
-Standard input: first a line of JSON, ``{"have": {name: bytes}, "start_timeout_s": seconds, "send": bool}`` (``send`` is
-false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s`` asks the
-agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of JSON and
-the bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. The program ends without heartbeats.
+Files of subdirectories follow at the end, unless they are large. Standard input: first a line of JSON,
+``{"have": {name: bytes}, "start_timeout_s": seconds, "poll_s": seconds, "send": bool, "skip": [subdirectory]}``
+(``send`` is false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s``
+asks the agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of
+JSON and the bytes that it announces, ``{"heard": true}`` after requests, and last
+``{"end": ..., "sha256": {...}, "left": {name: bytes}}``, where ``left`` are the files that were too large. The program
+ends without heartbeats.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ import select
 import sys
 import time
 
-POLL_S = 0.3
+SETTLE_S = 0.3
 HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
 HEARTBEAT = "coordinator.heartbeat"
+LARGEST_FILE = 32 << 20
+LARGEST_TOTAL = 256 << 20
+"""Bytes of a file in a subdirectory, and of all of them, up to which they are sent."""
 HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", HEARTBEAT)
 
 
@@ -48,17 +54,34 @@ class Follower:
             except FileNotFoundError:
                 continue
 
+    def scan_subdirectories(self, skip: list[str]) -> dict[str, int]:
+        """Send the files of subdirectories; returns those that are too large, and their sizes."""
+        left: dict[str, int] = {}
+        total = 0
+        for place, directories, names in os.walk(self.directory):
+            top = place == self.directory
+            directories[:] = sorted(d for d in directories if not d.startswith(".") and not (top and d in skip))
+            for name in () if top else sorted(names):
+                path = os.path.join(place, name)
+                short = os.path.relpath(path, self.directory)
+                if name.startswith(".") or os.path.islink(path) or not os.path.isfile(path):
+                    continue
+                stat = os.stat(path)
+                if stat.st_size > LARGEST_FILE or total + stat.st_size > LARGEST_TOTAL:
+                    left[short] = stat.st_size
+                else:
+                    total += stat.st_size
+                    self.send(short, stat)
+        return left
+
     def send(self, name: str, stat: os.stat_result) -> None:
-        """Send new bytes of one file."""
+        """Send new bytes of one file: those after the known ones where it grew, else all."""
         inode, offset, modified = self.sent.get(name, (stat.st_ino, 0, 0))
-        if name.endswith(GROWING):
-            if stat.st_size < offset or inode not in (None, stat.st_ino):
-                offset = 0
-            if stat.st_size == offset and name in self.sent:
+        if inode not in (None, stat.st_ino) or stat.st_size < offset:
+            offset = 0
+        elif name in self.sent and stat.st_size == offset:
+            if name.endswith(GROWING) or modified == stat.st_mtime_ns:
                 return
-        elif (inode, offset, modified) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
-            return
-        else:
             offset = 0
         with open(self.path(name), "rb") as file:
             file.seek(offset)
@@ -84,7 +107,7 @@ class Follower:
         if not there(self.path(".started")):
             return "never"
         if locked is False:
-            time.sleep(POLL_S)
+            time.sleep(SETTLE_S)
             return "exit" if there(self.path("exit.json")) else "dead"
         return "dead" if time.monotonic() > self.started_by else None
 
@@ -119,9 +142,8 @@ def is_locked(path: str) -> bool | None:
 
 
 def emit(header: dict[str, object], content: bytes = b"") -> None:
-    """Write one frame."""
+    """Write one frame; :func:`main` flushes after several, which saves packets."""
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
-    sys.stdout.buffer.flush()
 
 
 def listen(directory: str, timeout: float) -> bool:
@@ -163,7 +185,8 @@ def main(directory: str) -> None:
     """Follow one directory until its agent has ended."""
     request = json.loads(read_line())
     if not os.path.isdir(directory):
-        emit({"end": "never", "sha256": {}})
+        emit({"end": "never", "sha256": {}, "left": {}})
+        sys.stdout.buffer.flush()
         return
     follower = Follower(directory, request["have"], request["start_timeout_s"])
     last_heartbeat = time.monotonic()
@@ -174,10 +197,14 @@ def main(directory: str) -> None:
         elif end == "exit":
             follower.sent["exit.json"] = (None, 0, 0)
         if end is not None:
-            emit({"end": end, "sha256": follower.checksums()})
+            left = follower.scan_subdirectories(request["skip"]) if request["send"] else {}
+            emit({"end": end, "sha256": follower.checksums(), "left": left})
+            sys.stdout.buffer.flush()
             return
-        if listen(directory, POLL_S):
+        sys.stdout.buffer.flush()
+        if listen(directory, request["poll_s"]):
             last_heartbeat = time.monotonic()
+            emit({"heard": True})
         elif time.monotonic() - last_heartbeat > HEARTBEAT_TIMEOUT_S:
             return
 

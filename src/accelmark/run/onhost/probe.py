@@ -10,6 +10,9 @@ import socket
 import sys
 import time
 
+HOST_LOCK = "accelmark-host"
+"""Abstract socket address that is bound while a job runs; a second one, with the run after a slash, names it."""
+
 
 def free_mib(path: str) -> float:
     """Return the free MiB of the file system of ``path``, which need not exist."""
@@ -55,19 +58,26 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def holder(lock: str) -> str | None:
+def holder() -> str | None:
     """Return the run that has locked this host, or None."""
+    names = [line.split()[-1] for line in text_of("/proc/net/unix").splitlines() if "@" + HOST_LOCK in line]
+    runs = [name.partition(HOST_LOCK + "/")[2] for name in names if HOST_LOCK + "/" in name]
+    return (runs or ["another run"])[0] if names else None
+
+
+def sees_lock(path: str) -> bool:
+    """Return whether a file that another machine has locked is locked here, too."""
     try:
-        descriptor = os.open(lock, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR)
     except OSError:
-        return None
+        return True  # the file is missing, which is reported
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "another run"
+        return True
     finally:
         os.close(descriptor)
-    return None
+    return False
 
 
 def engine(name: str) -> str | None:
@@ -117,7 +127,8 @@ def main() -> None:
         "missing_files": [path for path in request["files"] if not os.path.isfile(path)],
         "lacking_modules": lacking(request["modules"]),
         "engine_problem": engine(request["engine"]) if request["engine"] else None,
-        "held_by": holder(request["lock"]) if request["lock"] else None,
+        "held_by": holder() if request["is_locked"] else None,
+        "sees_lock": sees_lock(request["locked_file"]) if request["locked_file"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
     sys.stdout.write(json.dumps(found) + "\n")

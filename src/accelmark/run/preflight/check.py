@@ -18,6 +18,7 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
+from accelmark.run.onhost.follow import is_locked
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
@@ -29,7 +30,7 @@ from accelmark.run.preflight.facts import (
     host_problems,
 )
 from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems, python_path
-from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.directory import HOLDER_FILE, RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
@@ -48,7 +49,7 @@ _IMAGE_HINT: Final = "correct container.image, log in to its registry on the hos
 @final
 @dataclass
 class Preflight:
-    """Checks the hosts that jobs of a run are about to be started on."""
+    """Checks the hosts that jobs of a run are about to be started on; without jobs, all hosts of the cluster."""
 
     directory: RunDirectory
     launcher: Launcher
@@ -69,7 +70,7 @@ class Preflight:
             RunError: there is no allocation of hosts.
         """
         await self.launcher.allocate()
-        used = {node.host for job in self.jobs for node in job.nodes}
+        used = {node.host for job in self.jobs for node in job.nodes} or {host.name for host in self._cluster.hosts}
         hosts = {host.name: self.launcher.host(host) for host in self._cluster.hosts if host.name in used}
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for found in per_host for problem in found]
@@ -116,7 +117,8 @@ class Preflight:
         files = (container.image_file if container is not None else None, launcher.visible_file)
         return {
             "work_directory": launcher.work_directory,
-            "lock": launcher.lock_file(host.spec),
+            "is_locked": launcher.locks_hosts,
+            "locked_file": self._locked_file(),
             "ports": self._ports(host.spec),
             "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],
@@ -125,6 +127,11 @@ class Preflight:
             "python_path": python_path() if launcher.spec.is_localhost else [],
             "engine": container.engine if container is not None else None,
         }
+
+    def _locked_file(self) -> str | None:
+        """Return a file that this coordinator has locked and the hosts must see locked; None: nothing is shared."""
+        lock = str(self.directory.path / HOLDER_FILE)
+        return lock if self.launcher.visible_file is not None and is_locked(lock) else None
 
     async def _check_packages(self, host: Host) -> list[HostProblem]:
         """Return what the Pythons that run the host's ranks lack; a container's is not checked."""
@@ -152,8 +159,13 @@ class Preflight:
         return found
 
     def _ports(self, host: HostSpec) -> list[int]:
-        ports = [self._cluster.master_port] if host.name in _masters(self.jobs) else []
+        ports = [self._cluster.master_port] if host.name in self._masters() else []
         return sorted({*ports, *host.service_ports})
+
+    def _masters(self) -> dict[str, list[str]]:
+        """Return the hosts that others have to reach; without jobs the first one, as for a job on all hosts."""
+        first, *others = (host.name for host in self._cluster.hosts)
+        return _masters(self.jobs) if self.jobs else {first: others} if others else {}
 
     def _jobs_on(self, host: Host) -> list[PlannedJob]:
         return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
@@ -171,6 +183,8 @@ class Preflight:
             await launcher.deliver(host.spec)
             done = await host.run(launcher.native_command(_DEVICES_MODULE, plan.vendor))
         else:
+            if not jobs:
+                return []
             recipe = recipe_of(plan, jobs[0].job)
             if recipe is None or (await host.run(recipe.present)).code != 0:
                 what = f"devices of {plan.vendor} cannot be read before the image exists"
@@ -187,7 +201,7 @@ class Preflight:
         try:
             if done.code == 0:
                 self._devices[name] = devices = _DEVICES.validate_json(done.out)
-                needed = max(node.nproc for job in jobs for node in job.nodes if node.host == name)
+                needed = max((node.nproc for job in jobs for node in job.nodes if node.host == name), default=1)
                 found = device_problems(name, devices, plan.vendor, needed)
                 return found + ([] if plan.open else chip_problems(name, devices[:needed], jobs))
         except ValidationError:
@@ -221,7 +235,7 @@ class Preflight:
     async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:
         """Check that the other hosts of each job reach its master port."""
         found: list[HostProblem] = []
-        for master, others in _masters(self.jobs).items():
+        for master, others in self._masters().items():
             facts = self._facts.get(master)
             if facts is not None and self._cluster.master_port not in facts.busy_ports:
                 there = [hosts[name] for name in others if name in self._facts]

@@ -79,6 +79,8 @@ class HostFacts(Spec):
     engine_problem: str | None
     held_by: str | None
     may_clear_caches: bool
+    sees_lock: bool | None = None
+    """Whether it sees the coordinator's lock of the run directory; null where they share none."""
 
 
 def host_problems(
@@ -127,6 +129,9 @@ def host_problems(
             error(f"cannot see {visible_file.parent} of this machine", hint)
         else:
             error(f"the file {path} is missing", "copy it there, or correct image_file in the cluster file")
+    if facts.sees_lock is False and visible_file is not None:
+        what = f"does not see that {visible_file.parent} is locked on this machine: locks of that file system are local"
+        error(what, "mount it so that flock works between nodes (Lustre: -o flock), or choose another one (--out)")
     if facts.engine_problem is not None and cluster.container is not None:
         engine = cluster.container.engine
         error(

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
+from accelmark.run.onhost.follow import is_locked
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
@@ -114,6 +115,13 @@ class RunDirectory:
         """Return the running coordinator that has locked this run, or None."""
         return holder_of(self.path)
 
+    def holder_elsewhere(self) -> ProcessId | None:
+        """Return the coordinator on another machine that has locked this run, or None."""
+        holder = ProcessId.read(self.path / HOLDER_FILE)
+        if holder is None or not holder.is_elsewhere:
+            return None
+        return holder if is_locked(str(self.path / HOLDER_FILE)) else None
+
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run; see :func:`lock_directory`."""
         return lock_directory(self.path)
@@ -138,8 +146,8 @@ def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = holder_of(directory)
-            who = f"process {holder.pid}" if holder else "another process"
+            holder = ProcessId.read(path)
+            who = f"process {holder.pid} on {holder.hostname}" if holder else "another process"
             advice = f"see '{verbs} status {directory}', or stop it with '{verbs} stop {directory}'"
             raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
         with write_errors(path):

@@ -6,6 +6,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+_CHATTY: Final = ("asyncssh",)
+"""Loggers that write lines for each command on each host at the level ``info``; they start at warnings instead."""
 
 
 @contextmanager
@@ -17,9 +21,13 @@ def library_log(path: Path, level: str) -> Iterator[None]:
     before = root.level
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in _CHATTY if level == "info" else ():
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         yield
     finally:
+        for name in _CHATTY:
+            logging.getLogger(name).setLevel(logging.NOTSET)
         root.removeHandler(handler)
         root.setLevel(before)
         handler.close()

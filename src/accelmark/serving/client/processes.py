@@ -25,6 +25,7 @@ from accelmark.serving.client.messages import (
     Request,
     line,
 )
+from accelmark.serving.cores import started_on
 from accelmark.serving.request import PlannedRequest, Target
 from accelmark.spec.errors import RunError
 from accelmark.spec.serving import Arrival, LoadStage, RequestRecord
@@ -62,14 +63,17 @@ class Load:
     rate: float | None = None
     """Requests per second of an open loop, as it was planned."""
     is_search: bool = False
+    input_tokens: int | None = None
+    """Lengths of prompts and answers; None where the settings of prompts state them."""
+    output_tokens: int | None = None
 
 
 @final
 class Client:
     """Processes that send requests to one service; a context manager, which ends them."""
 
-    def __init__(self, target: Target, num_processes: int = 1) -> None:
-        """Start the processes.
+    def __init__(self, target: Target, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
+        """Start the processes, on ``cores`` only where they are given.
 
         Raises:
             RequestError: the target's URL is invalid.
@@ -78,9 +82,10 @@ class Client:
         self._target = target
         self._is_stopped = False
         self._messages: queue.SimpleQueue[tuple[int, FromClient | None]] = queue.SimpleQueue()
-        self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num_processes)
-        ]
+        with started_on(cores) if cores is not None else contextlib.nullcontext():
+            self._processes = [
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num_processes)
+            ]
         self._inputs = [cast(IO[bytes], process.stdin) for process in self._processes]
         for number in range(num_processes):
             threading.Thread(target=self._read, args=(number,), daemon=True).start()
@@ -243,6 +248,8 @@ class _Stage:
             concurrency=self._load.concurrency,
             rate=self._load.rate,
             is_search=self._load.is_search,
+            input_tokens=self._load.input_tokens,
+            output_tokens=self._load.output_tokens,
             begin_mono_s=begin_ns / 1e9,
             duration_s=duration_s,
             num_requests=self._num_requests,

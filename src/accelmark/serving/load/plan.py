@@ -6,20 +6,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
+from accelmark.results.figures.serving import measured_stage
+from accelmark.results.read.requests import requests_of
 from accelmark.serving.client.processes import Load
 from accelmark.serving.load.arrivals import Due, due_times, read_trace
 from accelmark.serving.load.prompts import PromptModel, open_prompts
-from accelmark.serving.load.search import RateSearch, holds_slo, search_rate
+from accelmark.serving.load.search import RateSearch, search_rate
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.serving import Arrival, LoadStage, RequestRecord, ServeSettings
 
 RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[RequestRecord]]]
 """Runs one stage; returns it with the records of its requests."""
+
+Pair = tuple[int, int] | None
+"""Lengths of the prompts and answers of a stage; None: as the settings of prompts state them."""
 
 _WARMUP_CONCURRENCY: Final = 4
 _FIRST_SHARE: Final = 0.5
@@ -40,6 +45,7 @@ class LoadPlan:
         """
         self._settings = settings
         self._prompts = open_prompts(settings.prompts, model, settings.api, settings.seed)
+        self._lengths: Sequence[Pair] = settings.load.lengths or (None,)
         self._open = self._open_stages()
         self._num_stages = 0
         needed = settings.load.warmup_requests + self._num_needed()
@@ -51,7 +57,8 @@ class LoadPlan:
     def duration_s(self) -> float:
         """Sum of the durations in which requests of the stages are started, without warm-up and search."""
         load = self._settings.load
-        return load.duration_s * (len(load.concurrency) if load.arrival == "closed" else len(self._open))
+        num_loads = len(load.concurrency) if load.arrival == "closed" else len(self._open)
+        return load.duration_s * len(self._lengths) * num_loads
 
     def run(self, run_stage: RunStage) -> RateSearch | None:
         """Run all stages; return the result of the search, if one is wanted."""
@@ -59,14 +66,15 @@ class LoadPlan:
         if load.warmup_requests:
             concurrency = min(_WARMUP_CONCURRENCY, load.warmup_requests)
             warmup = Load(stage=-1, until_s=timeout_s, timeout_s=timeout_s, concurrency=concurrency)
-            run_stage(warmup, islice(self._requests(None), load.warmup_requests))
+            run_stage(warmup, islice(self._requests(None, self._lengths[0]), load.warmup_requests))
         answered: list[float] = []
-        for concurrency in load.concurrency if load.arrival == "closed" else ():
-            closed = Load(self._next(), until_s=load.duration_s, timeout_s=timeout_s, concurrency=concurrency)
-            answered.append(_rate_of(*run_stage(closed, islice(self._requests(None), load.max_requests))))
-        for rate, due in self._open:
-            done = self._run_open(run_stage, load.arrival, rate, due, is_search=False)
-            answered.append(_rate_of(*done))
+        for pair in self._lengths:
+            for concurrency in load.concurrency if load.arrival == "closed" else ():
+                closed = Load(self._next(), load.duration_s, timeout_s, concurrency=concurrency, **_named(pair))
+                answered.append(_rate_of(*run_stage(closed, islice(self._requests(None, pair), load.max_requests))))
+            for rate, due in self._open:
+                done = self._run_open(run_stage, load.arrival, rate, due, pair, is_search=False)
+                answered.append(_rate_of(*done))
         return self._search(run_stage, max(answered, default=0.0)) if load.search else None
 
     def _search(self, run_stage: RunStage, answered: float) -> RateSearch:
@@ -75,14 +83,21 @@ class LoadPlan:
 
         def holds(rate: float) -> bool:
             due = self._drawn(arrival, rate)
-            _, records = self._run_open(run_stage, arrival, rate, due, is_search=True)
-            return holds_slo(records, self._settings.slo)
+            done, records = self._run_open(run_stage, arrival, rate, due, self._lengths[0], is_search=True)
+            return measured_stage(requests_of(records), done, self._settings, 1, None).holds_slo is True
 
         least = _MIN_REQUESTS / load.duration_s
         return search_rate(holds, max(_FIRST_SHARE * answered, least), least)
 
     def _run_open(
-        self, run_stage: RunStage, arrival: Arrival, rate: float | None, due: Sequence[Due], *, is_search: bool
+        self,
+        run_stage: RunStage,
+        arrival: Arrival,
+        rate: float | None,
+        due: Sequence[Due],
+        pair: Pair,
+        *,
+        is_search: bool,
     ) -> tuple[LoadStage, Sequence[RequestRecord]]:
         settings = self._settings
         stage = Load(
@@ -92,18 +107,20 @@ class LoadPlan:
             arrival=arrival,
             rate=rate,
             is_search=is_search,
+            **_named(pair),
         )
-        return run_stage(stage, list(self._requests(due)))  # drawn before the stage begins
+        return run_stage(stage, list(self._requests(due, pair)))  # drawn before the stage begins
 
     def _next(self) -> int:
         self._num_stages += 1
         return self._num_stages - 1
 
-    def _requests(self, due: Sequence[Due] | None) -> Iterator[PlannedRequest]:
+    def _requests(self, due: Sequence[Due] | None, pair: Pair) -> Iterator[PlannedRequest]:
         """Yield the requests at the given times, or those of a closed loop without end."""
+        input_tokens, output_tokens = pair or (None, None)
         for number in count() if due is None else range(len(due)):
             at = Due(0.0) if due is None else due[number]
-            prompt = self._prompts.draw(at.input_tokens, at.output_tokens)
+            prompt = self._prompts.draw(at.input_tokens or input_tokens, at.output_tokens or output_tokens)
             yield PlannedRequest(
                 number=number,
                 prompt=prompt.number,
@@ -131,8 +148,12 @@ class LoadPlan:
         """Return the least number of prompts of the stages."""
         load = self._settings.load
         if load.arrival == "closed":
-            return sum(min(each, load.max_requests or each) for each in load.concurrency)
-        return sum(len(due) for _, due in self._open)
+            return sum(min(each, load.max_requests or each) for each in load.concurrency) * len(self._lengths)
+        return sum(len(due) for _, due in self._open) * len(self._lengths)
+
+
+def _named(pair: Pair) -> dict[str, Any]:
+    return {} if pair is None else {"input_tokens": pair[0], "output_tokens": pair[1]}
 
 
 def _rate_of(stage: LoadStage, records: Sequence[RequestRecord]) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
-
-from accelmark.spec.serving import RequestRecord, Slo
 
 MAX_STEPS: Final = 14
 PRECISION: Final = 0.05
@@ -58,27 +56,3 @@ def search_rate(
         else:
             tried = math.sqrt(rate * failed)
     return RateSearch(rate, failed, step)
-
-
-def holds_slo(records: Sequence[RequestRecord], slo: Slo) -> bool:
-    """Return whether the share ``slo.share`` of the requests was answered within all limits.
-
-    Times count from when a request was due. TPOT is (end - first output) / (tokens - 1), with the tokens of the
-    model's tokenizer, else of the server's ``usage``, else outputs.
-    """
-    good = sum(_is_good(record, slo) for record in records)
-    return bool(records) and good >= slo.share * len(records)
-
-
-def _is_good(record: RequestRecord, slo: Slo) -> bool:
-    if record.status != "ok":
-        return False
-    if slo.e2e_ms is not None and 1e3 * (record.end_s - record.due_s) > slo.e2e_ms:
-        return False
-    if record.first_s is None:  # an empty answer
-        return slo.ttft_ms is None
-    if slo.ttft_ms is not None and 1e3 * (record.first_s - record.due_s) > slo.ttft_ms:
-        return False
-    num_tokens = record.output_tokens or record.usage_output or len(record.gaps_us) + 1
-    further_ms = 1e3 * (record.end_s - record.first_s)
-    return slo.tpot_ms is None or num_tokens < 2 or further_ms / (num_tokens - 1) <= slo.tpot_ms

@@ -134,6 +134,12 @@ class CaseSpec(Spec):
         return self.requires.get(framework, ()) if isinstance(self.requires, dict) else self.requires
 
     @property
+    def all_data(self) -> tuple[str | dict[str, Any], ...]:
+        """``data``, and the known data sets that only inference or serving names."""
+        named = [name for side in (self.infer, self.serve) if side is not None for name in side.data]
+        return (*self.data, *(name for name in dict.fromkeys(named) if name not in self.data_names))
+
+    @property
     def data_names(self) -> tuple[str, ...]:
         """Names of the data sets, in order."""
         return tuple(entry if isinstance(entry, str) else str(entry.get("name")) for entry in self.data)

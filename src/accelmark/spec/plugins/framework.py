@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from accelmark.spec.settings import Scalar
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every launch sets for each rank: global rank, rank on the host, and the number of each."""
+STACKS_SIGNAL: Final = signal.SIGRTMIN + 7
+"""At this signal a rank writes the stacks of its threads to its log."""
 LAUNCH_FILE: Final = "launch"
 """Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"

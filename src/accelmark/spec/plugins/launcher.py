@@ -10,13 +10,14 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError
 
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, nearest
-from accelmark.spec.model import Spec, parse, problems_of
+from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
 
@@ -39,6 +40,10 @@ class LauncherOptions(Spec):
 
     model_config = ConfigDict(extra="ignore")
 
+    def default_hosts(self) -> Sequence[str]:
+        """Return the addresses of the hosts that a cluster file without ``hosts`` means; empty: this machine."""
+        return ()
+
     def host_problems(self, hosts: Sequence[HostSpec]) -> Iterator[str]:
         """Yield what is wrong with ``hosts`` under these settings."""
         yield from ()
@@ -57,9 +62,19 @@ def options_of(model: type[O], cluster: ClusterSpec) -> O:
     return model.model_validate(cluster.options)
 
 
+def read_cluster(file: Path) -> ClusterSpec:
+    """Read a cluster file. Raises SpecError with all problems."""
+    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
+
+
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
     """Check a cluster file and the settings of its launcher; raise SpecError with every problem."""
-    return parse(ClusterSpec, values, where, launcher_problems(values, where))
+    problems = launcher_problems(values, where)
+    if not problems and "hosts" not in values:
+        launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)
+        hosts = options_model(launcher).model_validate(values).default_hosts()
+        values = {**values, "hosts": [{"address": host} for host in hosts]} if hosts else values
+    return parse(ClusterSpec, values, where, problems)
 
 
 def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -> list[Problem]:

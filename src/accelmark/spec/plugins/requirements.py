@@ -37,7 +37,7 @@ class Missing:
 
     need: Need
     what: str
-    """``torch>=2.6 is not installed``."""
+    """``torch>=2.11, which is not installed``."""
 
     def __str__(self) -> str:
         return f"{self.need.needed_by} needs {self.what}"

@@ -12,8 +12,8 @@ from accelmark.spec.model import Spec
 from accelmark.spec.plugins.trainer import SettingFlag, fill, placeholders
 from accelmark.spec.settings import Scalar
 
-PLACEHOLDERS: Final = ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir")
-"""Placeholders of a server's command."""
+PLACEHOLDERS: Final = ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir", "precision")
+"""Placeholders of a server's commands."""
 REQUEST_PLACEHOLDER: Final = "{output_tokens}"
 """In ``pinned``: the requested number of tokens, as a number."""
 _OPTION: Final = "server_options."
@@ -29,6 +29,8 @@ class ServerSpec(Spec):
     title: str
     tried: str | None
     """Version and machine with which this declaration was run; null: it follows the server's documentation only."""
+    prepare: tuple[str, ...] = ()
+    """Program and arguments that convert the model before the server starts; placeholders as in ``command``."""
     command: tuple[str, ...]
     """Program and arguments; placeholders in braces."""
     flags: dict[str, SettingFlag] = Field(default_factory=dict)
@@ -40,6 +42,8 @@ class ServerSpec(Spec):
     served_model: str = "{model_dir}"
     """Model name in requests."""
     apis: tuple[str, ...] = ("completions", "chat")
+    request: dict[str, Any] = Field(default_factory=dict)
+    """Fields of every request, such as those without which the server's decoding is not greedy."""
     pinned: dict[str, Any] = Field(default_factory=dict)
     """Fields of a request that pin the length of its answer; ``"{output_tokens}"`` is replaced by the number."""
     can_pin: bool = True
@@ -57,9 +61,11 @@ class ServerSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServerSpec:
-        for name in placeholders(self.command):
-            if name not in PLACEHOLDERS:
-                raise ValueError(f"command has the unknown placeholder {{{name}}} (known: {', '.join(PLACEHOLDERS)})")
+        for where, command in (("prepare", self.prepare), ("command", self.command)):
+            for name in placeholders(command):
+                if name not in PLACEHOLDERS:
+                    what = f"{where} has the unknown placeholder {{{name}}}"
+                    raise ValueError(f"{what} (known: {', '.join(PLACEHOLDERS)})")
         for key in self.flags:
             option = key.removeprefix(_OPTION)
             if key not in _SETTINGS and (option == key or option not in self.options):

@@ -5,6 +5,7 @@ It runs from the event INIT_START to FINISHED, which every rank writes once, las
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, T
 from accelmark.spec.model import parse
 from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
-from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
+from accelmark.spec.plugins.framework import BACKEND_FILE, STACKS_SIGNAL, RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import hash_of
 from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
@@ -112,6 +113,7 @@ def main(arguments: list[str], run: RunRank = run_rank) -> int:
     node_dir = os.environ.get("ACCELMARK_NODE_DIR")
     if node_dir:
         redirect_output(Path(node_dir) / f"rank{rank}.out.log")
+        faulthandler.register(STACKS_SIGNAL)
     log = PerfLogWriter(rank)
     try:
         began = {"pid": os.getpid(), "job": str(path), "process_start_mono_ms": round(start * 1e3, 3)}

@@ -13,17 +13,21 @@ from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
-from accelmark.run.host import CommandResult, HostError, SubprocessHost
+from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
+from accelmark.run.launchers.slurm.job import SlurmJob, request, scancel, show_job, troubled_nodes
 from accelmark.run.launchers.slurm.options import Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import options_of
 
 ALLOCATION_FILE: Final = "slurm.job"
-"""In the run directory while the run holds an allocation that it requested: its job number."""
+"""In the run directory while the run holds, or waits for, an allocation that it requested: its job number."""
 _JOB_VARIABLE: Final = "SLURM_JOB_ID"
-_THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
+_POLL_S: Final = (0.2, 10.0)
+"""First and longest pause between two looks at a job that waits in the queue."""
+_COMPLETING_S: Final = 90.0
+"""Longest time that an allocation's end is waited for: longer than Slurm's KillWait (30 s)."""
 
 
 @final
@@ -35,6 +39,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         self._options = options_of(Options, plan.cluster)
         self._allocating = asyncio.Lock()
         self._is_own = _JOB_VARIABLE not in os.environ
+        self._was_granted = False
         self._job_id = os.environ.get(_JOB_VARIABLE) or self._saved_job_id()
 
     def _saved_job_id(self) -> str | None:
@@ -49,31 +54,81 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return ("srun", f"--jobid={self._job_id or 'JOBID'}", *node, "--kill-on-bad-exit=0")
 
     async def allocate(self) -> None:
-        """Request an allocation of all hosts of the cluster file, once."""
+        """Request an allocation of all hosts of the cluster file, once, and wait until Slurm grants it.
+
+        Raises:
+            RunError: Slurm refuses it, or it was cancelled; an allocation that ended otherwise is requested again.
+        """
         async with self._allocating:
-            if self._job_id is not None and await _is_active(self._job_id):
+            job = await show_job(self._job_id) if self._job_id is not None else None
+            if job is None or not (job.is_active or job.is_waiting):
+                if not self._is_own:
+                    raise RunError(f"the Slurm allocation {self._job_id} has ended")
+                if job is not None and self._was_granted and job.end is not None and job.end[0] == "cancelled":
+                    raise RunError(job.end[1])
+                await self._request()
+            await self._wait_until_granted()
+            self._was_granted = True
+
+    async def _request(self) -> None:
+        """Request an allocation, and keep its number even where this is cancelled meanwhile: :meth:`close` needs it."""
+        requesting = asyncio.ensure_future(request(self._command()))
+        try:
+            self._keep(await asyncio.shield(requesting))
+        except asyncio.CancelledError:
+            self._keep(await requesting)
+            raise
+
+    def _keep(self, job_id: str) -> None:
+        self._job_id = job_id
+        write_atomic(self.run / ALLOCATION_FILE, job_id)
+
+    async def _wait_until_granted(self) -> None:
+        assert self._job_id is not None  # noqa: S101  both callers have one
+        pause_s, told = _POLL_S[0], ""
+        while True:
+            job = await show_job(self._job_id)
+            if job is None or not (job.is_active or job.is_waiting):
+                end = job.end if job is not None else None
+                raise RunError(end[1] if end else f"Slurm job {self._job_id} is gone: Slurm granted no allocation")
+            if job.is_active:
                 return
-            if not self._is_own:
-                raise RunError(f"the Slurm allocation {self._job_id} has ended")
-            done = await _slurm(*self._salloc())
-            job_id = await _newest(self._job_name)
-            if done.code != 0 or job_id is None or not await _is_active(job_id):
-                raise RunError(f"Slurm granted no allocation: {done.message}")
-            self._job_id = job_id
-            write_atomic(self.run / ALLOCATION_FILE, job_id)
+            if job.reason != told and pause_s > _POLL_S[0]:
+                told = job.reason
+                self.report(f"waiting for Slurm job {self._job_id} ({told})")
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _POLL_S[1])
 
-    @property
-    def _job_name(self) -> str:
-        return f"accelmark-{self.plan.name}"
-
-    def _salloc(self) -> list[str]:
+    def _command(self) -> list[str]:
         hosts = self.plan.cluster.hosts
         nodes = [f"--nodes={len(hosts)}", "--nodelist=" + ",".join(host.address for host in hosts)]
-        return ["salloc", "--no-shell", f"--job-name={self._job_name}", *nodes, *self._options.slurm_options]
+        held = ["--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
+        name = f"--job-name=accelmark-{self.plan.name}"
+        return ["sbatch", "--parsable", name, *nodes, *held, *self._options.slurm_options]
 
     def allocation_commands(self) -> list[list[str]]:
         """Return the request for an allocation, where there is none."""
-        return [] if self._job_id is not None else [self._salloc()]
+        return [] if self._job_id is not None else [self._command()]
+
+    async def allocation_end(self) -> tuple[NodeState, str] | None:
+        """Return the state and reason with which Slurm ended the allocation; None while it is held."""
+        if self._job_id is None or (job := await self._settled(self._job_id)) is None or job.end is None:
+            return None
+        state, reason = job.end
+        nodes = await troubled_nodes(host.address for host in self.plan.cluster.hosts) if state == "lost" else []
+        return state, "; ".join([reason, *nodes])
+
+    async def _settled(self, job_id: str) -> SlurmJob | None:
+        """Return a job once its processes have ended, if it is ending; Slurm hides its state until then.
+
+        Inside the allocation nothing is waited for: this process is one of them.
+        """
+        give_up = asyncio.get_running_loop().time() + _COMPLETING_S
+        while (job := await show_job(job_id)) is not None and job.state == "COMPLETING" and self._is_own:
+            if asyncio.get_running_loop().time() > give_up:
+                break
+            await asyncio.sleep(0.5)
+        return job
 
     def master_address(self, host: HostSpec) -> str:
         """Return the node's address in Slurm's configuration."""
@@ -87,28 +142,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return fields.get("NodeAddr", host.address)
 
     async def close(self) -> None:
-        """Cancel an allocation that was requested here."""
+        """Cancel an allocation that was requested here, granted or not."""
         if self._is_own and self._job_id is not None:
-            await _slurm("scancel", self._job_id)
+            await scancel(self._job_id)
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
 
 
 create = SlurmLauncher
-
-
-async def _slurm(*argv: str) -> CommandResult:
-    try:
-        return await _THIS_MACHINE.run(argv, timeout_s=None)
-    except HostError as error:
-        return CommandResult(127, b"", error.what.encode())
-
-
-async def _is_active(job_id: str) -> bool:
-    done = await _slurm("squeue", "--noheader", "--jobs", job_id, "--format=%T")
-    return done.code == 0 and done.out.split()[-1:] in ([b"RUNNING"], [b"CONFIGURING"])
-
-
-async def _newest(name: str) -> str | None:
-    done = await _slurm("squeue", "--noheader", "--me", f"--name={name}", "--sort=i", "--format=%i")
-    last = done.out.decode().split()[-1:]
-    return last[0] if done.code == 0 and last and last[0].isdigit() else None

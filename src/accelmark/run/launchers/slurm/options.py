@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import Final
+
+from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import LauncherOptions
+
+_NODES_VARIABLE: Final = "SLURM_JOB_NODELIST"
 
 
 class Options(LauncherOptions):
     """Settings of the Slurm launcher."""
 
     slurm_options: tuple[str, ...] = ()
-    """Options of ``salloc`` where an allocation has to be requested (``--partition=gpu``)."""
+    """Options of ``sbatch`` where an allocation has to be requested (``--partition=gpu``)."""
+
+    def default_hosts(self) -> Sequence[str]:
+        """Return the nodes of the current allocation."""
+        nodes = os.environ.get(_NODES_VARIABLE)
+        if nodes is None:
+            what = "launcher: slurm without hosts means the nodes of the current allocation, and there is none"
+            raise RequestError(f"{what}: list hosts, or run this inside an allocation")
+        try:
+            done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise RequestError(f"{_NODES_VARIABLE}={nodes} cannot be expanded by scontrol: {error}") from error
+        return done.stdout.split()

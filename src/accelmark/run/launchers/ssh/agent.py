@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,10 +45,10 @@ class SshAgent(AgentHandle):
             raise HostError(self.host.name, f"the node agent could not be started: {done.message}")
 
     async def attach(self) -> bool:
-        """Return whether an agent was ever started; True for an unreachable host, which :meth:`wait` retries."""
+        """Return whether an agent was ever started; True where that cannot be read: :meth:`wait` retries."""
         try:
             done = await self.host.run(["test", "-d", f"{self.stream.remote}/.started"])
-        except UnreachableError:
+        except HostError:
             return True
         return done.code == 0
 
@@ -58,10 +59,8 @@ class SshAgent(AgentHandle):
 
     async def wait(self) -> NodeExit:
         """Copy files until the agent has ended, reconnecting for ``reconnect_s`` after each lost connection."""
-        lost_since: float | None = None
-        pause_s = 0.2
+        lost_since, pause_s = -math.inf, 0.2
         while True:
-            begun = time.monotonic()
             try:
                 end = await self.stream.follow()
                 if end == "never":
@@ -69,13 +68,14 @@ class SshAgent(AgentHandle):
                 return await self.ended(has_exit=end == "exit")
             except UnreachableError as error:
                 now = time.monotonic()
-                if lost_since is None or now - begun > 2 * self.reconnect_s:
-                    lost_since, pause_s = now, 0.2
+                if self.stream.heard_at >= lost_since:
+                    lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
                 if now - lost_since > self.reconnect_s or (self._stop_by is not None and now > self._stop_by):
                     self.abandon()
                     why = f"unreachable for {now - lost_since:.0f} s: {error.what}"
                     return self.record("lost", f"{why}; processes still running there are ended once it can be reached")
             except HostError as error:
+                self.abandon()
                 return self.record("lost", error.what)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -9,8 +9,16 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from accelmark.run.host import END_TIMEOUT_S, FIRST_LINE_TIMEOUT_S, CommandResult, Host, HostError, UnreachableError
-from accelmark.run.launchers.ssh.options import Options
+from accelmark.run.host import (
+    END_TIMEOUT_S,
+    FIRST_LINE_TIMEOUT_S,
+    CommandResult,
+    Host,
+    HostError,
+    HostKeyError,
+    UnreachableError,
+)  # fmt: skip
+from accelmark.run.launchers.ssh.options import KEEPALIVES, Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
 
@@ -20,17 +28,17 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT_S: Final = 20.0
 _CONFIG: Final = Path("~/.ssh/config")
 _KNOWN_HOSTS: Final = Path("~/.ssh/known_hosts")
-_KEEPALIVE_S: Final = 5.0
-_KEEPALIVES: Final = 3
 
 
 @final
 class SshConnection(Host):
     """Runs commands on one host; connects on first use, and again after the connection was lost."""
 
-    def __init__(self, spec: HostSpec, options: Options) -> None:
+    def __init__(self, spec: HostSpec, options: Options, dialling: asyncio.Semaphore | None = None) -> None:
+        """``dialling`` limits how many logins happen at the same time."""
         super().__init__(spec)
         self._options = options
+        self._dialling = dialling or asyncio.Semaphore()
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
 
@@ -38,12 +46,14 @@ class SshConnection(Host):
         """Return the open connection, or a new one.
 
         Raises:
-            UnreachableError: the host refuses the login, does not answer, or has an unknown host key; or a file of
-                this machine that SSH needs (key, known hosts, configuration) is missing or invalid.
+            HostKeyError: its host key is unknown, or has changed.
+            UnreachableError: the host refuses the login or does not answer; or a file of this machine that SSH needs
+                (key, known hosts, configuration) is missing or invalid.
         """
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await self._connect()
+                async with self._dialling:
+                    self._connection = await self._connect()
             return self._connection
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
@@ -60,10 +70,12 @@ class SshConnection(Host):
                 self._port(),
                 connect_timeout=min(_CONNECT_TIMEOUT_S, settings.reconnect_s),
                 login_timeout=_CONNECT_TIMEOUT_S,
-                keepalive_interval=min(_KEEPALIVE_S, settings.reconnect_s / _KEEPALIVES),
-                keepalive_count_max=_KEEPALIVES,
+                keepalive_interval=settings.ping_s,
+                keepalive_count_max=KEEPALIVES,
                 **{name: value for name, value in options.items() if value is not None},
             )
+        except ssh.HostKeyNotVerifiable as error:
+            raise HostKeyError(self.name, _wrong_key(error.reason, self.spec, settings)) from error
         except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
             raise UnreachableError(self.name, _explain(error, self.spec, settings)) from error
 
@@ -166,11 +178,6 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> str:
     port = options.port_of(host)
     at = host.address if options.ssh_config is not None else f"{host.address} port {port}"
     scan = f"ssh-keyscan -p {port} {host.address}"
-    if isinstance(error, asyncssh.HostKeyNotVerifiable):
-        return (
-            f"unknown host key ({error.reason}): if the host was reinstalled, correct "
-            f"{options.known_hosts or _KNOWN_HOSTS}; if it is new, verify its key and add it there ({scan})"
-        )
     if isinstance(error, asyncssh.PermissionDenied):
         return f"SSH login at {at} was refused ({error.reason}): check user and key in the cluster file"
     if isinstance(error, TimeoutError):
@@ -192,6 +199,20 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> str:
     if isinstance(error, ValueError):
         return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} and {_CONFIG}: {error}: correct the file"
     return f"SSH at {at} failed: {error}"
+
+
+def _wrong_key(reason: str, host: HostSpec, options: Options) -> str:
+    """Return whether a host key is unknown or has changed, and what to do."""
+    known, port = (options.known_hosts or _KNOWN_HOSTS).expanduser(), options.port_of(host)
+    scan = f"ssh-keyscan -p {port} {host.address}"
+    try:
+        is_known = bool(library().match_known_hosts(str(known), host.address, "", port)[0])
+    except (OSError, ValueError):
+        is_known = False
+    if is_known:
+        found = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
+        return f"{found}; find out why; if it was reinstalled, replace its line there ({scan})"
+    return f"unknown host key ({reason}): verify the key, and add it to {known} ({scan})"
 
 
 def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,7 @@ from typing import Final, final
 from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.agent import agent_commands
+from accelmark.run.agent.agent import agent_commands, temporary_directories
 from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
@@ -29,11 +30,19 @@ from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import duration
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.plugins.launcher import options_of
 from accelmark.spec.records import DATA_FILE
 
+LOGINS_AT_ONCE: Final = 64
+"""Logins take CPU time here (key exchange): with many more at once, each would exceed its time limit."""
+_POLL_S: Final = 0.3
+POLLS_PER_S: Final = 512
+"""Interval at which each host sends new bytes of files, and the most that all hosts together send in a second."""
+_DESCRIPTORS: Final = 256
+"""Open files of the coordinator besides one connection for each host, of which twice as many are allowed."""
 _CLEAR_TIMEOUT_S: Final = 90.0
 _DATA_TIMEOUT_S: Final = 4 * 3600.0
 
@@ -42,12 +51,16 @@ _DATA_TIMEOUT_S: Final = 4 * 3600.0
 class SshLauncher(Launcher):
     """Starts agents on the hosts of a cluster file."""
 
+    locks_hosts = True
+
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
         self.layout = Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
-        self._connections = {host.name: SshConnection(host, self.options) for host in plan.cluster.hosts}
+        hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(LOGINS_AT_ONCE)
+        self._connections = {host.name: SshConnection(host, self.options, dialling) for host in hosts}
+        raise_descriptor_limit(len(hosts))
         self._locks = {name: asyncio.Lock() for name in self._connections}
         self._present: set[tuple[str, str]] = set()
         """Hosts, and the code or image that is known to be on them."""
@@ -76,10 +89,6 @@ class SshLauncher(Launcher):
         """Return the path in the unpacked wheel."""
         return path_on_host(path, self.code)
 
-    def lock_file(self, host: HostSpec) -> str:
-        """Return the file that a job locks so that no other run uses the host."""
-        return str(self.layout.lock(host))
-
     def agent(self, node: NodeJob) -> SshAgent:
         """Return the agent of a job on one host."""
 
@@ -87,13 +96,23 @@ class SshLauncher(Launcher):
             await self._prepare(node)
 
         host, node_dir = self.host(node.host), self.layout.node_dir(node)
+        stream = NodeStream(
+            host,
+            self.python,
+            str(node_dir),
+            node.node_dir,
+            self.options.ping_s,
+            max(_POLL_S, len(self._connections) / POLLS_PER_S),
+            skip=temporary_directories(node.task),
+            in_place=self.layout.is_shared_run,
+        )
         return SshAgent(
             node,
             host,
             self._agent_command(node),
             self.clean_up_command(node, node_dir),
             prepare,
-            stream=NodeStream(host, self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run),
+            stream=stream,
             reconnect_s=self.options.reconnect_s,
             abandon=lambda: self._end_when_reachable(node),
         )
@@ -130,8 +149,9 @@ class SshLauncher(Launcher):
         return self.sandbox(node).command(self.python, self.agent_module(node))
 
     def _clear_command(self, node_dir: str) -> list[str]:
-        """Return the command that ends agents of this run, and renames the node directory of an earlier attempt."""
-        return command(self.python, "clear", str(self.layout.run), node_dir)
+        """Return the command that ends agents of this run, renames an earlier attempt, and removes old runs."""
+        keep_days = "" if self.layout.is_shared_run else f"{self.options.keep_days:g}"
+        return command(self.python, "clear", str(self.layout.run), node_dir, keep_days)
 
     def _data_command(self, node: NodeJob) -> list[str] | None:
         """Return the command that fetches and verifies a job's data on a host; None where it needs none."""
@@ -245,7 +265,7 @@ class SshLauncher(Launcher):
             async with self._clearing[host.name]:
                 for node_dir in list(self._lost.get(host.name, ())):
                     try:
-                        await host.run(command(self.python, "clear", str(node_dir), ""), timeout_s=None)
+                        await host.run(command(self.python, "clear", str(node_dir), "", ""), timeout_s=None)
                     except HostError:
                         break
                     self._lost[host.name].discard(node_dir)
@@ -262,6 +282,21 @@ class SshLauncher(Launcher):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.end_stale_agents(lost), STOP_TIMEOUT_S)
         await asyncio.gather(*(host.close() for host in self._connections.values()))
+
+
+def raise_descriptor_limit(num_hosts: int) -> None:
+    """Raise this process's limit of open files, so that it can be connected to all hosts.
+
+    Raises:
+        RequestError: the hard limit is lower.
+    """
+    needed = _DESCRIPTORS + 2 * num_hosts
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        what = f"{num_hosts} hosts need {needed} open files, this machine allows {hard}"
+        raise RequestError(f"{what}: raise the hard limit (ulimit -Hn {needed}, or nofile in limits.conf)")
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 create = SshLauncher

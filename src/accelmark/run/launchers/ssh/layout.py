@@ -11,8 +11,6 @@ from accelmark.plan.plan import Plan
 from accelmark.run.agent.task import AgentTask, NodeJob
 from accelmark.run.launchers.ssh.delivery import on_host, path_on_host, wheel
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.record.directory import safe_name
-from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
 
@@ -35,11 +33,6 @@ class Layout:
     def code(self) -> PurePosixPath:
         """The directory of the unpacked AccelMark."""
         return self.work / "code" / wheel().directory
-
-    def lock(self, host: HostSpec) -> PurePosixPath:
-        """Return the file that a job locks so that no other run uses the host; unique where hosts share ``work``."""
-        is_shared = self._options.shared_directory is not None
-        return self.work / (f"host-{safe_name(host.address)}.lock" if is_shared else "host.lock")
 
     def node_dir(self, node: NodeJob) -> PurePosixPath:
         """Return a job's directory on its host: ``<case>/<round>/<node>`` below the run's."""
@@ -69,7 +62,7 @@ class Layout:
             "run": self.run_id,
             "job_file": Path(self.job_file(node)),
             "limits": task.limits.model_copy(update={"abandon_s": self._options.abandon_s}),
-            "host_lock": Path(self.lock(node.host)),
+            "locks_host": True,
         }
         for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
             changed[name] = path and path_on_host(path, self.code)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field, PositiveFloat, field_validator
 
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.plugins.launcher import LauncherOptions
+
+KEEPALIVES: Final = 3
+"""Checks of an open connection without an answer after which it counts as lost."""
 
 
 class Options(LauncherOptions):
@@ -34,6 +38,14 @@ class Options(LauncherOptions):
     """Longest time that a host may be unreachable before its job counts as lost."""
     abandon_s: PositiveFloat = 86400.0
     """Longest time that a node agent continues its job without a heartbeat of a coordinator."""
+
+    keep_days: PositiveFloat = 14.0
+    """Age at which files of ended runs are removed from the hosts' work directory, when a later run uses it."""
+
+    @property
+    def ping_s(self) -> float:
+        """Interval at which an open connection is checked; after three unanswered checks it counts as lost."""
+        return min(5.0, self.reconnect_s / KEEPALIVES)
 
     @field_validator("work_directory", "shared_directory")
     @classmethod

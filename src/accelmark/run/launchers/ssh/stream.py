@@ -8,11 +8,12 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from accelmark.results.store.files import make_directory, write_errors
+from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.host import HostError
 from accelmark.run.launchers.agent import START_TIMEOUT_S
 from accelmark.run.launchers.ssh.connection import SshConnection, library
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     import asyncssh
 
 AgentEnd = Literal["exit", "dead", "never"]
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
+_NAME: Final = re.compile(r"[^/.\x00-\x1f][^/\x00-\x1f]{0,250}(/[^/.\x00-\x1f][^/\x00-\x1f]{0,250})*")
+"""A relative path without hidden components and without ``..``."""
+LEFT_FILE: Final = "left_on_host.json"
+"""Lists files of ranks that are too large to be copied."""
 _LARGEST_FRAME: Final = 1 << 20
-_PING_S: Final = 5.0
 _GROWING: Final = (".log", ".jsonl")
 _SETTLE_S: Final = 20.0
 """Longest time until a file that a host wrote to a shared file system is visible here."""
@@ -39,8 +42,16 @@ class NodeStream:
     python: str
     remote: str
     local: Path
+    ping_s: float
+    """Interval of heartbeats."""
+    poll_s: float = 0.3
+    """Interval at which the host looks for new bytes."""
+    skip: Sequence[str] = ()
+    """Subdirectories that are not copied: the agent's own."""
     in_place: bool = False
     """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When the host last answered a heartbeat, by ``time.monotonic``."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
     _requests: bytes = b""
     _damaged: set[str] = field(default_factory=set)
@@ -59,12 +70,15 @@ class NodeStream:
             return end
         for _ in range(3):
             end, checksums = await self._once()
-            self._damaged = {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
+            self._damaged = await asyncio.to_thread(self._differing, checksums)
             if not self._damaged:
                 return end
             for name in self._damaged:
                 (self.local / name).unlink(missing_ok=True)
         raise HostError(self.host.name, f"copies of {', '.join(sorted(self._damaged))} differ from the host's files")
+
+    def _differing(self, checksums: dict[str, str]) -> set[str]:
+        return {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
 
     def ask(self, *, at_once: bool) -> None:
         """Ask the agent to end, as soon as the host can be reached."""
@@ -81,7 +95,13 @@ class NodeStream:
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
         have = {} if self.in_place else self._have()
-        request = {"have": have, "start_timeout_s": START_TIMEOUT_S, "send": not self.in_place}
+        request = {
+            "have": have,
+            "start_timeout_s": START_TIMEOUT_S,
+            "poll_s": self.poll_s,
+            "send": not self.in_place,
+            "skip": list(self.skip),
+        }
         pinging: asyncio.Task[None] | None = None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)
@@ -94,7 +114,11 @@ class NodeStream:
                         raise HostError(self.host.name, f"its files cannot be copied: {errors[-1]}")
                     raise self.host.lost()
                 header: dict[str, Any] = json.loads(line)
+                if "heard" in header:
+                    self.heard_at = time.monotonic()
+                    continue
                 if "end" in header:
+                    self._list_left(header["left"])
                     return header["end"], header["sha256"]
                 await self._take(process, header)
         except (OSError, library().Error, asyncio.IncompleteReadError) as error:
@@ -112,8 +136,9 @@ class NodeStream:
         content = await process.stdout.readexactly(size) if size else b""
         path = self.local / name
         with write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             if offset == 0 and size < _LARGEST_FRAME and not name.endswith(_GROWING):
-                partial = path.with_name(f".{name}.part")
+                partial = path.with_name(f".{path.name}.part")
                 partial.write_bytes(content)
                 partial.replace(path)
             else:
@@ -121,6 +146,12 @@ class NodeStream:
                     file.truncate(offset)
                     file.seek(offset)
                     file.write(content)
+
+    def _list_left(self, left: dict[str, int]) -> None:
+        """Write down which files were too large to be copied."""
+        if left:
+            found = {"host": self.host.name, "directory": self.remote, "bytes": left}
+            write_atomic(self.local / LEFT_FILE, json.dumps(found, indent=2))
 
     def _have(self) -> dict[str, int]:
         return {
@@ -131,7 +162,7 @@ class NodeStream:
 
     async def _ping(self) -> None:
         while True:
-            await asyncio.sleep(_PING_S)
+            await asyncio.sleep(self.ping_s)
             self._send(b"p\n")
 
 
@@ -142,7 +173,7 @@ async def wait_until_visible(host: str, path: Path, digest: str) -> None:
         HostError: it does not become visible.
     """
     deadline = time.monotonic() + _SETTLE_S
-    while _sha256(path) != digest:
+    while await asyncio.to_thread(_sha256, path) != digest:
         if time.monotonic() > deadline:
             what = f"{path}, which it wrote, is not visible here: shared_directory is not shared with this machine"
             raise HostError(host, f"{what}; correct or remove it in the cluster file")

@@ -1,0 +1,1 @@
+"""The case aquila_7b."""

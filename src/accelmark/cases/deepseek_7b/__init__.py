@@ -1,0 +1,1 @@
+"""The case deepseek_7b."""

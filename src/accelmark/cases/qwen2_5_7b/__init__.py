@@ -1,0 +1,1 @@
+"""The case qwen2_5_7b."""

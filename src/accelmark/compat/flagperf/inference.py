@@ -1,0 +1,86 @@
+"""Convert FlagPerf's inference files: ``configurations.yaml``, those of vendors, and ``parameters.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from accelmark.compat.flagperf.parse import TABLES, Given, Values
+from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.inference import InferCaseSpec, InferSettings
+from accelmark.spec.layers import Layer, resolve_inference
+from accelmark.spec.plugins.catalog import folders, load_case
+
+_CONFIGURATIONS: Final = "configurations.yaml"
+_PARAMETERS: Final = "parameters.yaml"
+_OVERRIDES: Final = "vendor_config"
+"""Folder of a case's ``<vendor>_configurations.yaml``."""
+_NO_EQUIVALENT: Final[dict[str, str]] = TABLES["inference_no_equivalent"]
+
+
+def is_inference(path: Path) -> bool:
+    """Return whether the file has settings of an inference case."""
+    return path.name.endswith(_CONFIGURATIONS) or path.name == _PARAMETERS
+
+
+def case_of(path: Path) -> str:
+    """Return AccelMark's name of the case that a file belongs to, by its folder."""
+    folder = path.absolute().parent
+    name = folder.parent.name if folder.name == _OVERRIDES else folder.name
+    return str(TABLES["cases"].get(name, name))
+
+
+def layer_of(given: Iterable[Given], case: str, left_over: list[Problem]) -> Values:
+    """Return the settings for ``infer.yaml`` in a vendor's folder of the case; list the others in ``left_over``.
+
+    Of several files with one setting the later one counts, as FlagPerf lets a vendor's file override the case's.
+    """
+    items = list(given)
+    side = load_case(case).infer if case in folders("cases") else None
+    if side is None:
+        what = f"AccelMark has no inference case {case!r} ({nearest(case, folders('cases'))})"
+        left_over += [Problem(file, "", what) for file in dict.fromkeys(item.file for item in items)]
+        return {}
+    layer: Values = {}
+    for item in items:
+        is_parameter = Path(item.file).name == _PARAMETERS
+        why = _parameter(item, side) if is_parameter else _NO_EQUIVALENT.get(item.key, "")
+        if not why and item.key == "flops":
+            why = f"the case states the FLOPs of an item ({side.configurations.get('flops')}); another value is OPEN"
+        if why:
+            left_over.append(item.left(why))
+        elif not is_parameter and (item.is_set or item.value is None):
+            layer[item.key] = item.value
+    own = resolve_inference(side, case, over=[]).settings
+    for key in [key for key, value in layer.items() if _is_same(key, value, own)]:
+        del layer[key]
+    _drop_refused(layer, side, case, items, left_over)
+    return layer
+
+
+def _parameter(item: Given, side: InferCaseSpec) -> str:
+    own = side.parameters.get(item.key)
+    if own == item.value:
+        return ""
+    return "parameters are the case's on every chip" + ("" if own is None else f": {own!r}")
+
+
+def _is_same(key: str, value: Any, own: InferSettings) -> bool:
+    if key == "fp16":
+        return own.precision == ("fp16" if value else "fp32")
+    return key in InferSettings.model_fields and getattr(own, key) == value
+
+
+def _drop_refused(
+    layer: Values, side: InferCaseSpec, case: str, items: Iterable[Given], left_over: list[Problem]
+) -> None:
+    """Remove settings that AccelMark would refuse."""
+    try:
+        resolve_inference(side, case, vendor=[Layer.of("infer.yaml", layer)] if layer else [])
+    except SpecError as error:
+        last = {item.key: item for item in items}
+        refused = {problem.key: problem for problem in error.problems if problem.key in layer}
+        for key, problem in refused.items():
+            del layer[key]
+            left_over.append(last[key].left(problem.what))

@@ -1,0 +1,44 @@
+"""Generate text with an engine: the stages of the load, and the comparison of a sample of the answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelmark.infer.generation.client import EngineClient
+from accelmark.infer.process.engine_process import EngineProcess
+from accelmark.serving.answers import AnswerSample, compare_answers
+from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.model import ServedModel
+from accelmark.serving.stages import Stages
+from accelmark.spec.errors import DataError
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferSettings
+from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, generation_load
+
+
+def generate(
+    settings: InferSettings,
+    model: ServedModel,
+    process: EngineProcess,
+    device_type: str,
+    node_dir: Path,
+    emit: Callable[[Event, Any], None],
+) -> None:
+    """Run all stages, with a record of each request, and compare a sample of the answers with the framework's.
+
+    Raises:
+        AccelmarkError: the engine or the framework failed, or the text has too few prompts.
+    """
+    load = generation_load(settings)
+    if model.input_tokens is None or model.text is None:
+        raise DataError("generation needs the model's tokenizer (tokenizer.json)")
+    plan = LoadPlan(load, model)
+    sample = AnswerSample(load.num_compared, random.Random(load.seed))
+    client = EngineClient(process, model.input_tokens, model.text)
+    with (node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
+        stages = Stages(client, model, emit, stream, sample, lambda: None, plan.duration_s)
+        plan.run(stages.run)
+    compare_answers(load, device_type, model, sample, node_dir / ANSWERS_FILE)

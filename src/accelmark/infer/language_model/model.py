@@ -1,0 +1,93 @@
+"""A causal language model of transformers, as engines compute it: log-likelihoods of a text, and greedy generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+_ROTARY: Final = "inv_freq"
+
+
+class Costs(NamedTuple):
+    """What generation reads and computes; see :mod:`accelmark.results.figures.generation`."""
+
+    body_parameters: int
+    """Weights of the matrix products of all layers."""
+    head_parameters: int
+    """Weights of the output layer."""
+    step_parameters: int
+    """Weights that a decode step reads: all but the embedding of the input, unless the output layer shares it."""
+    attention_width: int
+    """Layers x heads x size of a head."""
+    cache_width: int
+    """Numbers in the KV cache for a token: 2 x layers x heads of keys x size of a head."""
+
+
+class CausalModel(nn.Module):
+    """The model; ``forward`` scores texts, :meth:`generate` continues them with a KV cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+        self._frequencies: list[tuple[nn.Module, str, Tensor]] = [
+            (module, name, buffer.clone())
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name.endswith(_ROTARY)
+        ]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CausalModel:
+        """Convert or move the model; frequencies of rotary embeddings stay in fp32, as transformers loads them."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for module, name, frequencies in self._frequencies:
+            module.register_buffer(name, frequencies.to(getattr(module, name).device), persistent=False)
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each token after the first: (batch, length - 1, 1), in nats."""
+        logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
+        nats = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        return nats.view(tokens.shape[0], -1, 1)
+
+    def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
+        """Yield the next token of each row, ``num_tokens`` times: the likeliest, also at the end of a sequence.
+
+        Args:
+            tokens: (batch, length), of prompts of the same length.
+            num_tokens: the first comes from the prefill, each other from a decode step.
+        """
+        cache: Any = None
+        for _ in range(num_tokens):
+            found = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = found.past_key_values
+            tokens = found.logits[:, -1:].argmax(-1)
+            yield tokens[:, 0]
+
+    def costs(self) -> Costs:
+        """Return what generation reads and computes."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head, embedding = self.model.get_output_embeddings().weight, self.model.get_input_embeddings().weight
+        matrices = sum(each.numel() for each in self.model.parameters() if each.ndim > 1)
+        every = sum(each.numel() for each in self.model.parameters())
+        is_tied = head is embedding
+        return Costs(
+            body_parameters=matrices - embedding.numel() - (0 if is_tied else head.numel()),
+            head_parameters=head.numel(),
+            step_parameters=every - (0 if is_tied else embedding.numel()),
+            attention_width=config.num_hidden_layers * heads * size,
+            cache_width=2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size,
+        )
+
+
+def load_model(directory: Path) -> CausalModel:
+    """Return the model of a directory in Hugging Face's layout, in fp32 on the CPU."""
+    from transformers import AutoModelForCausalLM
+
+    return CausalModel(AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=torch.float32))

@@ -1,0 +1,96 @@
+"""Jobs of Slurm: requested, looked at, cancelled, and how Slurm ended them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from accelmark.run.agent.rank_exit import NodeState
+from accelmark.run.host import CommandResult, HostError, SubprocessHost
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.errors import RunError
+
+_THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
+_WAITING: Final = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_ENDS: Final[dict[str, tuple[NodeState, str]]] = {
+    "CANCELLED": ("cancelled", "was cancelled (scancel)"),
+    "TIMEOUT": ("timed_out", "reached its time limit of {limit}: raise --time"),
+    "DEADLINE": ("timed_out", "reached its deadline"),
+    "NODE_FAIL": ("lost", "ended because a node failed"),
+    "BOOT_FAIL": ("lost", "ended because a node did not boot"),
+    "PREEMPTED": ("lost", "was preempted"),
+    "OUT_OF_MEMORY": ("failed", "used more memory than it was granted: raise --mem"),
+    "FAILED": ("lost", "ended early"),
+    "COMPLETED": ("lost", "ended early"),
+    "COMPLETING": ("cancelled", "is being ended by Slurm (scancel, or its time limit)"),
+}
+"""Slurm's state of a job -> the state of the jobs that ran in it, and what happened."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job as ``scontrol show job`` reports it."""
+
+    job_id: str
+    state: str
+    reason: str
+    time_limit: str
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it holds its nodes."""
+        return self.state in ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may still be granted nodes."""
+        return self.state in _WAITING
+
+    @property
+    def end(self) -> tuple[NodeState, str] | None:
+        """How Slurm ended it; None while it has not ended."""
+        if self.state not in _ENDS:
+            return None
+        state, what = _ENDS[self.state]
+        more = "" if self.reason in ("None", "") else f"; Slurm's reason: {self.reason}"
+        return state, f"Slurm job {self.job_id} {what.format(limit=self.time_limit)}{more}"
+
+
+async def request(sbatch: Sequence[str]) -> str:
+    """Submit a job with ``sbatch --parsable``, and return its number. Raises RunError: Slurm refuses it."""
+    done = await _slurm(*sbatch)
+    found = re.match(r"(\d+)(;|\s|$)", done.out.decode(errors="replace"))
+    if done.code != 0 or found is None:
+        raise RunError(f"Slurm granted no allocation: {done.message}")
+    return found[1]
+
+
+async def show_job(job_id: str) -> SlurmJob | None:
+    """Return a job; None where Slurm no longer knows it (it forgets ended jobs after MinJobAge, 5 minutes)."""
+    done = await _slurm("scontrol", "show", "job", "--oneliner", job_id)
+    fields = dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split())
+    if done.code != 0 or "JobState" not in fields:
+        return None
+    return SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""))
+
+
+async def troubled_nodes(nodes: Iterable[str]) -> list[str]:
+    """Return a message for each of ``nodes`` that Slurm has taken out of service, with its reason."""
+    done = await _slurm("sinfo", "--noheader", "--Node", "--dead", f"--nodes={','.join(nodes)}", "--format=%N %T %E")
+    lines = dict.fromkeys(line for line in done.out.decode(errors="replace").splitlines() if line.strip())
+    return [f"{node} is {state} ({why.strip()})" for node, state, why in (line.split(" ", 2) for line in lines)]
+
+
+async def scancel(job_id: str) -> None:
+    """Cancel a job."""
+    await _slurm("scancel", job_id)
+
+
+async def _slurm(*argv: str) -> CommandResult:
+    try:
+        return await _THIS_MACHINE.run(argv, timeout_s=None)
+    except HostError as error:
+        return CommandResult(127, b"", error.what.encode())

@@ -1,0 +1,115 @@
+"""Lost connections, changed host keys, rebooted hosts, and starts that fail on one of several hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from tests.cluster.bed import Bed, run
+from tests.cluster.conftest import done, drive, statuses, stepping
+from tests.run.fakes import wait_for
+
+ENDLESS = "steps=100000"
+MakePlan = Callable[..., Plan]
+
+pytestmark = pytest.mark.cluster
+
+
+@contextlib.contextmanager
+def bound(bed: Bed, number: int, source: Path, target: str) -> Iterator[None]:
+    """Replace a file on one host."""
+    subprocess.run(bed.inside(number, "mount", "--bind", str(source), target), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(bed.inside(number, "umount", target), check=True)
+
+
+def drop_connections(bed: Bed, number: int) -> None:
+    """Kill the processes of a host's sshd that serve connections; commands without a terminal continue."""
+    listener = (bed.home(number) / "sshd.pid").read_text().strip()
+    for pid in run("ip", "netns", "pids", bed.namespace(number)).split():
+        with contextlib.suppress(OSError):
+            if pid != listener and Path(f"/proc/{pid}/comm").read_text().strip().startswith("sshd"):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_start_that_fails_on_one_host_ends_the_agents_of_the_others(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    mkdir, real = tmp_path / "mkdir", tmp_path / "real-mkdir"
+    shutil.copy("/usr/bin/mkdir", real)
+    full = 'case "$*" in .started) echo "mkdir: No space left on device" >&2; exit 1;; esac'
+    mkdir.write_text(f'#!/bin/sh\n{full}\nexec {real} "$@"\n')
+    mkdir.chmod(0o755)
+    directory = tmp_path / "run"
+    with bound(bed, 2, mkdir, "/usr/bin/mkdir"):
+        code, out, err = done(drive("start", directory, plan=plan((ENDLESS,), num_hosts=3)))
+    (status,) = statuses(directory)
+    assert (code, status.state) == (1, "failed"), out + err + str(status)
+    assert status.reason == "n2: the node agent could not be started: mkdir: No space left on device"
+    wait_for(lambda: not bed.processes(), "the end of the agents on the other hosts", 30)
+
+
+def test_outages_do_not_add_up(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    process = drive("start", directory, plan=plan(("steps=500", "pace=0.05"), on={"reconnect_s": 6.0}))
+    wait_for(lambda: stepping(directory), "a step that came home")
+    for _ in range(2):
+        drop_connections(bed, 1)
+        time.sleep(9)  # longer than reconnect_s, shorter than twice that
+    code, out, err = done(process)
+    assert (code, statuses(directory)[0].state) == (0, "succeeded"), out + err + str(statuses(directory))
+
+
+def test_a_host_key_that_changes_during_a_run_ends_the_job_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    directory, key = tmp_path / "run", bed.home(1) / "host_key"
+    made = plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 10000.0})
+    process = drive("start", directory, plan=made)
+    wait_for(lambda: stepping(directory), "a step that came home")
+    old = key.read_bytes(), key.with_suffix(".pub").read_bytes()
+    try:
+        bed.stop_sshd(1)
+        key.unlink()
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+        bed.sshd(1)
+        wait_for((bed.home(1) / "sshd.pid").exists, "the new sshd")
+        drop_connections(bed, 1)
+        code, out, err = done(process)
+    finally:
+        bed.stop_sshd(1)
+        key.write_bytes(old[0])
+        key.with_suffix(".pub").write_bytes(old[1])
+        bed.sshd(1)
+    (status,) = statuses(directory)
+    assert (code, status.state) == (1, "lost"), out + err
+    assert (status.reason or "").startswith("its host key has changed: "), status
+    wait_for((bed.home(1) / "sshd.pid").exists, "the old sshd")
+    assert done(drive("end", directory))[0] == 0
+
+
+def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    directory, boot_id = tmp_path / "run", tmp_path / "boot_id"
+    boot_id.write_text(f"{uuid.uuid4()}\n")
+    process = drive("start", directory, plan=plan((ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 60.0}))
+    wait_for(lambda: stepping(directory), "a step that came home")
+    bed.link(2, "down")
+    with bound(bed, 2, boot_id, "/proc/sys/kernel/random/boot_id"):
+        for pid, line in bed.processes().items():
+            if line.startswith("n2: "):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        drop_connections(bed, 2)
+        bed.link(2, "up")
+        code, out, err = done(process)
+    (status,) = statuses(directory)
+    assert (code, status.state) == (1, "lost"), out + err
+    assert (status.reason or "").startswith("n2: the host was rebooted while the job ran"), status

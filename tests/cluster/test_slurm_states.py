@@ -1,0 +1,109 @@
+"""What Slurm does to a run: its queue, scancel, time limits, failed nodes; and that no allocation is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
+from tests.run.fakes import left_running, make_plan, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+__all__ = ["in_slurm", "slurm_conf"]
+ENDLESS = ("steps=100000", "pace=0.1")
+
+
+def numbers(state: str) -> list[str]:
+    command = ["squeue", "--noheader", "--name=accelmark-test", f"--states={state}", "--format=%i"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@contextmanager
+def occupied(node: str) -> Iterator[None]:
+    """Hold a node of the cluster, so that other requests wait in the queue."""
+    command = ["sbatch", "--parsable", f"--nodelist={node}", "--output=/dev/null", "--wrap", "exec sleep infinity"]
+    job_id = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        wait_for(lambda: f" {job_id} " in f" {queue()} " and " R " in queue(), "the node's other job")
+        yield
+    finally:
+        subprocess.run(["scancel", job_id], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_ends_while_slurm_queues_it_leaves_no_request(
+    number: signal.Signals, plugins: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with occupied("n1"):
+        process = drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=cluster(1)))
+        wait_for(lambda: numbers("PENDING"), "the request in the queue")
+        wait_for(lambda: (run / "slurm.job").exists(), "its number on disk")
+        process.send_signal(number)
+        code, out, err = done(process)
+        if number == signal.SIGKILL:
+            assert numbers("PENDING"), "nobody could cancel it"
+            done(drive("end", run))
+        else:
+            assert code == 130, out + err
+        assert numbers("PENDING,RUNNING") == []
+
+
+def test_two_queued_runs_of_one_name_get_an_allocation_each(plugins: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / "one", tmp_path / "two"]
+    with occupied("n1"):
+        plan = make_plan((), hosts=("n1",), cluster=cluster(1))
+        processes = [drive("start", run, plan=plan) for run in runs]
+        wait_for(lambda: len(numbers("PENDING")) == 2, "both requests in the queue")
+    ends = [done(process) for process in processes]
+    assert [code for code, *_ in ends] == [0, 0], ends
+    assert [status.state for run in runs for status in status_of(run)] == ["succeeded", "succeeded"]
+    assert queue() == ""
+
+
+def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(ENDLESS, (), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1))
+    wait_for(lambda: stepping(run), "a step")
+    (job_id,) = numbers("RUNNING")
+    subprocess.run(["scancel", job_id], check=True)
+    code, out, err = done(process)
+    first, second = status_of(run)
+    assert (code, first.state, second.state) == (130, "cancelled", "cancelled"), out + err + str((first, second))
+    assert (first.reason, first.attempt) == (f"Slurm job {job_id} was cancelled (scancel)", 1)
+    assert second.reason == f"not started: Slurm job {job_id} was cancelled (scancel)"
+    assert left_running(run) == []
+
+
+def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan = make_plan(("steps=20", "first=hang"), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1)
+    process = drive("start", run, plan=plan)
+    wait_for(lambda: stepping(run), "a step")
+    (job_id,) = numbers("RUNNING")
+    down = ["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test"]
+    subprocess.run(down, check=True)
+    wait_for(lambda: status_of(run)[0].attempt == 2, "the second attempt")
+    # The node returns by itself as soon as it registers again, or by this.
+    subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False, capture_output=True)
+    code, out, err = done(process)
+    (status,) = status_of(run)
+    assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
+    events = (run / "events.jsonl").read_text()
+    assert f"Slurm job {job_id} ended because a node failed" in events
+
+
+def test_slurms_time_limit_makes_the_job_timed_out(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    limited = cluster(1).model_copy(update={"slurm_options": ["--time=1"]})
+    process = drive("start", run, plan=make_plan(ENDLESS, hosts=("n1",), cluster=limited))
+    code, out, err = done(process)
+    (status,) = status_of(run)
+    assert (code, status.state) == (1, "timed_out"), out + err + str(status)
+    assert "reached its time limit of 00:01:00: raise --time" in (status.reason or "")

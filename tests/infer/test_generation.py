@@ -1,0 +1,201 @@
+"""Offline generation: counted shapes, formulas of its figures, the refusal without weights, and whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelmark.infer.language_model.model import CausalModel, Costs
+from accelmark.results.figures.generation import ModelCosts, generation_stage
+from accelmark.results.figures.serving import measured_stage
+from accelmark.results.read.requests import requests_of
+from accelmark.spec.inference import InferSettings
+from accelmark.spec.plugins.catalog import load_case
+from accelmark.spec.serving import LoadStage, RequestRecord, generation_load
+
+SHARED: dict[str, Any] = {"max_position_embeddings": 2048, "tie_word_embeddings": False}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "llama_mini": {
+        "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": 256,
+    },
+    "llama3_1_8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    },
+    "llama2_7b": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 32000,
+    },
+    "deepseek_7b": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 30, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 102400,
+    },
+    "aquila_7b": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 100008,
+    },
+    "qwen2_5_7b": {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064,
+    },
+}  # fmt: skip
+"""Shapes in the published ``config.json`` files."""
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_flops_of_a_case_are_those_of_its_published_shapes(name: str) -> None:
+    import transformers
+
+    kind = "Qwen2" if name.startswith("qwen") else "Llama"
+    config = getattr(transformers, f"{kind}Config")(**CONFIGURATIONS[name], **SHARED)
+    with torch.device("meta"):
+        costs = CausalModel(getattr(transformers, f"{kind}ForCausalLM")(config)).costs()
+    infer = load_case(name).infer
+    assert infer is not None
+    length = infer.parameters["seq_length"]
+    assert isinstance(length, int)
+    matrices = costs.body_parameters + costs.head_parameters
+    expected = 2 * length * matrices + 4 * costs.attention_width * length**2
+    assert InferSettings.model_validate(infer.configurations).flops == expected
+
+
+def test_frequencies_of_positions_stay_in_fp32_when_the_model_is_converted() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = CausalModel(LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)))
+    before = model.model.model.rotary_emb.inv_freq.clone()
+    converted = model.to(torch.bfloat16)
+    assert converted.model.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(converted.model.model.rotary_emb.inv_freq, before)
+
+
+def test_generation_continues_as_the_whole_text_would() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    model = CausalModel(LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)).train(False))
+    prompts = torch.randint(0, 256, (3, 9))
+    with torch.inference_mode():
+        answers = torch.stack(list(model.generate(prompts, 6)), 1)
+        whole = torch.cat([prompts, answers], 1)
+        logits = model.model(input_ids=whole, use_cache=False).logits
+        assert torch.equal(logits[:, 8:-1].argmax(-1), answers)
+        nats = -logits[:, :-1].log_softmax(-1).gather(-1, whole[:, 1:, None])
+        assert torch.allclose(model(whole), nats, atol=1e-4)
+
+
+def test_prefill_and_decoding_are_measured_apart() -> None:
+    """Batches of 2 prompts of 100 tokens: 0.5 s of prefill, then 10 steps of 0.1 s."""
+    settings = InferSettings(
+        batch_size=1,
+        compiler="eager",
+        generate_batches=(2,),
+        generate_input_tokens=(100,),
+        generate_output_tokens=(11,),
+    )
+    records = [
+        RequestRecord(
+            stage=0, number=2 * batch + place, prompt=2 * batch + place, due_s=1.5 * batch, sent_s=1.5 * batch,
+            first_s=1.5 * batch + 0.5, end_s=1.5 * batch + 1.5, gaps_us=(100_000,) * 10, status="ok",
+            input_tokens=100, output_tokens=11, requested_tokens=11,
+        )
+        for batch in range(4)
+        for place in range(2)
+    ]  # fmt: skip
+    load = LoadStage(
+        stage=0, arrival="closed", concurrency=2, rate=None, input_tokens=100, output_tokens=11, begin_mono_s=0.0,
+        duration_s=6.0, num_requests=8, lag_p50_ms=None, lag_p99_ms=None, client_cpu_share=0.0,
+    )  # fmt: skip
+    requests = requests_of(records)
+    measured = measured_stage(requests, load, generation_load(settings), 1, 6.0)
+    shapes = Costs(900, 100, 1000, 8, 4)._asdict()
+    costs = ModelCosts.of(shapes, "bf16", peak_tflops=1e-6, bandwidth_gb_s=1e-4)
+    stage = generation_stage(measured, requests, costs)
+    assert stage.window_s == (0.0, 4.5)
+    assert stage.label == "2 at a time, 100 + 11 tokens"
+    assert stage.prefill_token_rate == pytest.approx(2 * 100 / 0.5)
+    assert stage.decode_token_rate == pytest.approx(2 * 10 / 1.0)
+    assert stage.quantile("ttft", "p50") == pytest.approx(500)
+    assert stage.quantile("itl", "p50") == pytest.approx(100)
+    assert stage.kv_cache_mib == pytest.approx(2 * 4 * 2 * 111 / 2**20)
+    assert stage.prefill_mfu == pytest.approx(2 * (2 * (900 * 100 + 100) + 4 * 8 * 100**2) / 0.5 / 1e6)
+    assert stage.decode_mfu == pytest.approx(2 * (2 * 1000 + 4 * 8 * 105.5) * 10 / 1e6)
+    assert stage.decode_mbu == pytest.approx((2 * 1000 + 2 * 4 * 2 * 105.5) * 10 / 1e5)
+    without = generation_stage(measured, requests, ModelCosts.of({}, "bf16", 1.0, 1.0))
+    assert without.decode_mbu is None
+    assert without.prefill_token_rate == pytest.approx(400)
+
+
+def infer(tmp_path: Path, model: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run ``accelmark infer``; return the exit code, the case's result and the output."""
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "infer", model, *arguments]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], cwd=tmp_path, capture_output=True, text=True, check=False,
+        timeout=900, env=os.environ | {"COLUMNS": "300"},
+    )  # fmt: skip
+    summary = tmp_path / "run/summary.json"
+    case = json.loads(summary.read_text())["cases"][0] if summary.is_file() else {}
+    return done.returncode, case, done.stdout + done.stderr
+
+
+def test_a_run_without_its_weights_is_refused_before_it_starts(tmp_path: Path) -> None:
+    code, case, output = infer(tmp_path, "qwen2_5_7b", "--data", str(tmp_path), "--dry-run")
+    assert (code, case) == (2, {}), output
+    assert f"no weights: {tmp_path}/qwen2_5_7b/ has to be a directory with config.json" in output
+
+
+@pytest.mark.heavy
+def test_the_small_llama_generates_as_the_framework_does(tmp_path: Path) -> None:
+    few = ["--set", "generate_duration_s=2", "--set", "generate_batches=[1,8]", "--set", "generate_output_tokens=[16]"]
+    code, case, output = infer(tmp_path, "llama_mini", *few)
+    assert case.get("state") == "succeeded", output
+    assert not [found for found in case["findings"] if found["severity"] == "error"], case["findings"]
+    assert code == 0, output
+    figures = case["figures"]
+    assert figures["inference_metric"]["mean"] == pytest.approx(6.4, abs=0.2)
+    assert figures["validation_metric"]["mean"] == pytest.approx(5.839, abs=0.01)
+    assert figures["answer_agreement"]["mean"] > 0.9
+    assert figures["prefill_tokens_per_second"]["mean"] > figures["decode_tokens_per_second"]["mean"] > 0
+    assert figures["kv_cache_mib"]["mean"] > 0
+    records = [json.loads(line) for path in tmp_path.rglob("requests.jsonl") for line in path.read_text().splitlines()]
+    assert {record["output_tokens"] for record in records} == {16}
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Prefill" in page
+    assert "64 + 16 tokens" in page
+
+
+@pytest.mark.heavy
+def test_a_standard_model_of_reduced_depth_runs_from_a_directory_of_weights(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    weights = tmp_path / "data/llama3_1_8b"
+    shapes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    LlamaForCausalLM(LlamaConfig(**shapes, num_key_value_heads=2, vocab_size=256, **SHARED)).save_pretrained(weights)
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(weights / "tokenizer.json"))
+    (weights / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    few = ["--set", "generate_duration_s=1", "--set", "generate_batches=[2]", "--set", "generate_input_tokens=[32]"]
+    few += ["--set", "generate_output_tokens=[8]", "--set", "precision=fp32", "--set", "max_batches=2"]
+    code, case, output = infer(tmp_path, "llama3_1_8b", "--data", str(tmp_path / "data"), *few)
+    assert (code, case.get("state")) == (1, "succeeded"), output
+    assert case["verdict"] != "VALID"
+    assert ("open", "accuracy-gate") in {(found["severity"], found["rule"]) for found in case["findings"]}
+    assert case["figures"]["decode_tokens_per_second"]["mean"] > 0
