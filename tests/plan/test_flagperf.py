@@ -115,7 +115,7 @@ def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Pat
     left = "\n".join(str(problem) for problem in converted.left_over)
     for said in (
         "glm:pytorch_1.8:A100:1:8:1: AccelMark has no such case",
-        "the case has no framework 'tensorflow2': write resnet50:pytorch",
+        "the case has no framework 'tensorflow2': write resnet50:jax or pytorch or tensorflow",
         "minilm:pytorch:A100:1:8:1: the case has no training side",
         "asks for 3 hosts, HOSTS lists 2",
         "bert:pytorch: the case has no inference side",
