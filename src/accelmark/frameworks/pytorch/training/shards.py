@@ -1,44 +1,71 @@
 """The tensors of a sharded model and its optimizer on disk, by PyTorch's distributed checkpoints (DCP) as safetensors.
 
 Each rank writes its shards with their offsets, so that ranks of any other mesh read the parts that they need. No file
-is a pickle.
+is a pickle. Importing this module takes most of a second.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 _MODEL: Final = "model."
 _STATE: Final = "optimizer."
 
 
-def write_shards(directory: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> dict[str, Any]:
+def write_shards(
+    directory: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Any], leader: int
+) -> dict[str, Any]:
     """Write all tensors of at least one dimension, and return the rest, which is the same on every rank.
 
     Args:
-        directory: a new directory that all ranks see.
+        directory: a new directory.
         model: its state.
         optimizer: its state, with the numbers of parameters as keys.
+        leader: the same number on all ranks that share the directory.
     """
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     state = {f"{_STATE}{n}.{name}": each for n, values in optimizer["state"].items() for name, each in values.items()}
     state |= {f"{_MODEL}{name}": each for name, each in model.items()}
     shards = {name: each.contiguous() for name, each in state.items() if isinstance(each, Tensor) and each.ndim}
-    save(shards, storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
+    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    save(shards, storage_writer=writer, process_group=_sharing(leader))
     rest = {name: each for name, each in state.items() if name not in shards}
     return {"param_groups": optimizer["param_groups"], **rest}
 
 
+@cache
+def _sharing(leader: int) -> dist.ProcessGroup | None:
+    """Return the group of the ranks with this leader; None: all ranks. All ranks call it together."""
+    leaders = [0] * dist.get_world_size()
+    dist.all_gather_object(leaders, leader)
+    if len(set(leaders)) == 1:
+        return None
+    groups = {
+        each: dist.new_group([rank for rank, own in enumerate(leaders) if own == each], backend="gloo")
+        for each in sorted(set(leaders))
+    }
+    return groups[leader]
+
+
 def read_model(directory: Path, model: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-    """Fill the tensors of ``model``, which may be sharded in another way."""
+    """Fill the tensors of ``model``, which may be sharded in another way.
+
+    Raises:
+        ValueError: the directory lacks a part of a tensor.
+    """
     with torch.no_grad():
         for name, each in model.items():
             if not each.ndim:
@@ -47,9 +74,11 @@ def read_model(directory: Path, model: Mapping[str, Tensor], rest: Mapping[str, 
 
 
 def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved state of an optimizer over ``parameters``, sharded as they are."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    """Return the saved state of an optimizer over ``parameters``, sharded as they are.
 
+    Raises:
+        ValueError: the directory lacks a part of a tensor.
+    """
     saved: Any = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     found: dict[str, Any] = {name: each for name, each in rest.items() if name.startswith(_STATE)}
     tensors = {
@@ -66,7 +95,47 @@ def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str,
 
 
 def _read(directory: Path, tensors: dict[str, Tensor]) -> None:
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
+    load(tensors, storage_reader=_Reader(directory, tensors), no_dist=True)
 
-    load(tensors, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=not dist.is_initialized())
+
+@final
+class _Reader(HuggingFaceStorageReader):
+    """Reads what a directory has of each tensor, and checks that this rank misses nothing.
+
+    A directory that hosts do not share has the shards of one host's ranks only: enough for them on the same mesh.
+    """
+
+    def __init__(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(str(directory))
+        self._tensors = tensors
+
+    def read_metadata(self) -> Metadata:
+        """Return where parts of tensors are; their sizes are those of the whole tensors."""
+        metadata = super().read_metadata()
+        found: dict[str, Any] = metadata.state_dict_metadata
+        for name, tensor in self._tensors.items():
+            # A saved tensor that is larger keeps its size: load() refuses it.
+            if name in found and all(
+                part <= whole for part, whole in zip(found[name].size, tensor.size(), strict=True)
+            ):
+                found[name].size = tensor.size()
+        return metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan.
+
+        Raises:
+            ValueError: a part of a tensor is not in the directory.
+        """
+        num_read: Counter[str] = Counter()
+        for item in plan.items:
+            num_read[item.dest_index.fqn] += math.prod(item.lengths)
+        for name, tensor in self._tensors.items():
+            own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            if num_read[name] != own.numel():
+                raise ValueError(
+                    f"{name} is not complete: it has another shape, or hosts that share no directory wrote it, "
+                    "which can go on only with the same ranks and parallelism"
+                )
+        prepared: LoadPlan = super().prepare_local_plan(plan)
+        return prepared
