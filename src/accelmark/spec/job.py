@@ -184,6 +184,8 @@ class ProbeJob(BaseWork):
     items: tuple[ProbeItem, ...] = ("matmul", "memory", "copies", "collectives")
     budget_s: PositiveFloat = 60.0
     """Approximate time budget for the measurement."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts that the ranks run on."""
 
 
 Work = Annotated[

@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
@@ -57,6 +58,7 @@ from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
+from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
 
 
@@ -97,6 +99,7 @@ class PyTorchBackend:
         self.world_size = ranks.world_size
         self.immediate = True
         self.clock: StepClock | None = HostClock()
+        self.own_end: Callable[[], Any] | None = None
         self.losses: LossReader = HostLosses()
         self.num_parameters = 0
         self.flops_per_sample: float | None = None
@@ -211,6 +214,10 @@ class PyTorchBackend:
         schedule = case.build_schedule(optimizer, self._size.schedule_length(self._settings), self.steps_per_epoch)
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
+        if self.clock is not None and isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
+            # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
+            self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
         self._checkpoints = Checkpoints(
             self._job.checkpoint_dir, self._settings, training, self._device, self._ranks.rank, self.world_size
         )

@@ -1,4 +1,4 @@
-"""Measure the devices of this machine in a job with a node agent, and cache the result."""
+"""Measure the devices of this machine, or of the hosts of a cluster together, in a job with node agents."""
 
 from __future__ import annotations
 
@@ -14,42 +14,57 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets.ensure import cache_directory
-from accelmark.results.read.round_dir import read_json
+from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.results.read.round_dir import NodeDir, node_dirs, read_json
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
-from accelmark.run.controller.waiting import run_agents
-from accelmark.run.launchers.local.launcher import local_agent
-from accelmark.run.record.directory import safe_name
-from accelmark.spec.cluster import HostSpec
+from accelmark.run.controller.node_jobs import write_job
+from accelmark.run.controller.waiting import Cancellation, start_agents, wait_for_agents
+from accelmark.run.launchers import create_launcher, plan_of_hosts
+from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.report import require_ready
+from accelmark.run.record.directory import RunDirectory, safe_name
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import JobSpec, NodeExit, ProbeJob
+from accelmark.spec.job import JobSpec, ProbeJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import FolderRef, framework_device
+from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.telemetry.host.sampler import BUSY_CPU
 
 
-def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
-    """Measure ``nproc`` devices of this machine, and cache the result for later runs.
+def probe(
+    vendor: VendorSpec,
+    hardware: str,
+    nproc: int,
+    items: Sequence[ProbeItem],
+    budget_s: float,
+    cluster: ClusterSpec | None = None,
+) -> Ceilings:
+    """Measure ``nproc`` devices of this machine, or of each host of ``cluster`` together.
 
-    The result of a busy host is marked, and does not replace one of an idle host.
+    The result of this machine is cached for later runs; that of a busy host is marked, and does not replace one of an
+    idle host.
 
     Raises:
+        HostsNotReadyError: hosts of the cluster are not ready; nothing was started.
         RunError: a rank failed; its reason is given.
     """
-    with tempfile.TemporaryDirectory(prefix="accelmark-probe-") as directory:
-        node_dir = Path(directory) / "probe_noderank0"
-        node = _node_job(vendor, hardware, nproc, node_dir, ProbeJob(items=items, budget_s=budget_s))
-        make_directory(node_dir)
-        write_atomic(node.task.job_file, node.job.model_dump_json(indent=2))
-        (ended,) = asyncio.run(run_agents([local_agent(node)]))
-        if ended.state != "succeeded":
-            raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
-        found = _read(node_dir / CEILINGS_FILE)
+    spec = cluster or ClusterSpec()
+    # Hosts that share the file system have to see the directory.
+    place = Path.cwd() if spec.launcher != "local" and load_launcher(spec.launcher).shares_filesystem else None
+    with tempfile.TemporaryDirectory(prefix="accelmark-probe-", dir=place) as directory:
+        plan = _plan(vendor, hardware, nproc, ProbeJob(items=tuple(items), budget_s=budget_s), spec)
+        run = RunDirectory.create(Path(directory) / "run", plan)
+        asyncio.run(_run(run))
+        nodes = node_dirs(run.round_dir(plan.jobs[0]))
+        found = _read(nodes[0].path / CEILINGS_FILE)
         if found is None:
             raise RunError("the probe wrote no result")
-        found = found.model_copy(update={"disturbed": tuple(_disturbances(node_dir, ended))})
+        found = found.model_copy(update={"disturbed": tuple(text for node in nodes for text in _disturbances(node))})
+    if cluster is not None:
+        return found
     path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
     earlier = _read(path)
     if not found.disturbed or earlier is None or earlier.disturbed:
@@ -58,13 +73,34 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
     return found
 
 
-def _disturbances(node_dir: Path, ended: NodeExit) -> Iterator[str]:
-    """Yield other load on the host before and during the probe."""
-    reasons = read_json(node_dir / "sys_info.json").get("busy_at_start")
-    yield from (str(reason) for reason in (reasons if isinstance(reasons, list) else ()))
-    num_cores = psutil.cpu_count() or 1
-    if ended.others_cpu_s is not None and ended.others_cpu_s > BUSY_CPU * ended.duration_s * num_cores:
-        yield f"other processes used {ended.others_cpu_s:.1f} s of CPU time in {ended.duration_s:.1f} s"
+async def _run(run: RunDirectory) -> None:
+    """Run the only job of ``run`` to its end."""
+    (job,) = run.plan.jobs
+    launcher = create_launcher(run.plan, run.path)
+    try:
+        if not launcher.spec.is_localhost:
+            require_ready(await Preflight(run, launcher, (job,)).run(), run.plan)
+        agents = [launcher.agent(node) for node in write_job(run, job, launcher)]
+        await asyncio.gather(*(agent.prepare() for agent in agents))
+        await start_agents(agents)
+        state, reason = await wait_for_agents(agents, Cancellation(), lambda: None, interval_s=0.2)
+        if state != "succeeded":
+            raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
+    finally:
+        await launcher.close()
+
+
+def _disturbances(node: NodeDir) -> Iterator[str]:
+    """Yield other load on a host before and during the probe."""
+    where = "" if node.host == "localhost" else f"{node.host}: "
+    info = read_json(node.path / "sys_info.json")
+    reasons, ended = info.get("busy_at_start"), node.exit
+    yield from (f"{where}{reason}" for reason in (reasons if isinstance(reasons, list) else ()))
+    num_cores = (info.get("cpu") or {}).get("num_cores") or psutil.cpu_count() or 1
+    if ended is None or ended.others_cpu_s is None:
+        return
+    if ended.others_cpu_s > BUSY_CPU * ended.duration_s * num_cores:
+        yield f"{where}other processes used {ended.others_cpu_s:.1f} s of CPU time in {ended.duration_s:.1f} s"
 
 
 def remembered(vendor: str, hardware: str) -> Ceilings | None:
@@ -88,11 +124,12 @@ def _cache_path(vendor: str, hardware: str) -> Path:
     return cache_directory() / "probes" / safe_name(socket.gethostname()) / f"{safe_name(vendor)}-{safe_name(hardware)}"
 
 
-def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: ProbeJob) -> NodeJob:
-    key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nproc=nproc)
+def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluster: ClusterSpec) -> Plan:
+    names = tuple(host.name for host in cluster.hosts)
+    key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nnodes=len(names), nproc=nproc)
     device = framework_device(vendor, key.framework)
     job = JobSpec(
-        work=probe,
+        work=probe.model_copy(update={"hosts": names}),
         key=key,
         round=1,
         case=FolderRef(name="probe", path=Path(accelmark.__file__).parent / "probe", sha256=""),
@@ -102,19 +139,17 @@ def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, pro
         framework_module=device.module,
         collective_backend=device.collective_backend,
         data_dirs={},
-        checkpoint_dir=node_dir,
+        checkpoint_dir=Path("checkpoints"),
     )
-    variable = vendor.visible_devices_env
-    task = AgentTask(
-        run=f"{node_dir}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
-        host="localhost",
-        noderank=0,
-        nnodes=1,
-        nproc=nproc,
-        command=("python", "-m", probe.rank_module, "job.json"),
-        job_file=node_dir / "job.json",
-        framework="pytorch",
-        environment=vendor.environment,
-        visible_devices=VisibleDevices(variable=variable, count=nproc) if variable is not None else None,
+    command = ("python", "-m", probe.rank_module, "job.json")
+    nodes = tuple(
+        PlannedNode(host=name, noderank=noderank, nproc=nproc, command=command) for noderank, name in enumerate(names)
     )
-    return NodeJob(host=HostSpec(address="localhost"), node_dir=node_dir, job=job, task=task)
+    changed: dict[str, object] = {
+        "name": "probe",
+        "created_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "vendor": vendor.name,
+        "open": True,
+        "jobs": (PlannedJob(directory="probe/round1", job=job, nodes=nodes),),
+    }
+    return plan_of_hosts(cluster).model_copy(update=changed)
