@@ -61,7 +61,8 @@ def _readme(found: dict[str, Any]) -> str:
         for row in found["simulated"]
     )
     steady = "\n".join(
-        f"| {row['hosts']} x {row['ranks']} | {row['seconds']} | {row['phases']['steady']['cpu_s'] / row['seconds']:.0%} |"
+        f"| {row['hosts']} x {row['ranks']} | {row['seconds']} |"
+        f" {row['phases']['steady']['cpu_s'] / row['seconds']:.0%} |"
         f" {row['new_bytes'] / 1e6:.1f} | {row['sent_bytes'] / row['new_bytes']:.3f} | {row['memory_mib']:.0f} |"
         for row in found["steady"]
     )
@@ -85,8 +86,8 @@ hosts share the machine's cores, so that on real hosts the ratio is larger.
 {real}
 
 The coordinator alone, against simulated hosts: one SSH server on the same machine that answers AccelMark's programs
-without running anything. Time of each phase over all hosts, with the coordinator's processor time in parentheses; a part
-of the time is the server's. Memory and open descriptors are the coordinator's largest.
+without running anything. Time of each phase over all hosts, with the coordinator's processor time in parentheses; a
+part of the time is the server's. Memory and open descriptors are the coordinator's largest.
 
 | hosts | preflight (s) | launch (s) | collection (s) | memory (MiB) | descriptors |
 |---|---|---|---|---|---|

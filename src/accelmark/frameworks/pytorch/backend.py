@@ -218,9 +218,7 @@ class PyTorchBackend:
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
-        self._checkpoints = Checkpoints(
-            self._job.checkpoint_dir, self._settings, training, self._device, self._ranks.rank, self.world_size
-        )
+        self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, self._device, self._ranks)
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()
@@ -230,7 +228,7 @@ class PyTorchBackend:
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest() if self._job.resume else None
+        newest = self._checkpoints.newest(self.exchange_max) if self._job.resume else None
         return None if newest is None else self._checkpoints.load(newest)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
