@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from accelmark.run.controller.probe import probe
 from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.probe import probe
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.records import Collective

@@ -139,15 +139,15 @@ def preflight(
 
     spec = read_cluster(cluster)
     spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
-    problems = asyncio.run(check_cluster(spec))
+    problems, num_hosts = asyncio.run(check_cluster(spec)), len(spec.hosts) + len(spec.spares)
     if as_json:
-        typer.echo(json.dumps({"hosts": len(spec.hosts), "problems": [asdict(problem) for problem in problems]}))
+        typer.echo(json.dumps({"hosts": num_hosts, "problems": [asdict(problem) for problem in problems]}))
     else:
         print_table(problems)
         bad = {problem.host for problem in problems if problem.severity == "error"}
         if spec.vendor is None:
             options.warn("devices were not checked: name their vendor in the cluster file, or with --vendor")
-        typer.echo(f"{len(spec.hosts) - len(bad)} of {len(spec.hosts)} hosts are ready")
+        typer.echo(f"{num_hosts - len(bad)} of {num_hosts} hosts are ready")
     if any(problem.severity == "error" for problem in problems):
         raise typer.Exit(EXIT_FAILED)
 
@@ -196,7 +196,7 @@ def probe(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.run.controller.probe import probe as measure
+    from accelmark.run.probe import probe as measure
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import read_cluster
@@ -243,7 +243,7 @@ def detect_devices(vendor: str | None) -> Detected:
     """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
     from accelmark.plan.adaptation import host_capabilities
     from accelmark.plan.request import Detected
-    from accelmark.run.controller.probe import remembered
+    from accelmark.run.probe import remembered
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.telemetry.detect import detect, measurable_vendors
 
