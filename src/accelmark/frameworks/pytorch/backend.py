@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform as machine
 import socket
 import time
@@ -32,6 +33,7 @@ from accelmark.frameworks.pytorch.model.identity import (
     weights_hash,
 )
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
+from accelmark.frameworks.pytorch.training import flight_recorder
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local, plain
 from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
@@ -181,7 +183,11 @@ class PyTorchBackend:
             forget_peak_memory(self._device)
             return self._in_process.control
         is_sharded = self._settings.parallelism == "fsdp2"
-        return join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
+        flight_recorder.switch_on()
+        group = join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
+        if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
+            flight_recorder.answer_requests(Path(node_dir), self._ranks.rank)
+        return group
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings
