@@ -7,6 +7,7 @@ is a pickle. Importing this module takes most of a second.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -95,7 +96,10 @@ def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str,
 
 
 def _read(directory: Path, tensors: dict[str, Tensor]) -> None:
-    load(tensors, storage_reader=_Reader(directory, tensors), no_dist=True)
+    # Without an exchange between ranks: each reads what it needs of the files that it sees.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load(tensors, storage_reader=_Reader(directory, tensors), no_dist=True)
 
 
 @final
