@@ -86,7 +86,7 @@ def bare_call(engine: Any) -> Callable[[list[Tensor]], object]:
             for each in session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
         ]
     if engine.name == "openvino":
-        request = engine.infer_request
+        request = engine.compiled.create_infer_request()
         return lambda inputs: [
             from_numpy(each) for each in request.infer([each.numpy() for each in inputs], share_inputs=True).to_tuple()
         ]
@@ -105,12 +105,11 @@ class BareWorker(Worker):
             call(inputs)
         return time.process_time() - began
 
-    def run(self) -> list[float]:
+    def run(self) -> None:
         """Compute the window that was prepared, as in a run."""
         began = time.process_time()
-        instants = super().run()
+        super().run()
         self.processor_s = time.process_time() - began
-        return instants
 
     def processor(self) -> float:
         """Return the processor seconds of the last window."""

@@ -86,7 +86,7 @@ def loaded(name: str, engine: str, model: nn.Module, batch: int, directory: Path
         process.compile(
             model if facts["reads"] == "model" else None, MODELS[name].inputs(batch), [],
             onnx_path=str(directory / "model.onnx"), engine_path=None, work_dir=str(directory), precision="fp32",
-            options={},
+            optimize_for="latency", options={},
         )  # fmt: skip
         yield Loaded(process, name, batch)
     finally:

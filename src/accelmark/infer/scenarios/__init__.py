@@ -57,7 +57,7 @@ class Scenarios:
             yield kinds[name]()
 
     def _offline(self) -> ScenarioResult:
-        rate = self.settings.batch_size / self._call_s(self.settings.batch_size)
+        rate = self._rate()
         for _ in range(2):  # again where the estimate was too low for the minimum duration
             # LoadGen advises to expect more than the measured rate.
             expected = replace(self.minimum, queries_per_s=rate * _HEADROOM)
@@ -79,7 +79,7 @@ class Scenarios:
         return self._result(name, log, f"latency_{percentile}_ms", figure, expected)
 
     def _server(self) -> ScenarioResult:
-        bound_ms, size = self.settings.server_latency_bound_ms, self.settings.batch_size
+        bound_ms = self.settings.server_latency_bound_ms
         logs: dict[float, LoadGenLog] = {}
 
         def meets_bound(rate: float) -> bool:
@@ -88,7 +88,7 @@ class Scenarios:
             logs[rate] = self._run("server", expected, log_dir)
             return logs[rate].bound_met
 
-        best = highest(meets_bound, size / self._call_s(size))
+        best = highest(meets_bound, self._rate())
         shown = min(logs) if best is None else best
         expected = replace(self.minimum, queries_per_s=shown, latency_bound_ms=bound_ms)
         result = self._result("server", logs[shown], "queries_per_second", best, expected)
@@ -113,14 +113,20 @@ class Scenarios:
         return every.compared()
 
     def _queue(self, name: ScenarioName, expected: LoadGenSettings, look: Look) -> RequestQueue:
-        batched = name in ("offline", "server")
+        batched, process = name in ("offline", "server"), self.checked.process
         return RequestQueue(
-            self.checked.process.pick,
+            process.pick,
             look,
+            overlapped=process if batched and process.concurrency > 1 else None,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
             context=replace(self.context, activity=f"scenario {name}"),
         )
+
+    def _rate(self) -> float:
+        """Return an estimate of the most items per second."""
+        size = self.settings.batch_size
+        return self.checked.process.concurrency * size / self._call_s(size)
 
     def _call_s(self, size: int) -> float:
         """Return the median duration of a call of ``size`` items in s, after a warm-up call."""

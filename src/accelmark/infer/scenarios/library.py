@@ -47,7 +47,7 @@ class Library:
         whole = [torch.cat([each, more]) for each, more in zip(self.inputs, room, strict=True)]
         warm = min(len(self), checked.settings.batch_size)
         self.process.arrange(Slots.like(whole, len(whole[0]), 1), (0, warm), whole)
-        self.process.expect(self.process.answers, largest_call, 1)
+        self.process.expect(self.process.answers, largest_call, 1, self.process.concurrency)
         self.expected: list[Tensor] | None = None
         if checked.reference is not None:
             parts = [
