@@ -109,7 +109,7 @@ class SearchController:
         self._state.apply(event)
 
     def _note(self, text: str) -> None:
-        self._write(journal.Note(clock_s=self._now(), text=text))
+        self._write(journal.Remark(clock_s=self._now(), text=text))
 
     def _begin(self) -> None:
         if self._tuner is not None:

@@ -87,7 +87,7 @@ class Library:
 
 
 @final
-class Samples:
+class AnswerSamples:
     """Answers of a random share of the calls and of the first call of each size, for comparison after the test."""
 
     def __init__(self, library: Library, share: float = _SHARE) -> None:

@@ -35,7 +35,7 @@ from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_cache
 from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_environment import environment_record, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
-from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
+from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
 from accelmark.run.agent.stall import diagnose
 from accelmark.run.agent.task import (
     EXIT_FILE,
@@ -97,7 +97,7 @@ class Agent:
         self._warnings: list[str] = []
         self._temporary = [node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
-        self._recorder = Recorder(node_dir, self._warnings.append)
+        self._recorder = RecorderProcess(node_dir, self._warnings.append)
         self._ending: Termination | None = None
         self._terminate_at = 0.0
         self._kill_at: float | None = None
