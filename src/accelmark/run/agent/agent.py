@@ -31,7 +31,15 @@ from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, kee
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.environment import CODE_DIRECTORY, environment_variables
-from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_caches, host_lock, route, system_information
+from accelmark.run.agent.host import (
+    BackgroundLoad,
+    HostInUseError,
+    clear_caches,
+    host_lock,
+    reported_prefixes,
+    route,
+    system_information,
+)
 from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_environment import environment_record, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
@@ -153,8 +161,8 @@ class Agent:
         task = self._task
         self._data = DataWatch(task.data_dirs)
         self._environment = rank_environment(task, self._dir, os.environ)
-        visible = (task.visible_devices.variable,) if task.visible_devices is not None else ()
-        found = system_information(self._dir, self._environment, task.host, (*framework.reported_variables, *visible))
+        prefixes = reported_prefixes(task, framework)
+        found = system_information(self._dir, self._environment, task.host, prefixes)
         found["rank_python"] = task.python or sys.executable
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
         self._list_secrets()
@@ -297,7 +305,8 @@ class Agent:
         logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
         launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
-        return classify_ranks(logs, exit_code, self._launch_record(), self._ending)
+        errors = load_framework(self._task.framework).connection_errors
+        return classify_ranks(logs, exit_code, self._launch_record(), self._ending, errors)
 
     def _launch_record(self) -> LaunchRecord | None:
         try:

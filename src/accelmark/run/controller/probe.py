@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import psutil
 from pydantic import ValidationError
@@ -28,6 +29,9 @@ from accelmark.spec.plugins.catalog import FolderRef, framework_device
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.telemetry.host.sampler import BUSY_CPU
+
+_FRAMEWORK: Final = "pytorch"
+"""The framework in which :mod:`accelmark.probe` measures."""
 
 
 def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
@@ -89,7 +93,7 @@ def _cache_path(vendor: str, hardware: str) -> Path:
 
 
 def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: ProbeJob) -> NodeJob:
-    key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nproc=nproc)
+    key = CaseKey(model="probe", framework=_FRAMEWORK, hardware=hardware, nproc=nproc)
     device = framework_device(vendor, key.framework)
     job = JobSpec(
         work=probe,
@@ -113,8 +117,9 @@ def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, pro
         nproc=nproc,
         command=("python", "-m", probe.rank_module, "job.json"),
         job_file=node_dir / "job.json",
-        framework="pytorch",
+        framework=_FRAMEWORK,
         environment=vendor.environment,
         visible_devices=VisibleDevices(variable=variable, count=nproc) if variable is not None else None,
+        reported_variables=vendor.reported_variables,
     )
     return NodeJob(host=HostSpec(address="localhost"), node_dir=node_dir, job=job, task=task)
