@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -34,6 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/settings.md": _settings(),
         "reference/terms.md": _terms(),
         "reference/api.md": _api(),
+        "reference/coverage.md": _coverage(),
     }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
@@ -64,6 +66,23 @@ def _front_page() -> str:
 def _table(*heading: str, rows: Iterator[tuple[str, ...]]) -> str:
     lines = [heading, tuple("---" for _ in heading), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+
+
+def _coverage() -> str:
+    """Return which of FlagPerf's models which case carries, by docs/coverage.yaml."""
+    found = yaml.safe_load((_ROOT / "docs/coverage.yaml").read_text(encoding="utf-8"))
+    parts = ["# Coverage\n\nFlagPerf's models and the cases that carry them; a note says what differs.\n"]
+    for task, title in (("train", "Training"), ("infer", "Inference")):
+        rows = (
+            (row["model"], row.get("frameworks", ""), _case_link(row["case"]), row.get("note", ""))
+            for row in found[task]
+        )
+        parts.append(f"## {title}\n\n" + _table("FlagPerf", "Frameworks there", "Case", "Note", rows=rows))
+    return "\n".join(parts)
+
+
+def _case_link(name: str | None) -> str:
+    return f"[`{name}`]({_SOURCE}src/accelmark/cases/{name}/README.md)" if name else "not carried"
 
 
 def _figures() -> str:

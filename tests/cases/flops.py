@@ -120,6 +120,12 @@ def _minilm_finetune(model: Model) -> float:
     return dense + attention_flops(layers, hidden, length)
 
 
+def _distilbert(model: Model) -> float:
+    """As MiniLM, with one more layer before the classifier."""
+    hidden = model["hidden_size"]
+    return _minilm_finetune(model) + dense_flops(hidden * hidden, 1)
+
+
 def _resnet50(model: Model) -> float:
     """Convolutions and classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""
     return sum(_resnet50_convs(model)) + dense_flops(2048 * model["num_classes"], 1)
@@ -159,5 +165,14 @@ FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
     "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "deepseek_v3": _deepseek,
     "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
-    "resnet50": _resnet50, "resnet_mini": _resnet_mini,
+    "resnet50": _resnet50, "resnet_mini": _resnet_mini, "gpt2": _gpt, "distilbert": _distilbert,
 }  # fmt: skip
+
+MULTIPLY_ADDS: Mapping[str, tuple[float, str]] = {
+    "resnet50": (4.09e9, "torchvision's ResNet50_Weights.IMAGENET1K_V1"),
+    "mobilenetv2": (300e6, "arXiv:1801.04381, table 4"),
+    "efficientnet": (0.386e9, "torchvision's EfficientNet_B0_Weights.IMAGENET1K_V1; arXiv:1905.11946, table 2: 0.39 G"),
+    "vit": (17.56e9, "torchvision's ViT_B_16_Weights.IMAGENET1K_V1"),
+    "swin": (4.5e9, "arXiv:2103.14030, table 1"),
+}
+"""Case -> multiply-adds of an image forward, and where they are published."""

@@ -23,8 +23,8 @@ from tests.cases.job_head import job_on_cpu
 SRC = Path(__file__).parents[2] / "src"
 
 
-def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapping[str, Any]) -> Path:
-    """Write ``job.json`` of an open run with the settings ``over``, and return its path."""
+def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapping[str, Any], **head: Any) -> Path:
+    """Write ``job.json`` of an open run with the settings ``over`` and the job's own ``head``, and return its path."""
     case = load_case(name)
     assert case.train is not None
     train = case.train
@@ -36,6 +36,7 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
         data_dirs,
         directory / "checkpoints",
         open=True,
+        **head,
         work=TrainJob(
             unit=train.unit,
             units_per_sample=train.units_per_sample if key is None else int(str(settings.model[key])),

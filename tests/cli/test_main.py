@@ -10,6 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+from accelmark.spec.plugins.catalog import load_case
 
 ROOT = Path(__file__).parents[2]
 CODE = "import sys; from accelmark.cli import main; main()"
@@ -63,6 +66,7 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
             ["train", "resnet_mini", "--vendor", "cpu", "--set", "lr=0.1"],
             "unknown setting (did you mean 'optimizer.lr'?)",
         ),
+        (["cases", "--family", "visoin"], "--family: unknown family 'visoin' (did you mean 'vision'?)"),
         (["run", "quikstart"], "neither a file here nor one of AccelMark's suites; did you mean 'quickstart'?"),
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
@@ -170,6 +174,20 @@ def test_a_shipped_suite_is_found_by_its_name(tmp_path: Path) -> None:
     done = accelmark("run", "quickstart", "--vendor", "cpu", "--dry-run", "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("quickstart: 2 rounds on cpu")
+
+
+@pytest.mark.parametrize("name", ["vision", "language", "speech", "standard"])
+def test_a_suite_has_standard_training_cases_of_its_family(name: str) -> None:
+    suite = yaml.safe_load((ROOT / "src/accelmark/suites" / f"{name}.yaml").read_text(encoding="utf-8"))
+    chosen = [load_case(case["key"]) for case in suite["cases"]]
+    assert {case.family for case in chosen} == ({"vision", "language", "speech"} if name == "standard" else {name})
+    assert all(case.size == "standard" and case.train is not None for case in chosen)
+
+
+def test_cases_of_a_family_are_listed() -> None:
+    listed = json.loads(accelmark("cases", "--family", "speech", "--json").stdout)
+    assert {"wav2vec2", "whisper_small"} <= {row["name"] for row in listed}
+    assert {row["family"] for row in listed} == {"speech"}
 
 
 def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None:

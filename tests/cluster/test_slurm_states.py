@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_a_run_that_ends_while_slurm_queues_it_leaves_no_request(
         else:
             assert code == 130, out + err
         assert numbers("PENDING,RUNNING") == []
+
+
+def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((*ENDLESS, "deaf"), hosts=("n1",), cluster=cluster(1)))
+    wait_for(lambda: stepping(run), "a step")
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert process.communicate()[0] is not None
+    assert process.returncode == 130
+    wait_for(lambda: not queue(), "the allocation given back")
 
 
 def test_two_queued_runs_of_one_name_get_an_allocation_each(plugins: Path, tmp_path: Path) -> None:

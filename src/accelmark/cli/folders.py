@@ -6,13 +6,13 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
@@ -33,15 +33,23 @@ def cases(
         str | None,
         Argument(metavar="[NAME]", help="Show this case with its settings and data.", autocompletion=completion.cases),
     ] = None,
+    family: Annotated[
+        str | None, Option(metavar="FAMILY", help="List only this family: vision, language or speech.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the cases with their tasks, sizes and targets, or show one."""
+    """List the cases with their families, tasks, sizes and targets, or show one."""
+    from accelmark.spec.plugins.case import Family
     from accelmark.spec.plugins.catalog import find, folders, load_case
 
+    if family is not None and family not in get_args(Family):
+        raise RequestError(f"--family: unknown family {family!r} ({nearest(family, get_args(Family))})")
     rows: list[dict[str, Any]] = []
     for each, folder in ({name: find("cases", name)} if name else folders("cases")).items():
         try:
-            rows.append(_row(load_case(each), folder))
+            case = load_case(each)
+            if family in (None, case.family):
+                rows.append(_row(case, folder))
         except AccelmarkError as error:
             if name:
                 raise
@@ -62,6 +70,7 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
         "name": case.name,
         "version": case.version,
         "title": case.title,
+        "family": case.family,
         "size": case.size,
         "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
         "frameworks": sorted(files),
@@ -74,12 +83,13 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
 def _list_cases(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    table = options.plain_table("case", "tasks", "size", "target", "description")
+    table = options.plain_table("case", "family", "tasks", "size", "target", "description")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
         if "problem" not in row:
-            table.add_row(row["name"], ", ".join(row["tasks"]), row["size"], row["target"] or "-", row["title"])
+            shown = row["family"] or "-", ", ".join(row["tasks"]), row["size"], row["target"] or "-"
+            table.add_row(row["name"], *shown, row["title"])
     Console().print(table)
     for row in rows:
         if "problem" in row:

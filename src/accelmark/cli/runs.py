@@ -104,7 +104,7 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite: quickstart, inference.")],
+    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite, as quickstart or vision.")],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,

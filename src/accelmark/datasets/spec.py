@@ -110,14 +110,20 @@ class TreePart(Spec):
     """Suffixes of sample files, case-insensitive."""
     by_class: bool = True
     """Files are in one directory per class, not in ``path`` itself."""
+    depth: PositiveInt | None = None
+    """Levels of directories between ``path`` and the files, as 2 for speaker and chapter; instead of ``by_class``."""
     classes: PositiveInt | None = None
     """Class directories of the full set; null: any number."""
     files: PositiveInt | None = None
     """Files of the full set; null: any number."""
 
+    @property
+    def _between(self) -> str:
+        return "*/" * self.depth if self.depth else "<class>/" if self.by_class else ""
+
     def describe(self) -> str:
         """Return the expected layout in one line."""
-        pattern = f"{self.path}/{'<class>/' if self.by_class else ''}*({', '.join(self.suffixes)})"
+        pattern = f"{self.path}/{self._between}*({', '.join(self.suffixes)})"
         counts = [f"{self.classes:,} classes" if self.classes else "", f"{self.files:,} files" if self.files else ""]
         known = ", ".join(filter(None, counts))
         return f"{pattern} ({known})" if known else pattern

@@ -125,7 +125,7 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
     if not names:
         yield Problem(str(place), "", f"{expected}; {_listing(place)}, no such file")
         return
-    if part.by_class:
+    if part.by_class and not part.depth:
         filled = {name.split("/")[-2] for name in names}
         empty = sorted(_directories(place) - filled)
         if empty:
@@ -140,12 +140,17 @@ def _directories(place: Path) -> set[str]:
     return {entry.name for entry in place.iterdir() if entry.is_dir()}
 
 
-def _tree_files(part: TreePart, path: Path) -> Iterator[tuple[str, int]]:
+def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
     """Yield (path below the root, bytes) of each sample of ``part``."""
     suffixes = tuple(suffix.lower() for suffix in part.suffixes)
-    below = [f"{part.path}/{name}" for name in sorted(_directories(path / part.path))] if part.by_class else [part.path]
+    if part.depth:
+        for path in sorted((root / part.path).glob("*/" * part.depth + "*")):
+            if path.name.lower().endswith(suffixes):
+                yield path.relative_to(root).as_posix(), path.stat().st_size
+        return
+    below = [f"{part.path}/{name}" for name in sorted(_directories(root / part.path))] if part.by_class else [part.path]
     for directory in below:
-        with os.scandir(path / directory) as entries:
+        with os.scandir(root / directory) as entries:
             for entry in entries:
                 if entry.name.lower().endswith(suffixes) and entry.is_file():
                     yield f"{directory}/{entry.name}", entry.stat().st_size

@@ -253,7 +253,7 @@ _ENGINE_COLUMNS: Final = (
 
 
 def inference_view(run: LoadedRun) -> dict[str, Any] | None:
-    """Return the values of ``inference.html``, None where the run has no inference case.
+    """Return the values of ``run/inference.html``, None where the run has no inference case.
 
     A row has an engine at one precision and batch: cells of (value, note or reason why there is none), and its core
     throughput relative to the framework's own.
@@ -305,7 +305,7 @@ def render_page(run: LoadedRun) -> str:
     """Return the page of a run as HTML; all values in it are escaped."""
     cases = case_views(run)
     return fill(
-        "run.html",
+        "run/run.html",
         run=run,
         summary=run.summary,
         cases=cases,
@@ -313,7 +313,7 @@ def render_page(run: LoadedRun) -> str:
         inference=inference_view(run),
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
         style=inline("page.css"),
-        script=inline("run.js"),
+        script=inline("run/run.js"),
         plotly=plotly(),
         data=embed_json({case.anchor: case.plots for case in cases}),
     )

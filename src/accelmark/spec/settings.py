@@ -55,7 +55,7 @@ class OptimizerSettings(Spec):
 class ScheduleSettings(Spec):
     """The learning rate over optimizer steps."""
 
-    name: Literal["constant", "linear", "cosine", "onecycle", "step", "polynomial"] = "constant"
+    name: Literal["constant", "linear", "cosine", "onecycle", "step", "polynomial", "inverse_sqrt"] = "constant"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps of linear warm-up."""

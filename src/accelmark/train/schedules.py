@@ -12,7 +12,9 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
     """Return the learning rate over its peak as a function of the optimizer step, from 0.
 
     The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
-    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor is constant.
+    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor is constant, except
+    that of ``inverse_sqrt``, which falls with the root of the step from the end of the warm-up (Vaswani et al. 2017,
+    arXiv:1706.03762, section 5.3).
     """
     warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
     decay_steps = max(1, total_steps - warmup)
@@ -25,6 +27,8 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
             return (step + 1) / warmup
         if settings.name == "step":
             return settings.step_gamma ** (step // max(1, settings.step_epochs * steps_per_epoch))
+        if settings.name == "inverse_sqrt":
+            return math.sqrt(max(1, warmup) / (step + 1))
         done = min(1.0, (step - warmup) / decay_steps)
         return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
 
@@ -42,7 +46,7 @@ def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: i
 def needs_length(settings: ScheduleSettings) -> bool:
     """Return whether the schedule depends on the total number of steps."""
     by_ratio = settings.warmup_ratio > 0 and settings.warmup_steps == 0
-    return by_ratio or settings.name not in ("constant", "step")
+    return by_ratio or settings.name not in ("constant", "step", "inverse_sqrt")
 
 
 def _between(low: float, high: float, share: float) -> float:
@@ -60,5 +64,6 @@ _SHAPES: dict[str, Callable[[float, float], float]] = {
     "onecycle": _half_cosine,
     "polynomial": lambda left, power: left**power,
     "step": lambda left, power: 1.0,
+    "inverse_sqrt": lambda left, power: 1.0,
 }
 """Share of the peak as a function of the share of the decay that is left, and the power."""

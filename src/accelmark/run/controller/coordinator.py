@@ -139,6 +139,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         self._launcher = create_launcher(self.directory.plan, self.directory.path)
         self._launcher.report = self.observer.note
+        self.stop.before_exit = self._launcher.abort
         self._event_log = self.directory.event_log()
 
     async def run(self) -> Summary:

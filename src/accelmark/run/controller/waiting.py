@@ -30,6 +30,8 @@ class Cancellation:
     def __init__(self) -> None:
         self.count = 0
         self.reason = "was interrupted"
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called where the process exits at once, at the third signal."""
         self._changed = asyncio.Event()
 
     def __bool__(self) -> bool:
@@ -50,6 +52,7 @@ class Cancellation:
             if self.count == 1:
                 note("Stopping cleanly; results so far are kept. Press Ctrl-C again to stop at once.")
             elif self.count > 2:
+                self.before_exit()
                 os._exit(EXIT_CANCELLED)
 
         loop = asyncio.get_running_loop()

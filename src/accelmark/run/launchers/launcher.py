@@ -123,5 +123,8 @@ class Launcher(ABC):
         """End agents of this run without a coordinator; returns one message for each host that was not reached."""
         return []
 
+    def abort(self) -> None:  # noqa: B027  most launchers hold nothing
+        """Return allocations without waiting: the process is about to exit at once."""
+
     async def close(self) -> None:  # noqa: B027  nothing to close is the common case
         """Close connections and return allocations; agents continue."""

@@ -21,6 +21,7 @@ from accelmark.spec.model import Spec
 from accelmark.spec.serving import ServeCaseSpec
 from accelmark.spec.settings import TrainSettings
 
+Family = Literal["vision", "language", "speech"]
 Unit = Literal["image", "token", "sequence", "sample"]
 
 
@@ -119,6 +120,8 @@ class CaseSpec(Spec):
     """What is trained or inferred, on what data, to which gate."""
     licence: str
     """Licence of the model definition and any packaged weights."""
+    family: Family | None = None
+    """What the model works on, by which ``accelmark cases --family`` selects."""
     size: Literal["mini", "standard"]
     """``mini`` runs on two CPU cores in minutes; ``standard`` is sized for an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()

@@ -61,8 +61,8 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self._files)
 
-    def sample(self, index: int, uniform: Uniform) -> Arrays:
-        """Return ``image``, uint8 of shape (3, size, size), and ``label``."""
+    def sample(self, index: int, uniform: Uniform, alter: Callable[[Image.Image], Image.Image] | None = None) -> Arrays:
+        """Return ``image``, uint8 of shape (3, size, size), and ``label``; ``alter`` changes a crop of training."""
         path, label = self._files[index]
         with opened_image(path) as file:
             box = _random_box(file.size, uniform) if self._train else centre_box(file.size)
@@ -72,6 +72,8 @@ class FolderImages:
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
         if self._train and uniform() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if alter is not None:
+            image = alter(image)
         return {"image": np.ascontiguousarray(np.array(image).transpose(2, 0, 1)), "label": np.array(label)}
 
 

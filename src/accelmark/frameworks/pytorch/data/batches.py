@@ -8,7 +8,7 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from accelmark.frameworks.pytorch.case import Batch, Place
 from accelmark.spec.errors import DataError
@@ -110,10 +110,20 @@ class FromArrays:
 
 @final
 class IndexedBatches:
-    """Batches of a :class:`SampleSource`, read ahead by ``loader.num_workers`` processes (0: by this one)."""
+    """Batches of a :class:`SampleSource`, read ahead by ``loader.num_workers`` processes (0: by this one).
+
+    ``augment`` changes each batch, where it is read; its generator follows from seed, epoch and first sample.
+    """
 
     def __init__(
-        self, source: SampleSource, batch_size: int, place: Place, loader: LoaderSettings, *, train: bool
+        self,
+        source: SampleSource,
+        batch_size: int,
+        place: Place,
+        loader: LoaderSettings,
+        *,
+        train: bool,
+        augment: Augment | None = None,
     ) -> None:
         self._train = train
         self._shares = Shares(len(source), batch_size, place, train=train)
@@ -122,8 +132,9 @@ class IndexedBatches:
         if loader.num_workers:
             workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
         self._loader: DataLoader[Batch] = DataLoader(
-            _Samples(source, place.shared_seed),
+            _Samples(source, place.shared_seed, augment),
             batch_sampler=self._order,
+            collate_fn=_as_read,
             num_workers=loader.num_workers,
             **workers,
         )
@@ -155,10 +166,20 @@ class _Order:
             yield [(epoch, index) for index in indices.tolist()]
 
 
-class _Samples(Dataset[Mapping[str, Tensor]]):
-    def __init__(self, source: SampleSource, seed: int) -> None:
-        self._source, self._seed = source, seed
+class _Samples(Dataset[Any]):
+    """Reads whole batches, which a loader asks for by ``__getitems__``."""
+
+    def __init__(self, source: SampleSource, seed: int, augment: Augment | None) -> None:
+        self._source, self._seed, self._augment = source, seed, augment
 
     def __getitem__(self, item: Any) -> Mapping[str, Tensor]:
         epoch, index = item
         return self._source.read(index, generator_for(self._seed, epoch, index))
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> Batch:
+        batch: dict[str, Tensor] = default_collate([self[item] for item in items])
+        return batch if self._augment is None else self._augment(batch, generator_for(self._seed, *items[0], 1))
+
+
+def _as_read(batch: Any) -> Any:
+    return batch

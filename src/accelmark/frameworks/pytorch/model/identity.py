@@ -8,12 +8,12 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from accelmark.frameworks.pytorch.data.feed import on_meta
 from accelmark.frameworks.pytorch.model.attention import Autocast
@@ -128,8 +128,18 @@ def count_flops(case: TrainCase, model: nn.Module) -> tuple[float | None, str | 
 
 def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
     model.train()
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _conv_backward_flops})
     # The counter supports fused attention on some devices only, its separate operations on all.
     with _COUNTING, sdpa_kernel(SDPBackend.MATH), counter:
         torch.autograd.backward(case.loss(model, batch))
     return float(counter.get_total_flops()) / _COUNTED_SAMPLES
+
+
+def _conv_backward_flops(grad: Any, given: Any, weight: Any, *options: Any, out_shape: Any) -> int:
+    """Return the FLOPs of a convolution's gradients by the shapes of output, input and weight: each has the forward's.
+
+    PyTorch's own formula counts the gradient of a grouped convolution's weight as if there were one group.
+    """
+    _bias, _stride, _padding, _dilation, is_transposed, _output_padding, _groups, wanted = options
+    forward: int = conv_flop_count(given, weight, grad, is_transposed)
+    return forward * sum(map(bool, wanted[:2]))

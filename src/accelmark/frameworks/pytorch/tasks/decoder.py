@@ -17,8 +17,8 @@ from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
 from accelmark.frameworks.pytorch.model.initialize import initialize_normal
+from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
-from accelmark.spec.errors import DataError, first_line
 from accelmark.train.tasks.token_shards import TokenShards
 
 _NAMES: Final = {
@@ -30,7 +30,9 @@ _NAMES: Final = {
     "seq_length": "max_position_embeddings",
 }
 """Setting under ``model`` -> argument of transformers' configurations; all others have the same name."""
-_NOT_ARCHITECTURE: Final = frozenset({"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout"})
+_NOT_ARCHITECTURE: Final = frozenset(
+    {"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout", "eval_length"}
+)
 
 
 class CausalLm(nn.Module):
@@ -65,19 +67,7 @@ class CausalLm(nn.Module):
         """
         with torch.device("meta"):
             model = cls(config, end_of_document)
-        try:
-            loaded: Any = type(model.net).from_pretrained(
-                directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise DataError(
-                f"{directory}: is no checkpoint of {type(model.net).__name__}: {first_line(error)}"
-            ) from error
-        model.net, found = loaded
-        if missing := sorted(found["missing_keys"]):
-            raise DataError(
-                f"{directory}: lacks {len(missing)} weights of {type(model.net).__name__}: {missing[0]}, ..."
-            )
+        model.net = load_pretrained(type(model.net), config, directory)
         return model
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None, *, in_chunks: bool = True) -> Tensor:

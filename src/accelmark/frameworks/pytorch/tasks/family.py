@@ -19,7 +19,7 @@ class TaskFamily(TrainCase):
         raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
-        """Change a training batch of whole tensors, with random numbers from ``random`` only."""
+        """Change a training batch, with random numbers from ``random`` only."""
         return batch
 
     def train_batches(self) -> Batches:
@@ -32,6 +32,7 @@ class TaskFamily(TrainCase):
 
     def _batches(self, size: int, *, train: bool) -> Batches:
         data = self.dataset(train=train)
+        augment = self.augment if train else None
         if isinstance(data, Mapping):
-            return TensorBatches(data, size, self.place, train=train, augment=self.augment if train else None)
-        return IndexedBatches(data, size, self.place, self.settings.loader, train=train)
+            return TensorBatches(data, size, self.place, train=train, augment=augment)
+        return IndexedBatches(data, size, self.place, self.settings.loader, train=train, augment=augment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +18,7 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.spec.errors import DataError
+from accelmark.train.tasks.text_files import Table
 
 
 @final
@@ -143,6 +144,21 @@ def mean_state(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden * weight).sum(1) / weight.sum(1)
 
 
+def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """Return a tokenizer of Hugging Face's ``tokenizer.json``.
+
+    Raises:
+        DataError: the file is missing or damaged, or has more tokens than the model.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise DataError(f"{path}: is no tokenizer: {error}") from error
+    if (size := tokenizer.get_vocab_size()) > vocab_size:
+        raise DataError(f"{path}: has {size:,} tokens, the model {vocab_size:,}: is it another model's tokenizer?")
+    return tokenizer
+
+
 def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
     """Return tokens and mask (0 on padding), int64 of shape (texts, length)."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
@@ -173,3 +189,32 @@ class TextClassification(Classification):
             "mask": torch.ones(size, length, dtype=torch.bool),
             "label": torch.randint(0, self.num_classes, (size,), generator=random),
         }
+
+
+@final
+class LabelledText:
+    """Texts of a table with their classes, as tokens with a padding mask.
+
+    Args:
+        table: rows of a text and the number of its class.
+        tokenizer: Hugging Face's ``tokenizer.json``, which adds the special tokens.
+        length: tokens of a sample; longer texts are cut off.
+    """
+
+    def __init__(self, table: Table, tokenizer: Tokenizer, length: int, num_classes: int) -> None:
+        self._table, self._tokenizer, self._num_classes = table, tokenizer, num_classes
+        self._tokenizer.enable_truncation(length)
+        self._tokenizer.enable_padding(length=length)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``tokens``, ``mask`` and ``label``; raises DataError with file and line for an unknown class."""
+        text, label = self._table.row(index)
+        if not label.isdecimal() or int(label) >= self._num_classes:
+            expected = f"expected 0 to {self._num_classes - 1}"
+            raise DataError(f"{self._table.where(index)}: {label!r} is no class; {expected}")
+        found = self._tokenizer.encode(text)
+        mask = torch.tensor(found.attention_mask, dtype=torch.bool)
+        return {"tokens": torch.tensor(found.ids), "mask": mask, "label": torch.tensor(int(label))}

@@ -6,6 +6,7 @@ The run directory has to be on a file system that all nodes share.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -146,6 +147,12 @@ class SlurmLauncher(SharedFilesystemLauncher):
         if self._is_own and self._job_id is not None:
             await scancel(self._job_id)
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
+
+    def abort(self) -> None:
+        """Start the cancellation of an allocation that was requested here."""
+        if self._is_own and self._job_id is not None:
+            with contextlib.suppress(OSError):
+                subprocess.Popen(["scancel", self._job_id], start_new_session=True)
 
 
 create = SlurmLauncher

@@ -1,0 +1,1 @@
+"""DistilBERT fine-tuned on SST-2."""

@@ -1,0 +1,55 @@
+"""DistilBERT fine-tuned on SST-2 in PyTorch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
+
+from accelmark.frameworks.pytorch.model.padded_attention import with_padding
+from accelmark.frameworks.pytorch.model.pretrained import initial_net
+from accelmark.frameworks.pytorch.tasks.text import LabelledText, TextClassification, read_tokenizer
+from accelmark.train.tasks.text_files import Table
+
+
+class Classifier(nn.Module):
+    """DistilBERT of transformers with its classifier."""
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
+        return logits
+
+
+class Case(TextClassification):
+    """Sentences of film reviews, positive or negative, from the published checkpoint."""
+
+    samples = "sst2"
+    weights = "distilbert"
+    accuracies: ClassVar = {"accuracy": 1}
+    num_classes = 2
+    block_class = "TransformerBlock"
+
+    def build_model(self) -> nn.Module:
+        """Build DistilBERT (Sanh et al. 2019, arXiv:1910.01108) with its weights, and a new classifier."""
+        config = DistilBertConfig(
+            vocab_size=self.number("vocab_size"),
+            dim=self.number("hidden_size"),
+            hidden_dim=self.number("intermediate_size"),
+            n_layers=self.number("num_layers"),
+            n_heads=self.number("num_heads"),
+        )
+        new = ("pre_classifier", "classifier")
+        directory = self.data_dirs.get(self.weights)
+        return Classifier(initial_net(DistilBertForSequenceClassification, with_padding(config), directory, new=new))
+
+    def dataset(self, *, train: bool) -> LabelledText:
+        """Return the sentences of ``train.tsv`` or of ``dev.tsv``."""
+        split = self.data_dirs[self.samples] / "SST-2" / ("train.tsv" if train else "dev.tsv")
+        tokenizer = read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
+        return LabelledText(Table(split, ["sentence", "label"]), tokenizer, self.number("seq_length"), self.num_classes)

@@ -1,0 +1,1 @@
+"""EfficientNet-B0 on ImageNet."""

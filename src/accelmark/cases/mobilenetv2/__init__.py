@@ -1,0 +1,1 @@
+"""MobileNetV2 on ImageNet."""

@@ -1,0 +1,1 @@
+"""Swin-T on ImageNet."""

@@ -1,0 +1,1 @@
+"""T5-small fine-tuned to summarize."""

@@ -1,0 +1,1 @@
+"""Transformer (big) for translation."""

@@ -1,0 +1,1 @@
+"""ViT-B/16 on ImageNet."""

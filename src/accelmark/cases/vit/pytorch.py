@@ -1,0 +1,27 @@
+"""ViT-B/16 on ImageNet in PyTorch."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
+
+from accelmark.frameworks.pytorch.tasks.imagenet_training import ImageNetTraining
+
+
+class Case(ImageNetTraining):
+    """Vision Transformer with patches of 16 pixels."""
+
+    samples = "imagenet"
+    block_class = "ViTLayer"
+
+    def network(self) -> PreTrainedModel:
+        """Build ViT-B/16 (Dosovitskiy et al. 2020, arXiv:2010.11929, table 1)."""
+        config = ViTConfig(
+            hidden_size=self.number("hidden_size"),
+            num_hidden_layers=self.number("num_layers"),
+            num_attention_heads=self.number("num_heads"),
+            intermediate_size=self.number("intermediate_size"),
+            image_size=self.number("image_size"),
+            patch_size=16,
+        )
+        config.num_labels = self.num_classes
+        return ViTForImageClassification(config)

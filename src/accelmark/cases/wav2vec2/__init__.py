@@ -1,0 +1,1 @@
+"""wav2vec 2.0 fine-tuned on LibriSpeech."""

@@ -1,0 +1,1 @@
+"""Whisper small fine-tuned on LibriSpeech."""

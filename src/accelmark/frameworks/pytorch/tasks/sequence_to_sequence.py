@@ -1,0 +1,209 @@
+"""From a sequence to text: translation, summarization and speech recognition with an encoder and a decoder."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.tasks.family import TaskFamily
+from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
+from accelmark.train.tasks.metrics import IGNORED
+from accelmark.train.tasks.text_files import Records
+from accelmark.train.tasks.text_scores import TextScore
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder and decoder of transformers, whose configuration has the numbers of the special tokens."""
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return logits of shape (batch, length of ``target``, vocabulary)."""
+        config: Any = self.net.config
+        start = torch.full_like(target[:, :1], config.decoder_start_token_id)
+        shifted = torch.cat([start, target[:, :-1]], 1)
+        given = shifted.masked_fill(shifted == IGNORED, config.pad_token_id)
+        # Padding is at the end, where causal attention does not see it.
+        visible = torch.ones_like(given)
+        output = self.net(
+            **self._inputs(source), decoder_input_ids=given, decoder_attention_mask=visible, use_cache=False
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def generate(self, source: Tensor, length: int, prompt: Sequence[int], **options: Any) -> Tensor:
+        """Return generated tokens after ``prompt``, of shape (batch, at most ``length``)."""
+        net: Any = self.net
+        generate: Any = GenerationMixin.generate
+        start = torch.tensor([net.config.decoder_start_token_id, *prompt], device=source.device)
+        given = {**self._inputs(source), "decoder_input_ids": start.expand(len(source), -1)}
+        # Not the model's own method: Whisper's chooses language and task, which are in the prompt.
+        found: Tensor = generate(net, **given, max_new_tokens=length, **options)
+        return found[:, len(start) :]
+
+    def _inputs(self, source: Tensor) -> dict[str, Tensor]:
+        """Return the encoder's inputs: tokens with their mask, or what else the model reads."""
+        name = self.net.main_input_name
+        if name != "input_ids":
+            return {name: source}
+        return {name: source, "attention_mask": (source != self.net.config.pad_token_id).long()}
+
+
+@final
+class TextPairs:
+    """Pairs of source and target text as tokens that end with ``end``, and the pair's number.
+
+    Sources are padded with ``pad``, targets with a label that is not predicted.
+    """
+
+    def __init__(
+        self, pairs: Records, tokenizer: Tokenizer, lengths: tuple[int, int], *, end: int, pad: int, prefix: str = ""
+    ) -> None:
+        self._pairs, self._tokenizer, self._lengths = pairs, tokenizer, lengths
+        self._end, self._pad, self._prefix = end, pad, prefix
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``source``, which starts with the prefix, ``target`` and ``index``; longer texts are cut off."""
+        source, target = self._pairs.row(index)
+        source_length, target_length = self._lengths
+        return {
+            "source": self._tokens(self._prefix + source, source_length, self._pad),
+            "target": self._tokens(target, target_length, IGNORED),
+            "index": torch.tensor(index),
+        }
+
+    def _tokens(self, text: str, length: int, pad: int) -> Tensor:
+        found = self._tokenizer.encode(text, add_special_tokens=False).ids[: length - 1]
+        return torch.tensor([*found, self._end] + [pad] * (length - 1 - len(found)))
+
+
+class SequenceToSequence(TaskFamily):
+    """Training on the target's tokens; in evaluation the model generates, and the text is scored.
+
+    A batch has ``source``, and ``target`` of shape (batch, ``target_length``) that ends with labels that are not
+    predicted; in evaluation also ``index``, the number of the sample. ``vocab_size`` and ``target_length`` are under
+    ``model``.
+    """
+
+    score: ClassVar[TextScore]
+    label_smoothing: ClassVar[float] = 0.0
+    generation: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of transformers' ``generate``, for example ``num_beams``."""
+    prompt: ClassVar[Sequence[int]] = ()
+    """Tokens after the decoder's start token that are given when it generates."""
+    _tokenizer: Tokenizer | None = None
+    _references: Records | None = None
+
+    @abstractmethod
+    def network(self) -> PreTrainedModel:
+        """Return the network with its initial weights."""
+
+    @abstractmethod
+    def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
+        """Return what the encoder reads of ``size`` made-up samples."""
+
+    def scored_against(self, references: Records, tokenizer: Tokenizer) -> None:
+        """Set the evaluation's texts, of which the last of a row is the reference."""
+        self._references, self._tokenizer = references, tokenizer
+
+    def build_model(self) -> nn.Module:
+        """Build the encoder and decoder."""
+        return EncoderDecoder(self.network())
+
+    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the layers of encoder and decoder."""
+        return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return made-up sources, and targets without padding."""
+        random = generator_for(self.place.seed)
+        shape = size, self.number("target_length")
+        target = torch.randint(2, self.number("vocab_size"), shape, generator=random)
+        return {"source": self.synthetic_source(size, random), "target": target}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token of the targets."""
+        target = batch["target"]
+        logits: Tensor = model(batch["source"], target)
+        return F.cross_entropy(
+            logits.flatten(0, 1),
+            target.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing if model.training else 0.0,
+        )
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Generate from the sources, and return the score's statistics and the summed cross entropy."""
+        source, target = batch["source"], batch["target"]
+        tokens = (target != IGNORED).sum()
+        sums = {"loss": self.loss(model, batch) * tokens, "tokens": tokens}
+        generate = cast("EncoderDecoder", model).generate
+        generated = self._texts(generate(source, target.shape[1], self.prompt, **self.generation))
+        if self._references is None or "index" not in batch:
+            references = self._texts(target)
+        else:
+            references = [self._references.row(index)[-1] for index in batch["index"].tolist()]
+        scored = self.score.sums(generated, references)
+        return sums | {name: torch.tensor(value, dtype=torch.float64) for name, value in scored.items()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the score, and the mean cross entropy of a token."""
+        return self.score.metrics(sums) | {"eval_loss": sums["loss"] / sums["tokens"]}
+
+    def _texts(self, tokens: Tensor) -> Sequence[str]:
+        """Return texts without special tokens; where there is no tokenizer, words are the tokens' numbers."""
+        rows = [[token for token in row if token != IGNORED] for row in tokens.tolist()]
+        if self._tokenizer is None:
+            return [" ".join(map(str, row)) for row in rows]
+        return list(self._tokenizer.decode_batch(rows, skip_special_tokens=True))
+
+
+class TextToText(SequenceToSequence):
+    """From text to text; the lengths ``source_length`` and ``target_length`` in tokens are under ``model``.
+
+    A case states the pairs, and where ``tokenizer.json`` is.
+    """
+
+    prefix: ClassVar[str] = ""
+    """Begins every source."""
+    pad: ClassVar[int] = 0
+    """The token that pads sources."""
+    end: ClassVar[int] = 1
+    """The token that ends a text."""
+
+    @abstractmethod
+    def pairs(self, *, train: bool) -> Records:
+        """Return the pairs of source and target."""
+
+    @abstractmethod
+    def tokenizer_file(self) -> Path:
+        """Return the path of ``tokenizer.json``."""
+
+    def dataset(self, *, train: bool) -> TextPairs:
+        """Return the pairs as tokens; those of the evaluation are also its references."""
+        pairs, tokenizer = self.pairs(train=train), read_tokenizer(self.tokenizer_file(), self.number("vocab_size"))
+        if not train:
+            self.scored_against(pairs, tokenizer)
+        lengths = self.number("source_length"), self.number("target_length")
+        return TextPairs(pairs, tokenizer, lengths, end=self.end, pad=self.pad, prefix=self.prefix)
+
+    def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
+        """Return random tokens without padding."""
+        shape = size, self.number("source_length")
+        return torch.randint(self.pad + 1, self.number("vocab_size"), shape, generator=random)

@@ -1,0 +1,103 @@
+"""Scores of generated text, from sums over samples and ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
+
+
+class TextScore(Protocol):
+    """A score whose statistics add up over samples."""
+
+    def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return the statistics of some samples."""
+        ...
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the score of all samples."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bleu:
+    """Corpus BLEU in per cent (Papineni et al. 2002), computed by sacrebleu with its defaults (tokens ``13a``)."""
+
+    lowercase: bool = False
+
+    def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return matching and all n-grams for n of 1 to 4, and the lengths in words."""
+        from sacrebleu.metrics import BLEU
+
+        found: Any = BLEU(lowercase=self.lowercase).corpus_score(list(hypotheses), [list(references)])
+        matching = {f"matching{n}": float(count) for n, count in enumerate(found.counts, 1)}
+        total = {f"total{n}": float(count) for n, count in enumerate(found.totals, 1)}
+        return matching | total | {"hypothesis_words": float(found.sys_len), "reference_words": float(found.ref_len)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``bleu``."""
+        from sacrebleu.metrics import BLEU
+
+        matching, total = ([int(sums[f"{kind}{n}"]) for n in range(1, 5)] for kind in ("matching", "total"))
+        lengths = int(sums["hypothesis_words"]), int(sums["reference_words"])
+        return {"bleu": float(BLEU.compute_bleu(matching, total, *lengths).score)}
+
+
+@final
+class Rouge1:
+    """Mean F-measure of ROUGE-1 in per cent (Lin 2004), with Porter's stemmer, as rouge-score computes it."""
+
+    def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return the sum over the samples, and their number."""
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer(["rouge1"], use_stemmer=True)
+        pairs = zip(hypotheses, references, strict=True)
+        total = sum(float(scorer.score(reference, hypothesis)["rouge1"].fmeasure) for hypothesis, reference in pairs)
+        return {"rouge1": 100 * total, "samples": float(len(references))}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``rouge1``."""
+        return {"rouge1": sums["rouge1"] / sums["samples"]}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WordErrors:
+    """Word error rate: substituted, deleted and inserted words over words of the references.
+
+    With ``plain``, lower-case words without punctuation are compared.
+    """
+
+    plain: bool = False
+
+    def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return errors and words."""
+        pairs = [tuple(map(self._words, pair)) for pair in zip(hypotheses, references, strict=True)]
+        errors = sum(edit_distance(given, wanted) for given, wanted in pairs)
+        return {"word_errors": float(errors), "words": float(sum(len(wanted) for _, wanted in pairs))}
+
+    def _words(self, text: str) -> list[str]:
+        return (re.sub(r"[^\w\s']", " ", text.lower()) if self.plain else text).split()
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``wer``, 0 where everything is right; it may exceed 1."""
+        return {"wer": sums["word_errors"] / sums["words"] if sums["words"] else 0.0}
+
+
+def edit_distance(given: Sequence[str], wanted: Sequence[str]) -> int:
+    """Return the least number of substitutions, deletions and insertions between two sequences (Levenshtein)."""
+    positions = np.arange(len(wanted) + 1)
+    row = positions.copy()
+    for number, word in enumerate(given, 1):
+        differs = np.array([other != word for other in wanted], dtype=np.int64)
+        best = np.empty_like(row)
+        best[0] = number
+        best[1:] = np.minimum(row[:-1] + differs, row[1:] + 1)
+        # An insertion adds one to the entry before it, so that the least of best[j] + (i - j) over j <= i is taken.
+        row = np.minimum.accumulate(best - positions) + positions
+    return int(row[-1])

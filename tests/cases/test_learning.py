@@ -1,0 +1,87 @@
+"""Every standard case learns at reduced size from tiny data in the real layout, on two ranks, and resumes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.spec.events import Event
+from tests.cases import tiny_data
+from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.test_definitions import NEEDS, SMALL, case_of
+
+Writer = Callable[[Path], Mapping[str, Path]]
+IMAGES: Mapping[str, Any] = {"model.image_size": 32, "model.num_classes": 2, "model.lr_batch_size": 8}
+CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
+    "mobilenetv2": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.05}),
+    "efficientnet": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.05}),
+    "vit": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3}),
+    "swin": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3, "model.image_size": 224, "model.rand_magnitude": 2}),
+    "distilbert": (tiny_data.sst2, {"optimizer.lr": 5e-3, "model.vocab_size": 100}),
+    "gpt2": (tiny_data.lambada, {"optimizer.lr": 1e-2, "model.seq_length": 16, "model.eval_length": 16}),
+    "t5_small": (tiny_data.cnn_dailymail, {"optimizer.lr": 1e-2}),
+    "transformer": (tiny_data.wmt14, {"optimizer.lr": 1e-2}),
+    "wav2vec2": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.eval_seconds": 1.0}),
+    "whisper_small": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.target_length": 16}),
+}
+"""Case -> its data, and settings in addition to its reduced size. A new standard case adds a row."""
+STEPS = 24
+CHECKPOINT = 16
+
+
+def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Path]) -> None:
+    """Put random weights where the published checkpoint belongs."""
+    if weights is None or weights not in data:
+        return
+    net: Any = case.build_model()
+    folder = data[weights] / "hf"
+    folder.mkdir(parents=True, exist_ok=True)
+    net.net.save_pretrained(folder)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_standard_case_learns_on_two_ranks_and_resumes(tmp_path: Path, name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    writer, own = CASES[name]
+    over = {
+        **SMALL[name],
+        **own,
+        "precision": "fp32",
+        "batch_size": 4,
+        "eval_batch_size": 2,
+        "threads": 1,
+        "loader.num_workers": 0,
+        "end.max_epochs": None,
+        "end.max_steps": STEPS,
+        "evaluate.every_epochs": None,
+        "evaluate.every_steps": None,
+        "checkpoint.every_steps": CHECKPOINT,
+        "checkpoint.keep": 2,
+        "schedule.name": "constant",
+        "schedule.warmup_steps": 0,
+        "schedule.warmup_ratio": 0.0,
+    }
+    case = case_of(name, over)
+    data = tiny_data.with_weights(writer(tmp_path), name, tmp_path)
+    with_checkpoint(case, getattr(case, "weights", None), data)
+    job = job_of(name, tmp_path / "run", data, over)
+    events = run(job, num_ranks=2)
+    losses, finished = losses_of(events), value_of(events, Event.FINISHED)
+    assert finished["state"] == "completed"
+    assert len(losses) == STEPS
+    assert sum(losses[-4:]) < 0.9 * sum(losses[:4]), losses
+    assert finished["final_metrics"]
+    kept = sorted((tmp_path / "run" / "checkpoints").glob("step*"))
+    assert len(kept) == 2, list((tmp_path / "run").rglob("*"))[:40]
+    shutil.rmtree(kept[-1])
+    (tmp_path / "run" / "rank0.out.log").unlink()
+    again = run(job_of(name, tmp_path / "run", data, over, resume=True), num_ranks=2)
+    assert losses_of(again) == losses[CHECKPOINT:]
+    assert value_of(again, Event.FINISHED)["final_metrics"] == finished["final_metrics"]

@@ -1,0 +1,132 @@
+"""Tiny data sets in the layouts of the public ones, which a model can learn."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from accelmark.spec.plugins.catalog import load_case
+from accelmark.train.tasks.recordings import RATE_HZ
+
+WORDS = ("ONE", "TWO", "SIX", "TEN")
+NUMBERS = {"ONE": "eins", "TWO": "zwei", "SIX": "sechs", "TEN": "zehn"}
+
+
+def imagenet(root: Path) -> Mapping[str, Path]:
+    """Two classes that differ in colour."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 3)):
+        for label, synset in enumerate(("n01440764", "n01443537")):
+            folder = root / "imagenet" / split / synset
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = random.integers(0, 60, (40, 50, 3), dtype=np.uint8)
+                pixels[..., label] += 150
+                Image.fromarray(pixels).save(folder / f"{synset}_{index}.JPEG", quality=95)
+    return {"imagenet": root / "imagenet"}
+
+
+def save_tokenizer(path: Path, texts: list[str], special: list[str]) -> Tokenizer:
+    """Train a byte-level tokenizer of at most 100 tokens besides the bytes, the special ones first."""
+    tokenizer = Tokenizer(models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=100, special_tokens=special))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def sentences(count: int) -> list[tuple[str, str]]:
+    """Return numbers in English and in German."""
+    random = np.random.default_rng(1)
+    chosen = [random.choice(WORDS, 3) for _ in range(count)]
+    return [(" ".join(words), " ".join(NUMBERS[word] for word in words)) for words in chosen]
+
+
+def sst2(root: Path) -> Mapping[str, Path]:
+    """Sentences that are good or bad."""
+    folder = root / "sst2" / "SST-2"
+    folder.mkdir(parents=True)
+    rows = [("a good film", 1), ("a bad film", 0), ("good and long", 1), ("bad and short", 0)]
+    for split, times in (("train", 4), ("dev", 1)):
+        lines = [f"{text}\t{label}\n" for text, label in rows * times]
+        (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(lines), encoding="utf-8")
+    save_tokenizer(root / "distilbert/hf/tokenizer.json", [text for text, _ in rows], ["<pad>"])
+    return {"sst2": root / "sst2", "distilbert": root / "distilbert"}
+
+
+def lambada(root: Path) -> Mapping[str, Path]:
+    """A text that repeats itself."""
+    text = "the cat sat on the mat and the dog sat on the rug . " * 60
+    tokenizer = save_tokenizer(root / "lambada/tokenizer/tokenizer.json", [text], ["<end>"])
+    for split in ("train", "val"):
+        (root / "lambada" / split).mkdir()
+    np.save(root / "lambada/train/a.npy", np.array(tokenizer.encode(text).ids, np.uint16))
+    passages = ["the cat sat on the mat", "the dog sat on the rug"]
+    lines = [json.dumps({"text": passage}) + "\n" for passage in passages]
+    (root / "lambada/val/test.jsonl").write_text("".join(lines), encoding="utf-8")
+    return {"lambada": root / "lambada"}
+
+
+def cnn_dailymail(root: Path) -> Mapping[str, Path]:
+    """Numbers with a summary."""
+    for split, count in (("train", 16), ("val", 4)):
+        folder = root / "cnn_dailymail" / split
+        folder.mkdir(parents=True)
+        rows = [{"article": english, "highlights": german} for english, german in sentences(count)]
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    texts = [text for pair in sentences(16) for text in pair]
+    save_tokenizer(root / "t5_small/hf/tokenizer.json", texts, ["<pad>", "</s>"])
+    return {"cnn_dailymail": root / "cnn_dailymail", "t5_small": root / "t5_small"}
+
+
+def wmt14(root: Path) -> Mapping[str, Path]:
+    """Numbers in two languages."""
+    for split, count in (("train", 16), ("test", 4)):
+        folder = root / "wmt14" / split
+        folder.mkdir(parents=True)
+        for column, language in enumerate(("en", "de")):
+            lines = [f"{pair[column]}\n" for pair in sentences(count)]
+            (folder / f"text.{language}").write_text("".join(lines), encoding="utf-8")
+    texts = [text for pair in sentences(16) for text in pair]
+    save_tokenizer(root / "wmt14/tokenizer/tokenizer.json", texts, ["<pad>", "</s>"])
+    return {"wmt14": root / "wmt14"}
+
+
+def save_tone(path: Path, words: list[str], rate: int = RATE_HZ) -> None:
+    """Write a recording of 0.2 s a word, each word a tone of its own."""
+    time = np.arange(rate // 5) / rate
+    tones = [np.sin(2 * np.pi * (200 + 150 * WORDS.index(word)) * time) for word in words]
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", "not compressed"))
+        file.writeframes((np.concatenate(tones) * 8000).astype("<i2").tobytes())
+
+
+def librispeech(root: Path) -> Mapping[str, Path]:
+    """Tones with a word for each; wav files, which are read where LibriSpeech has flac."""
+    random = np.random.default_rng(2)
+    for subset, count in (("train-clean-100", 8), ("train-clean-360", 4), ("train-other-500", 4), ("test-clean", 3)):
+        folder = root / "librispeech" / subset / "19" / "198"
+        folder.mkdir(parents=True)
+        lines = []
+        for index in range(count):
+            words = random.choice(WORDS, 3).tolist()
+            save_tone(folder / f"19-198-{index:04}.wav", words)
+            lines.append(f"19-198-{index:04} {' '.join(words)}\n")
+        (folder / "19-198.trans.txt").write_text("".join(lines), encoding="utf-8")
+    texts = [" ".join(WORDS).lower()]
+    save_tokenizer(root / "whisper_weights/hf/tokenizer.json", texts, ["<end>"])
+    return {"librispeech": root / "librispeech"}
+
+
+def with_weights(data: Mapping[str, Path], name: str, root: Path) -> Mapping[str, Path]:
+    """Add empty directories for the data sets that the case ``name`` declares besides."""
+    return {each: data.get(each, root / each) for each in load_case(name).data_names}

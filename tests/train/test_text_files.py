@@ -1,0 +1,120 @@
+"""Text and speech of public layouts: what is read, and how bad input is named."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accelmark.spec.errors import DataError
+from accelmark.train.tasks.recordings import Recordings, read_audio
+from accelmark.train.tasks.text_files import JsonLines, Lines, Parallel, Table
+from tests.cases.tiny_data import save_tone
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("content", [b"one\n\xc3\xa9t\xc3\xa9\r\n\nlast\n", b"one\n\xc3\xa9t\xc3\xa9\r\n\nlast"])
+def test_lines_are_found_with_and_without_a_last_end(tmp_path: Path, content: bytes) -> None:
+    lines = Lines(written(tmp_path / "a", content))
+    assert [lines.text(index) for index in range(len(lines))] == ["one", "été", "", "last"]
+
+
+def test_lines_across_chunks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelmark.train.tasks.text_files._CHUNK", 3)
+    lines = Lines(written(tmp_path / "a", b"ab\ncdef\n\ng\n"))
+    assert [lines.text(index) for index in range(len(lines))] == ["ab", "cdef", "", "g"]
+
+
+def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
+    assert len(Lines(written(tmp_path / "a", b""))) == 0
+
+
+def test_a_table_gives_the_columns_asked_for(tmp_path: Path) -> None:
+    table = Table(written(tmp_path / "a.tsv", b"id\tsentence\tlabel\n7\tgood\t1\n"), ["sentence", "label"])
+    assert (len(table), table.row(0)) == (1, ("good", "1"))
+
+
+def test_parallel_files_and_json_lines_give_rows(tmp_path: Path) -> None:
+    paths = [written(tmp_path / name, text) for name, text in (("a.en", b"one\ntwo\n"), ("a.de", b"eins\nzwei\n"))]
+    assert Parallel(paths).row(1) == ("two", "zwei")
+    path = written(tmp_path / "a.jsonl", b'{"article": "a", "highlights": "b", "id": "x"}\n')
+    lines = JsonLines(path, ["highlights"])
+    assert lines.row(0) == ("b",)
+
+
+def test_bad_text_is_named_with_file_and_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.tsv:1: has no column 'label' \(did you mean 'lable'\?\)"):
+        Table(written(tmp_path / "a.tsv", b"sentence\tlable\n"), ["label"])
+    table = Table(written(tmp_path / "b.tsv", b"sentence\tlabel\ngood\t1\nbad\n"), ["label"])
+    with pytest.raises(DataError, match=r"b\.tsv:3: has 1 columns; the first line has 2"):
+        table.row(1)
+    rows = JsonLines(written(tmp_path / "c.jsonl", b'{"article": "a"}\n{"article"\n[1]\n'), ["article", "highlights"])
+    for index, message in enumerate(
+        (r"c\.jsonl:1: has no text 'highlights'; it has 'article'", r":2: is no JSON", r":3: ")
+    ):
+        with pytest.raises(DataError, match=message):
+            rows.row(index)
+    with pytest.raises(DataError, match=r"d:2: is not UTF-8"):
+        Lines(written(tmp_path / "d", b"fine\n\xff\n")).text(1)
+    pair = [written(tmp_path / name, text) for name, text in (("e.en", b"one\n"), ("e.de", b"eins\nzwei\n"))]
+    with pytest.raises(DataError, match=r"different numbers of lines: .*e\.en: 1, .*e\.de: 2"):
+        Parallel(pair)
+    with pytest.raises(DataError, match=r"missing: cannot be read: No such file"):
+        Lines(tmp_path / "missing")
+
+
+def recordings(root: Path, transcript: str) -> Path:
+    folder = root / "test-clean" / "19" / "198"
+    written(folder / "19-198.trans.txt", transcript.encode())
+    save_tone(folder / "19-198-0000.wav", ["ONE", "TEN"])
+    return root
+
+
+def test_recordings_are_found_with_their_transcripts(tmp_path: Path) -> None:
+    found = Recordings(recordings(tmp_path, "19-198-0000 ONE TEN\n"), ["test-clean"])
+    assert (len(found), found.row(0), found.audio(0).shape) == (1, ("ONE TEN",), (6400,))
+    with pytest.raises(DataError, match=r"19-198-0000\.wav: lasts 0\.4 s; expected at most 0\.3 s"):
+        found.audio(0, 0.3)
+
+
+def test_bad_recordings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"test-clean: expected <speaker>/<chapter>/\*\.trans\.txt here, found none"):
+        Recordings(tmp_path, ["test-clean"])
+    with pytest.raises(DataError, match=r"trans\.txt:2: utterance '19-198-0001' has no recording 19-198-0001\.flac"):
+        Recordings(recordings(tmp_path, "19-198-0000 ONE\n19-198-0001 TWO\n"), ["test-clean"])
+    with pytest.raises(DataError, match=r"trans\.txt:1: utterance '19-198-0000' has no text"):
+        Recordings(recordings(tmp_path, "19-198-0000\n"), ["test-clean"])
+
+
+def test_a_recording_of_another_rate_or_kind_is_refused(tmp_path: Path) -> None:
+    save_tone(tmp_path / "a.wav", ["ONE"], rate=8000)
+    with pytest.raises(DataError, match=r"a\.wav: has 1 channels at 8,000 Hz; expected 1 at 16,000 Hz: convert it"):
+        read_audio(tmp_path / "a.wav")
+    save_tone(tmp_path / "b.wav", ["ONE"])
+    written(tmp_path / "b.wav", (tmp_path / "b.wav").read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"b\.wav: is not a readable recording: ends before its last sample"):
+        read_audio(tmp_path / "b.wav")
+    with pytest.raises(DataError, match=r"c\.wav: is not a readable recording"):
+        read_audio(written(tmp_path / "c.wav", b"nothing"))
+    with wave.open(str(tmp_path / "d.wav"), "wb") as file:
+        file.setparams((1, 1, 16000, 0, "NONE", "not compressed"))
+        file.writeframes(bytes(100))
+    with pytest.raises(DataError, match=r"d\.wav: .*samples of 8 bits; expected 16"):
+        read_audio(tmp_path / "d.wav")
+
+
+def test_flac_is_read_as_wav_is(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    save_tone(tmp_path / "a.wav", ["ONE", "SIX"])
+    expected = read_audio(tmp_path / "a.wav")
+    soundfile.write(str(tmp_path / "a.flac"), expected, 16000)
+    assert np.array_equal(read_audio(tmp_path / "a.flac"), expected)
+    with pytest.raises(DataError, match=r"b\.flac: is not a readable recording"):
+        read_audio(written(tmp_path / "b.flac", b"nothing"))
