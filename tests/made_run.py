@@ -250,7 +250,8 @@ def write_telemetry(path: Path, made: Made, end_ms: float, noise: random.Random)
             devices: list[dict[str, Any]] = [
                 {"index": d, "utilisation": min((0.9 if training or not made.jitter else 0.05) + wobble, 1.0),
                  "memory_used_mib": 512.0, "memory_total_mib": 65536.0,
-                 "power_w": (made.power_w if training or not made.jitter else 60.0) * (1 + wobble),
+                 # Readings of a sensor are never all equal.
+                 "power_w": (made.power_w if training or not made.jitter else 60.0) * (1 + wobble + 1e-9 * (i % 2)),
                  "temperature_c": 40.0 + (made.jitter * 15 * (1 - math.exp(-i / 40))), "sm_clock_mhz": 1500.0,
                  "throttle": [], "energy_j": None}
                 for d in range(len(infos))

@@ -117,6 +117,8 @@ class EvaluateJob(BaseWork):
     it."""
     sha256: dict[str, str] = Field(default_factory=dict)
     """Hash of each of these checkpoints as training logged it (``train/loop/checkpoint_writer.py``)."""
+    sha256_on_hosts: dict[int, dict[str, str]] = Field(default_factory=dict)
+    """The same for checkpoints that a further host keeps itself, by the first rank of that host."""
 
     @property
     def _settings(self) -> TrainSettings:

@@ -211,9 +211,7 @@ class PyTorchBackend:
         schedule = case.build_schedule(optimizer, self._size.schedule_length(self._settings), self.steps_per_epoch)
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
-        self._checkpoints = Checkpoints(
-            self._job.checkpoint_dir, self._settings, training, self._device, self._ranks.rank, self.world_size
-        )
+        self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, self._device, self._ranks)
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()
@@ -223,7 +221,7 @@ class PyTorchBackend:
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest() if self._job.resume else None
+        newest = self._checkpoints.newest(self.exchange_max) if self._job.resume else None
         return None if newest is None else self._checkpoints.load(newest)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:

@@ -53,13 +53,14 @@ def train_round(
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
     figures = _figures(job, work, timeline, checked, hosts, no_telemetry, findings)
+    per_step = samples_per_step(job, work)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
-        findings += log_findings(timeline, job) if isinstance(work, TrainJob) else ()
+        findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
-    settings, per_step = work.settings, samples_per_step(job, work)
+    settings = work.settings
     return RoundResult(
         key=job.key,
         task="train",
