@@ -257,7 +257,7 @@ class _Trial:
             executed = case.module.network.digest if case.module is not None else None
             facts |= {"weights": case.started_from, "executed": executed}
         if started is not None:
-            # Autocast's type, else the parameters', where fp32 may be TF32; the rules know no bits of other types.
+            # Autocast's type, else the parameters', where fp32 may be TF32; the rules have no width for other types.
             kind = started.compute_type or "unknown"
             precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
             facts |= {"precision": precision, "device": started.device_name}

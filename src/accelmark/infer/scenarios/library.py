@@ -60,7 +60,7 @@ class Library:
         return len(self.inputs[0])
 
     def repeat_check(self, size: int) -> RepeatCheck:
-        """Compare the time of items that are new to the engine with that of the library's, which it was asked often."""
+        """Compare the time of items that are new to the engine with that of the library's, which it computed often."""
         size = min(size, len(self))
         new = range(len(self), len(self) + size)
         calls_ms: list[list[float]] = []

@@ -31,6 +31,7 @@ from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, kee
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.environment import CODE_DIRECTORY, environment_variables
+from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.host import (
     BackgroundLoad,
     HostInUseError,
@@ -54,7 +55,6 @@ from accelmark.run.agent.task import (
     TASK_FILE,
     AgentTask,
 )  # fmt: skip
-from accelmark.run.agent.witness import LogWitness
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.record.states import utc_now
 from accelmark.spec.clocks import ClockReading, HostClocks
@@ -113,7 +113,7 @@ class Agent:
         self._num_requests = 0
         self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
-        self._witness = LogWitness(node_dir / f"rank{task.ranks[0]}.out.log")
+        self._log_events = LogEvents(node_dir / f"rank{task.ranks[0]}.out.log")
         self._logs = selectors.DefaultSelector()
         self._data: DataWatch | None = None
 
@@ -129,9 +129,9 @@ class Agent:
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
-        self._witness.look()
-        clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._witness.seen)
-        self._witness.close()
+        self._log_events.look()
+        clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._log_events.seen)
+        self._log_events.close()
         ranks = self._rank_exits(exit_code)
         state, reason = classify_node(ranks, self._ending)
         return NodeExit(
@@ -201,8 +201,8 @@ class Agent:
         self._sockets = (reader, writer)
         self._selector.register(reader, selectors.EVENT_READ)
         self._logs.register(reader, selectors.EVENT_READ)
-        if self._witness.descriptor is not None:
-            self._logs.register(self._witness.descriptor, selectors.EVENT_READ)
+        if self._log_events.descriptor is not None:
+            self._logs.register(self._log_events.descriptor, selectors.EVENT_READ)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -231,7 +231,7 @@ class Agent:
         signalled = False
         while not signalled and (left := deadline - time.monotonic()) > 0:
             signalled = self._sockets[0] in [key.fileobj for key, _ in self._logs.select(left)]
-            self._witness.look()
+            self._log_events.look()
         self._wait(0.0)
 
     def _wait(self, timeout_s: float) -> bool:

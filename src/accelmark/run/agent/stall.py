@@ -169,7 +169,7 @@ def _log(node_dir: Path, rank: int) -> Path:
 
 
 def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
-    """Return the telling messages of the kernel since a time, and why they cannot be read."""
+    """Return the kernel's messages about faults since a time, and why they cannot be read."""
     found: list[str] = []
     try:
         log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -68,7 +68,7 @@ def register(environment: FrameworkEnvironment) -> None:
 
 
 def unregister(framework: str) -> None:
-    """Forget the environment of a framework."""
+    """Remove the record of a framework's environment."""
     _record(framework).unlink(missing_ok=True)
 
 

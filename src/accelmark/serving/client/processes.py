@@ -42,7 +42,7 @@ _LEAD_S: Final = 0.2
 _AHEAD_S: Final = 5.0
 """Time before it is due at which a request is given to its process."""
 _SPARE_REQUESTS: Final = 16
-"""Requests of a closed loop that a process has beside twice those in progress."""
+"""Requests of a closed loop that a process holds in addition to twice those in progress."""
 _WATCH_S: Final = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Time the events of a rank by the node agent's clocks: when each appears in the rank's log."""
+"""Record when events appear in a rank's log, by the node agent's clocks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_LATE_S: Final = 5.0
 
 
 @final
-class LogWitness:
-    """Notes when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
+class LogEvents:
+    """Records when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
 
     def __init__(self, log: Path) -> None:
         self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
@@ -50,7 +50,7 @@ class LogWitness:
         if not names:
             return
         now = ClockReading.now()
-        # On a busy machine the agent may read late; the kernel noted when the rank wrote.
+        # On a busy machine the agent may read late; the kernel records when the rank wrote.
         at = now.earlier(min(max(0.0, now.wall_s - written_s), _MAX_LATE_S))
         for name in names:
             first, _ = self.seen.get(name, (at, at))
