@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.spec.clocks import ClockReading
+from accelmark.spec.perflog import event_names
 
-_EVENT: Final = re.compile(rb'\[PerfLog\] \{"event": "([A-Z_]+)"')
 _IN_MODIFY: Final = 0x00000002
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_READ_BYTES: Final = 2**20
@@ -46,7 +45,7 @@ class LogEvents:
         end = added.rfind(b"\n") + 1
         # A line longer than a read has no event that matters here.
         self._read_bytes += end or (len(added) if len(added) == _MAX_READ_BYTES else 0)
-        names = {name.decode() for name in _EVENT.findall(added[:end])}
+        names = event_names(added[:end])
         if not names:
             return
         now = ClockReading.now()
