@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, final
 
-BUDGET_S: Final = 460.0
-"""Seconds of a call: less than eight minutes by what the end of an item and the bundle of logs take."""
+BUDGET_S: Final = 440.0
+"""Seconds of a call: less than eight minutes by twice ``_END_GRACE_S``, to end an item and to bundle the logs."""
 _END_GRACE_S: Final = 20.0
 """From SIGTERM to SIGKILL: time for a run to stop its agents and to write its results."""
 _MOST_BUNDLED_BYTES: Final = 4 * 2**20
