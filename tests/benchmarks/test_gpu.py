@@ -18,7 +18,7 @@ from benchmarks.gpu.items import CALLS, ITEMS
 from benchmarks.gpu.session import BUDGET_S
 
 ROOT = Path(__file__).parents[2]
-SAMPLED = ("infer_eager_1", "infer_tensorrt_1", "energy", "out_of_memory")
+SAMPLED = ("infer_eager_1", "infer_tensorrt_1", "changes", "energy", "out_of_memory")
 """Items that stand for their kinds in a quick run of the tests, besides ``llama_7b``; the heavy test runs all."""
 CALL_OF = {item.name: number for number, items in CALLS.items() for item in items}
 LATER = CALLS[CALL_OF["llama_7b"]][-1].name
