@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent.environment import environment_variables
+from accelmark.run.agent.virtual_environment import environment_variables
 from accelmark.run.environments import registry
 from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
 from tests.frameworks.environments import SOURCE, run_accelmark

@@ -30,7 +30,6 @@ from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
-from accelmark.run.agent.environment import CODE_DIRECTORY, environment_variables
 from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.host import (
     BackgroundLoad,
@@ -55,6 +54,7 @@ from accelmark.run.agent.task import (
     TASK_FILE,
     AgentTask,
 )  # fmt: skip
+from accelmark.run.agent.virtual_environment import CODE_DIRECTORY, environment_variables
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.record.states import utc_now
 from accelmark.spec.clocks import ClockReading, HostClocks

@@ -74,7 +74,7 @@ class Termination:
     reason: str
 
 
-def printable(text: str) -> str:
+def escaped_line(text: str) -> str:
     r"""Return ``text`` with characters that a terminal or a JSON reader cannot show written as ``\xNN``."""
     shown = "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= _MAX_LINE_LENGTH else f"{shown[:_MAX_LINE_LENGTH]} …"
@@ -108,7 +108,7 @@ def read_log_end(path: Path) -> LogEnd:
     own = _message(finished) if finished is not None and state != "completed" else None
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
-    return LogEnd(tuple(map(printable, shown)), state, printable(cause) if cause else None)
+    return LogEnd(tuple(map(escaped_line, shown)), state, escaped_line(cause) if cause else None)
 
 
 def error_lines(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.run.agent.rank_exit import printable, read_log_end, tail
+from accelmark.run.agent.rank_exit import escaped_line, read_log_end, tail
 from accelmark.spec.events import Event
 from accelmark.spec.job import RankStall, StallRecord
 from accelmark.spec.perflog import decode_line
@@ -116,7 +116,7 @@ def main_stack(text: str) -> tuple[str, ...]:
         if _THREAD.match(line):
             frames = []
         elif (frame := _FRAME.match(line)) is not None:
-            frames.append(printable(f"{frame['file']}:{frame['line']} in {frame['function']}"))
+            frames.append(escaped_line(f"{frame['file']}:{frame['line']} in {frame['function']}"))
     return tuple(frames[:_MAX_FRAMES])
 
 
@@ -140,7 +140,7 @@ def _stuck_children(pid: int) -> Iterator[str]:
         for child in (task / "children").read_text().split() if (task / "children").exists() else ():
             if (state := _state(int(child))) in ("T", "t", "D", "Z"):
                 name, place = _text(int(child), "comm").strip(), _text(int(child), "wchan").strip("0\n")
-                yield printable(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
+                yield escaped_line(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
         if task.name != str(pid) and (state := _state(pid, task.name)) == "D":
             yield f"thread {task.name}: state D"
 
@@ -184,7 +184,7 @@ def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
             stamp = header.split(",")[2] if header.count(",") > 1 else ""
             line = message.partition("\n")[0]
             if stamp.isdigit() and int(stamp) / 1e6 >= since_s and _TELLING.search(line):
-                found.append(printable(line))
+                found.append(escaped_line(line))
     except BlockingIOError:
         return tuple(found[-_MAX_MESSAGES:]), None
     except OSError as error:
