@@ -141,10 +141,12 @@ def program(module: str, *arguments: str) -> Measure:
 
 def jax_mini(session: Session, name: str) -> dict[str, Any]:
     """Carry out resnet_mini in JAX."""
-    from accelmark.spec.plugins.catalog import find
+    from accelmark.spec.plugins.catalog import find, load_framework
+    from accelmark.spec.plugins.requirements import Need, missing
 
-    if importlib.util.find_spec("jax") is None:
-        raise LeftOutError("jax is not installed here")
+    needs = [Need(requirement=one, needed_by="framework jax") for one in load_framework("jax").requires]
+    if lacking := missing(needs):
+        raise LeftOutError("; ".join(map(str, lacking)))
     if not (find("cases", "resnet_mini", "benchmarks").path / "jax.py").is_file():
         raise LeftOutError("the case resnet_mini has no framework jax")
     return train(session, name, Workload("resnet_mini", {"end.max_epochs": None, "end.max_steps": 60}, framework="jax"))
