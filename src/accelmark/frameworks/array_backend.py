@@ -78,6 +78,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
         self.world_size = place.world_size
         self.immediate = False
         self.clock: StepClock | None = None
+        self.own_end: Callable[[], Any] | None = None
         self.losses: LossReader = HostLosses()
         self.num_parameters = 0
         self.flops_per_sample: float | None = None
