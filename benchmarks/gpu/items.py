@@ -118,7 +118,7 @@ def inference(compiler: str, batch_size: int) -> Measure:
         session.python(name, *arguments, "--timeout", f"{max(20.0, session.left_s() - 30):.0f}", expect=(0, 1))
         results = sorted(out.glob("*/round*/result.json"))
         if not results:
-            raise ItemError(f"{out} has no result.json")
+            raise ItemError(f"accelmark infer wrote no result.json: {session.errors(name)}")
         result = json.loads(results[0].read_text(encoding="utf-8"))
         if result["state"] != "succeeded":
             raise ItemError(str(result["reason"]))

@@ -86,10 +86,13 @@ class Session:
         code = self.wait(ended, self.left_s())
         text = (self.work / f"{name}.stdout.txt").read_text(encoding="utf-8", errors="replace")
         if code not in expect:
-            errors = (self.work / f"{name}.stderr.txt").read_text(encoding="utf-8", errors="replace")
             why = "was ended at the deadline" if code is None else f"ended with exit code {code}"
-            raise ItemError(f"{' '.join(arguments[:2])} {why}: {(errors or text)[-800:]}")
+            raise ItemError(f"{' '.join(arguments[:2])} {why}: {self.errors(name) or text[-800:]}")
         return text
+
+    def errors(self, name: str) -> str:
+        """Return the end of a command's standard error."""
+        return (self.work / f"{name}.stderr.txt").read_text(encoding="utf-8", errors="replace")[-800:]
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``python -m ...`` in a process group of its own, its output in files named after ``name``."""

@@ -103,6 +103,8 @@ def train(session: Session, name: str, workload: Workload, *, data: Path | None 
     arguments = ["accelmark", "run", str(run_file), "--out", str(directory)]
     # A run whose verdict is INVALID ends with 1 and still has figures.
     session.python(name, *arguments, "--timeout", f"{max(20.0, session.left_s() - 30):.0f}", expect=(0, 1))
+    if not (directory / "summary.json").is_file():
+        raise ItemError(f"accelmark run wrote no summary.json: {session.errors(name)}")
     return read_run(directory)
 
 
