@@ -19,6 +19,7 @@ BUDGET_S: Final = 440.0
 """Seconds of a call: less than eight minutes by twice ``_END_GRACE_S``, to end an item and to bundle the logs."""
 _END_GRACE_S: Final = 20.0
 """From SIGTERM to SIGKILL: time for a run to stop its agents and to write its results."""
+_ROOT: Final = Path(__file__).parents[2]
 _MOST_BUNDLED_BYTES: Final = 4 * 2**20
 """Files above this size stay out of the bundle of logs."""
 _BUNDLED: Final = ("*.json", "*.jsonl", "*.log", "*.txt", "*.html")
@@ -95,10 +96,18 @@ class Session:
         return (self.work / f"{name}.stderr.txt").read_text(encoding="utf-8", errors="replace")[-800:]
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start ``python -m ...`` in a process group of its own, its output in files named after ``name``."""
+        """Start ``python -m ...`` in a process group of its own, its output in files named after ``name``.
+
+        AccelMark is started without this program's directory in ``PYTHONPATH``, which would make results OPEN.
+        """
         self.commands.append(" ".join(arguments))
+        environment = dict(os.environ)
+        if arguments[0] == "accelmark":
+            entries = environment.get("PYTHONPATH", "").split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(entry for entry in entries if entry != str(_ROOT))
         with (self.work / f"{name}.stdout.txt").open("wb") as out, (self.work / f"{name}.stderr.txt").open("wb") as err:
-            return subprocess.Popen([sys.executable, "-m", *arguments], stdout=out, stderr=err, start_new_session=True)
+            command = [sys.executable, "-m", *arguments]
+            return subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
 
     def wait(self, process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
         """Return the exit code, or None after ending the process group at the timeout."""

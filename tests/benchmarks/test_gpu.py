@@ -54,6 +54,7 @@ def test_finished_items_are_skipped_and_items_over_budget_left_out(tmp_path: Pat
     assert ended.returncode == 0, ended.stdout + ended.stderr
     entry = first["items"]["llama_7b"]
     assert entry["rounds"][0]["steady"]["units_per_s"] > 0
+    assert not [reason for reason in entry["reasons"] if "PYTHONPATH" in reason]
     assert "OPEN" in entry["verdict"] or "INVALID" in entry["verdict"]
     ended, second = call(CALL_OF["llama_7b"], output, "--tiny", "--budget-s", "2", "--only", "llama_7b", LATER)
     assert ended.returncode == 0, ended.stdout + ended.stderr
