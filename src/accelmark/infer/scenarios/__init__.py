@@ -11,7 +11,7 @@ from typing import Final, final
 
 from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.failures import Context
-from accelmark.infer.scenarios.library import Library, Samples
+from accelmark.infer.scenarios.library import AnswerSamples, Library
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import Look, RequestQueue
 from accelmark.spec.inference import ScenarioName
@@ -41,7 +41,7 @@ class Scenarios:
         self.settings = self.checked.settings
         self.library = Library(self.checked, max(self.settings.batch_size, self.settings.multi_stream_samples))
         self.minimum = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries)
-        self.samples = Samples(self.library)
+        self.samples = AnswerSamples(self.library)
         self.crossing_us = self.checked.process.crossing_s() * 1e6
 
     def run(self) -> Iterator[ScenarioResult]:
@@ -53,7 +53,7 @@ class Scenarios:
             "server": self._server,
         }
         for name in self.settings.scenarios:
-            self.samples = Samples(self.library)
+            self.samples = AnswerSamples(self.library)
             yield kinds[name]()
 
     def _offline(self) -> ScenarioResult:
@@ -107,7 +107,7 @@ class Scenarios:
         """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
         if self.library.expected is None:
             return None
-        every = Samples(self.library, share=1.0)
+        every = AnswerSamples(self.library, share=1.0)
         log_dir = self.log_dir(name) / "accuracy"
         run_loadgen(name, expected, self._queue(name, expected, every.take), len(self.library), log_dir, accuracy=True)
         return every.compared()
