@@ -46,6 +46,8 @@ class Made:
     steps_per_window: int = 10
     step_ms: float = 9.0
     data_wait_ms: float = 1.0
+    own_ms: tuple[float, ...] = ()
+    """Of each rank, its own part of a step; empty: ranks log none."""
     eval_ms: float = 500.0
     eval_windows: tuple[int, ...] = (5, 10)
     """Windows (from 1) after which the model is evaluated."""
@@ -162,6 +164,7 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
             global_steps=steps, epoch=0, num_trained_samples=samples, learning_rate=0.1, loss=losses[-1],
             losses=tuple(losses), step_ms=tuple(step_ms),
             data_wait_ms=(made.data_wait_ms,) * made.steps_per_window, wall_ms=wall,
+            own_ms=(made.own_ms[rank],) * made.steps_per_window if made.own_ms else (),
         ).model_dump(mode="json"), clock  # fmt: skip
         if window in made.eval_windows:
             clock += made.eval_ms

@@ -186,6 +186,8 @@ class ProbeJob(BaseWork):
     items: tuple[ProbeItem, ...] = ("matmul", "memory", "copies", "collectives")
     budget_s: PositiveFloat = 60.0
     """Approximate time budget for the measurement."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts that the ranks run on."""
 
 
 Work = Annotated[
@@ -271,7 +273,28 @@ class RankExit(Spec):
     signal: str | None = None
     reason: str | None = None
     """One line with the cause: the exception, the signal, the limit."""
+    lost_connection: bool = False
+    """Whether that is an error that ranks raise after another rank has ended."""
     last_lines: tuple[str, ...] = ()
+
+
+class LastCollective(Spec):
+    """The last collective that a rank started in one process group."""
+
+    group: str
+    operation: str
+    number: int
+    """Counts the collectives of the group."""
+    state: str
+    """``scheduled``, ``started`` or ``completed``, as far as the framework's recorder knows."""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of its inputs."""
+
+
+class LastCollectives(Spec):
+    """What a rank answers when its agent asks for its last collectives."""
+
+    collectives: tuple[LastCollective, ...]
 
 
 class RankStall(Spec):
@@ -290,6 +313,8 @@ class RankStall(Spec):
     last_step: int | None
     stack: tuple[str, ...] = ()
     """``FILE:LINE in FUNCTION`` of its main thread, innermost first; those of all threads are in its log."""
+    collectives: tuple[LastCollective, ...] = ()
+    """The last of each process group; empty where the framework records none, or the rank did not answer."""
     children: tuple[str, ...] = ()
     """Its threads and children that are stopped or sleep uninterruptibly."""
 

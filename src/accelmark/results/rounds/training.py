@@ -28,6 +28,7 @@ from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.rounds.pace import pace_findings
+from accelmark.results.rounds.stragglers import straggler_findings, times_of_ranks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 
@@ -62,6 +63,8 @@ def train_round(
         findings += step_clock_findings(timeline, job.device_type)
         if job.extern is not None and state == "succeeded":
             findings += pace_findings(timeline, saved_checkpoints(round_dir))
+    rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None
+    findings += straggler_findings(rank_times)
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
     settings = work.settings
     return RoundResult(
@@ -94,6 +97,7 @@ def train_round(
         num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size,
         min_rounds=work.min_repeats,
+        rank_times=rank_times,
         nodes=tuple(node.exit for node in nodes if node.exit),
         environment=_environment(nodes, timeline),
         settings=job.provenance,

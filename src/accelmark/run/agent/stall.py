@@ -6,17 +6,21 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from accelmark.run.agent.rank_exit import printable, read_log_end, tail
+from pydantic import ValidationError
+
+from accelmark.run.agent.rank_exit import escaped_line, read_log_end, tail
 from accelmark.spec.events import Event
-from accelmark.spec.job import RankStall, StallRecord
+from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
 from accelmark.spec.perflog import decode_line
-from accelmark.spec.plugins.framework import STACKS_SIGNAL
+from accelmark.spec.plugins.framework import STACKS_SIGNAL, collectives_address
 
 _PROC: Final = Path("/proc")
 _KERNEL_LOG: Final = Path("/dev/kmsg")
@@ -46,6 +50,9 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
     """
     processes = _rank_processes(pids)
     stacks = _stacks(node_dir, processes)
+    with ThreadPoolExecutor(len(processes) or 1) as pool:
+        answers = pool.map(lambda one: _collectives(node_dir, *one), processes.items())
+        collectives = dict(zip(processes, answers, strict=True))
     ranks = tuple(
         RankStall(
             rank=rank,
@@ -56,6 +63,7 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
             last_step=_last_step(_log(node_dir, rank)),
             has_finished=read_log_end(_log(node_dir, rank)).state is not None,
             stack=stacks.get(rank, ()),
+            collectives=collectives.get(rank, ()),
             children=tuple(_stuck_children(pid)) if pid is not None else (),
         )
         for rank, silent in silent_s.items()
@@ -109,6 +117,20 @@ def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str
     return stacks
 
 
+def _collectives(node_dir: Path, rank: int, pid: int) -> tuple[LastCollective, ...]:
+    """Return the last collectives of a rank; empty where it records none, or does not answer."""
+    if _state(pid) in ("T", "t", "Z"):
+        return ()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_STACKS_TIMEOUT_S)
+            connection.connect(collectives_address(node_dir, rank))
+            with connection.makefile("rb") as answer:
+                return LastCollectives.model_validate_json(answer.read()).collectives
+    except (OSError, ValidationError):
+        return ()
+
+
 def main_stack(text: str) -> tuple[str, ...]:
     """Return the frames of the main thread, innermost first: the last thread in the text of faulthandler."""
     frames: list[str] = []
@@ -116,7 +138,7 @@ def main_stack(text: str) -> tuple[str, ...]:
         if _THREAD.match(line):
             frames = []
         elif (frame := _FRAME.match(line)) is not None:
-            frames.append(printable(f"{frame['file']}:{frame['line']} in {frame['function']}"))
+            frames.append(escaped_line(f"{frame['file']}:{frame['line']} in {frame['function']}"))
     return tuple(frames[:_MAX_FRAMES])
 
 
@@ -140,7 +162,7 @@ def _stuck_children(pid: int) -> Iterator[str]:
         for child in (task / "children").read_text().split() if (task / "children").exists() else ():
             if (state := _state(int(child))) in ("T", "t", "D", "Z"):
                 name, place = _text(int(child), "comm").strip(), _text(int(child), "wchan").strip("0\n")
-                yield printable(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
+                yield escaped_line(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
         if task.name != str(pid) and (state := _state(pid, task.name)) == "D":
             yield f"thread {task.name}: state D"
 
@@ -169,7 +191,7 @@ def _log(node_dir: Path, rank: int) -> Path:
 
 
 def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
-    """Return the telling messages of the kernel since a time, and why they cannot be read."""
+    """Return the kernel's messages about faults since a time, and why they cannot be read."""
     found: list[str] = []
     try:
         log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -184,7 +206,7 @@ def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
             stamp = header.split(",")[2] if header.count(",") > 1 else ""
             line = message.partition("\n")[0]
             if stamp.isdigit() and int(stamp) / 1e6 >= since_s and _TELLING.search(line):
-                found.append(printable(line))
+                found.append(escaped_line(line))
     except BlockingIOError:
         return tuple(found[-_MAX_MESSAGES:]), None
     except OSError as error:

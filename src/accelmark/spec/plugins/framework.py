@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +25,11 @@ LAUNCH_FILE: Final = "launch"
 """Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"
 """Module of a framework's folder with its training loop; imported by ranks only."""
+
+
+def collectives_address(node_dir: Path, rank: int) -> str:
+    """Return the abstract address of a socket at which a rank sends its last collectives (``LastCollectives``)."""
+    return f"\0accelmark-{hashlib.sha256(str(node_dir).encode()).hexdigest()[:32]}-rank{rank}"
 
 
 class RefusedSettings(Spec):
@@ -72,6 +78,8 @@ class FrameworkSpec(Spec):
     """Variables set by the launch; a vendor's script may not change them."""
     reported_variables: tuple[str, ...] = ()
     """Prefixes of variables that change how the framework runs, recorded in ``sys_info.json``."""
+    connection_errors: tuple[str, ...] = ()
+    """Parts of error messages, in lower case, that ranks print after another rank has ended."""
     numeric_variables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Variables that make the framework compute in another precision than declared -> values that do not."""
     caches: dict[str, str] = Field(default_factory=dict)
