@@ -108,7 +108,7 @@ def test_imagenet_is_sorted_by_class_with_the_development_kit(tmp_path: Path, il
 def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Path, ilsvrc: Path) -> None:
     to = tmp_path / "imagenet"
     whole = (ilsvrc / imagenet.TRAIN).read_bytes()
-    (ilsvrc / imagenet.TRAIN).write_bytes(whole[: len(whole) * 2 // 3])
+    (ilsvrc / imagenet.TRAIN).write_bytes(whole[:12_000])
     with pytest.raises(DataError, match=rf"{imagenet.TRAIN}.*is not a readable tar archive"):
         made("imagenet", ilsvrc, to)
     first = to / "train" / SYNSETS[0]
@@ -197,7 +197,10 @@ def test_wmt14_is_parallel_text_with_a_tokenizer(tmp_path: Path) -> None:
     to = tmp_path / "wmt14"
     made("wmt14", tmp_path, to)
     train = Parallel([to / "train/text.en", to / "train/text.de"])
-    assert [train.row(index) for index in range(len(train))] == [("one two", "eins"), ("three", "drei")] * 3
+    assert [train.row(index) for index in range(len(train))] == [
+        ("one \u2028two", "eins"),  # no end of a line
+        ("three", "drei"),
+    ] * 3
     test = Parallel([to / "test/text.en", to / "test/text.de"])
     assert (len(test), test.row(3)) == (3003, ("A & 3", "A & 3"))
     assert (to / "tokenizer/tokenizer.json").is_file()
@@ -277,7 +280,7 @@ def test_the_command_prepares_and_lists(tmp_path: Path, monkeypatch: pytest.Monk
     prepared = CliRunner().invoke(app, words)
     assert prepared.exit_code == 0, prepared.output
     assert f"ImageNet-1k (ILSVRC 2012) is in {tmp_path / 'to'}" in prepared.stdout
-    assert "verifying archives: 100" in prepared.stderr
+    assert "verifying archives: " in prepared.stderr
 
 
 def whole(name: str, source: Path) -> tuple[DatasetSpec, Preparation]:
