@@ -166,7 +166,12 @@ def search(method: str, seed: int, data: Path, setting: Setting) -> dict[str, An
         "best_morphs": _line_of_descent(state, best.individual) if best else [],
         "curve": _curve(state, within),
         "seconds": time.monotonic() - began,
+        "measured": _measured(stamp()),
     }
+
+
+def _measured(figures: dict[str, Any]) -> str:
+    return f"{figures['measured_at'][:10]} on {figures['machine']}"
 
 
 def _within(state: SearchState, budget: int) -> list[int]:
@@ -238,7 +243,9 @@ def _known_rows(name: str, setting: Setting) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     figures = json.loads(path.read_text(encoding="utf-8"))
-    return figures["runs"] if figures.get("setting") == asdict(setting) else []
+    if figures.get("setting") != asdict(setting):
+        return []
+    return [{"measured": _measured(figures), **row} for row in figures["runs"]]
 
 
 def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
@@ -252,8 +259,9 @@ def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
         f" most {GROWTH} times the seed's operations, one worker of one thread, two runs side by side; the seed trained"
         " longer is one trial of all epochs.",
         "",
-        "| Method | Held-out error, mean | spread (deviation) | of each seed | Trials | Parameters of the best |",
-        "|---|---:|---:|---|---:|---:|",
+        "| Method | Held-out error, mean | spread (deviation) | of each seed | Trials | Parameters of the best "
+        "| Measured |",
+        "|---|---:|---:|---|---:|---:|---|",
     ]
     for method in METHODS:
         mine = [row for row in rows if row["method"] == method and row["held_out_error"] is not None]
@@ -263,8 +271,10 @@ def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
         spread = f"{statistics.stdev(errors):.4f}" if len(errors) > 1 else "-"
         each = ", ".join(f"{error:.4f}" for error in errors)
         trials, sizes = (statistics.mean(row[key] for row in mine) for key in ("trials", "best_parameters"))
+        measured = ", ".join(sorted({row["measured"] for row in mine}))
         table.append(
-            f"| {TOLD[method]} | {statistics.mean(errors):.4f} | {spread} | {each} | {trials:.1f} | {sizes:,.0f} |"
+            f"| {TOLD[method]} | {statistics.mean(errors):.4f} | {spread} | {each} | {trials:.1f} | {sizes:,.0f} "
+            f"| {measured} |"
         )
     seeds = " ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
     command = f"python -m benchmarks.{NAME} --data FASHION_MNIST --epochs {setting.epochs} --seeds {seeds}"

@@ -5,6 +5,10 @@ in a pseudo-terminal so that the live display is drawn, and measures the CPU tim
 
 ``--pauses 60 --threads 2`` then stops (SIGSTOP) and continues these processes for a few seconds each, in pairs of
 random order, and compares the step times of training with and without them.
+
+``--checked`` trains on the case's data, as users do, and reports what the checkpoints between which steps are replayed
+cost inside training: the time of writing them, and by how much the median of the steps after one differs from the
+median step.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import os
 import pty
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,9 +36,13 @@ from benchmarks.turns import Cost
 START_S: Final = 120.0
 PAUSE_S: Final = 4.0
 TRAINING: Final = "training itself"
+AFTER: Final = 20
+"""Steps after a checkpoint that are compared with the median step."""
 
 
-def started(runs: Path, program: list[str], model: str, threads: int) -> tuple[subprocess.Popen[bytes], int]:
+def started(
+    runs: Path, program: list[str], model: str, threads: int, *, checked: bool
+) -> tuple[subprocess.Popen[bytes], int]:
     """Start the run in a pseudo-terminal whose output is read."""
     ours, theirs = pty.openpty()
     settings = [
@@ -43,7 +52,7 @@ def started(runs: Path, program: list[str], model: str, threads: int) -> tuple[s
         "log_every_steps=20",
         "--set",
         f"threads={threads}",
-        "--synthetic",
+        *(() if checked else ("--synthetic",)),
         "--open",
     ]
     command = [*program, "train", model, *settings, "--out", str(runs / "run")]
@@ -134,6 +143,36 @@ def cost(runs: Path, spans: list[tuple[int, bool, float, float]]) -> Cost:
     return Cost.of(step_us[True], step_us[False])
 
 
+def checkpoints(runs: Path) -> str:
+    """Return what the checkpoints cost, from the events of the rank."""
+    (log,) = runs.rglob("rank0.out.log")
+    written_s: list[float] = []
+    step_ms: list[float] = []
+    after_ms: list[float] = []
+    training_s = 0.0
+    left = 0
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith(PERFLOG_PREFIX):
+            continue
+        record = json.loads(line.removeprefix(PERFLOG_PREFIX))
+        if record["event"] == "CHECKPOINT":
+            written_s.append(record["value"]["duration_s"])
+            left = AFTER
+        elif record["event"] == "STEP_END":
+            training_s += record["value"]["wall_ms"] / 1e3
+            step_ms += record["value"]["step_ms"]
+            after_ms += record["value"]["step_ms"][:left]
+            left -= min(left, len(record["value"]["step_ms"]))
+    median_ms = statistics.median(step_ms)
+    slower_s = len(after_ms) * (statistics.median(after_ms) - median_ms) / 1e3  # means would show other load
+    after = f"the median of the {len(after_ms)} steps after them is {statistics.median(after_ms):.2f} ms"
+    return (
+        f"{len(written_s)} checkpoints in {training_s:.1f} s of training ({len(step_ms)} steps, median "
+        f"{median_ms:.2f} ms): {1e3 * statistics.median(written_s):.1f} ms each, {sum(written_s) / training_s:.2%} of "
+        f"training; {after}, which adds {slower_s / training_s:+.2%}"
+    )
+
+
 def main() -> None:
     """Measure and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -141,16 +180,18 @@ def main() -> None:
     parser.add_argument("--model", default="resnet_mini")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pauses", type=int, default=0, help=f"pairs of {PAUSE_S:g} s held and {PAUSE_S:g} s not")
+    parser.add_argument("--checked", action="store_true", help="the case's data; also the cost of checkpoints")
     options = parser.parse_args()
     program = [sys.executable, "-c", "from accelmark.cli import main; main()"]
     with tempfile.TemporaryDirectory() as name:
-        process, terminal = started(Path(name), program, options.model, options.threads)
+        process, terminal = started(Path(name), program, options.model, options.threads, checked=options.checked)
         try:
             wait_for_training(Path(name))
             time.sleep(2)
             found = shares(psutil.Process(process.pid), options.seconds)
             spans = paused(psutil.Process(process.pid), options.pauses)
             beside = cost(Path(name), spans) if spans else None
+            written = checkpoints(Path(name)) if options.checked else ""
         finally:
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=60)
@@ -158,6 +199,8 @@ def main() -> None:
     print("| Process | Share of a core |\n|---|---:|")
     for what, share in sorted(found.items(), key=lambda item: -item[1]):
         print(f"| {what} | {share:.2%} |")
+    if written:
+        print(f"\n{written}.")
     if beside is not None:
         (low_us, high_us), (low, high) = beside.extra_us_interval, beside.relative_interval
         print(

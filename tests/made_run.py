@@ -46,6 +46,8 @@ class Made:
     steps_per_window: int = 10
     step_ms: float = 9.0
     data_wait_ms: float = 1.0
+    own_ms: tuple[float, ...] = ()
+    """Of each rank, its own part of a step; empty: ranks log none."""
     eval_ms: float = 500.0
     eval_windows: tuple[int, ...] = (5, 10)
     """Windows (from 1) after which the model is evaluated."""
@@ -162,6 +164,7 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
             global_steps=steps, epoch=0, num_trained_samples=samples, learning_rate=0.1, loss=losses[-1],
             losses=tuple(losses), step_ms=tuple(step_ms),
             data_wait_ms=(made.data_wait_ms,) * made.steps_per_window, wall_ms=wall,
+            own_ms=(made.own_ms[rank],) * made.steps_per_window if made.own_ms else (),
         ).model_dump(mode="json"), clock  # fmt: skip
         if window in made.eval_windows:
             clock += made.eval_ms
@@ -250,7 +253,8 @@ def write_telemetry(path: Path, made: Made, end_ms: float, noise: random.Random)
             devices: list[dict[str, Any]] = [
                 {"index": d, "utilisation": min((0.9 if training or not made.jitter else 0.05) + wobble, 1.0),
                  "memory_used_mib": 512.0, "memory_total_mib": 65536.0,
-                 "power_w": (made.power_w if training or not made.jitter else 60.0) * (1 + wobble),
+                 # Readings of a sensor are never all equal.
+                 "power_w": (made.power_w if training or not made.jitter else 60.0) * (1 + wobble + 1e-9 * (i % 2)),
                  "temperature_c": 40.0 + (made.jitter * 15 * (1 - math.exp(-i / 40))), "sm_clock_mhz": 1500.0,
                  "throttle": [], "energy_j": None}
                 for d in range(len(infos))

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fanout [--hosts 1,8,32,64] [--simulated 1,100,...]``: needs root; writes figures beside it."""
+"""``python -m benchmarks.fanout [--hosts 1,8,32,64] [--simulated 1,128,...]``: needs root; writes figures beside it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.telemetry.host.sysinfo import cpu_model
+from benchmarks.fanout.bookkeeping import bookkeeping
 from benchmarks.fanout.figure import write_figures
 from benchmarks.fanout.simulated import measure
 from benchmarks.fanout.steps import NUM_OPENSSH_COMMANDS, one_by_one, together
@@ -52,10 +53,13 @@ def main() -> None:
     """Measure and write ``figures.json``, the curves and the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fanout", description=__doc__)
     parser.add_argument("--hosts", default="1,8,32,64")
-    parser.add_argument("--simulated", default="1,100,250,500,1000")
+    parser.add_argument("--simulated", default="1,128,256,512,1024")
+    parser.add_argument("--seconds", default="20,40", help="durations of the steady job, which has a line a second")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks of each host in the steady job")
     rest = "hosts that are timed one by one; the rest by rule of three"
     parser.add_argument("--in-turn", type=int, default=64, help=rest)
     given = parser.parse_args()
+    simulated = [int(number) for number in given.simulated.split(",")]
     found = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),
@@ -63,7 +67,13 @@ def main() -> None:
         "cores": len(os.sched_getaffinity(0)),
         "load1_at_start": os.getloadavg()[0],
         "real": real([int(number) for number in given.hosts.split(",")], given.in_turn),
-        "simulated": measure([int(number) for number in given.simulated.split(",")]),
+        "simulated": measure(simulated),
+        "steady": [
+            row
+            for seconds in map(int, given.seconds.split(","))
+            for row in measure(simulated[-2:], (seconds, given.ranks))
+        ],
+        "bookkeeping": bookkeeping([number for number in (10, 100, 1000) if number <= simulated[-1]], given.ranks, 10),
     }
     (HERE / "figures.json").write_text(json.dumps(found, indent=2) + "\n")
     write_figures(HERE, found)

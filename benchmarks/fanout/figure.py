@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fanout.simulated import STEP
+
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 420, 240, 52, 36, 28
 
 
@@ -51,10 +53,24 @@ def _readme(found: dict[str, Any]) -> str:
         f" {row['ratio']:.1f} |"
         for row in found["real"]
     )
+    phases = ("preflight", "launch", "collection")
     simulated = "\n".join(
-        f"| {row['hosts']} | {row['wall_s']:.2f} | {row['cpu_s']:.2f} | {row['memory_mib']:.0f} |"
+        f"| {row['hosts']} | "
+        + " | ".join(f"{row['phases'][name]['wall_s']:.2f} ({row['phases'][name]['cpu_s']:.2f})" for name in phases)
+        + f" | {row['memory_mib']:.0f} | {row['descriptors']} |"
         for row in found["simulated"]
     )
+    steady = "\n".join(
+        f"| {row['hosts']} x {row['ranks']} | {row['seconds']} |"
+        f" {row['phases']['steady']['cpu_s'] / row['seconds']:.0%} |"
+        f" {row['new_bytes'] / 1e6:.1f} | {row['sent_bytes'] / row['new_bytes']:.3f} | {row['memory_mib']:.0f} |"
+        for row in found["steady"]
+    )
+    bookkeeping = "\n".join(
+        f"| {row['hosts']} | {row['plan_s']:.2f} | {row['plan_bytes'] / 1e3:.0f} | {row['status_s']:.3f} |"
+        for row in found["bookkeeping"]
+    )
+    len_step = len(STEP)
     return f"""# Fan-out: looking at hosts, starting a job, bringing its files home
 
 Preflight, launch of a job that does nothing, and collection of its files, on hosts that are network namespaces of one
@@ -69,13 +85,29 @@ hosts share the machine's cores, so that on real hosts the ratio is larger.
 |---|---|---|---|---|
 {real}
 
-The coordinator alone, against simulated hosts (an SSH server that answers without running anything):
+The coordinator alone, against simulated hosts: one SSH server on the same machine that answers AccelMark's programs
+without running anything. Time of each phase over all hosts, with the coordinator's processor time in parentheses; a
+part of the time is the server's. Memory and open descriptors are the coordinator's largest.
 
-| hosts | time (s) | processor time (s) | memory (MiB) |
-|---|---|---|---|
+| hosts | preflight (s) | launch (s) | collection (s) | memory (MiB) | descriptors |
+|---|---|---|---|---|---|
 {simulated}
 
 ![curves](coordinator.svg)
+
+A job in its steady state, whose ranks each log one step a second ({len_step} bytes a line), from its first byte to the
+end of its collection. The share of one core is the coordinator's processor time over the job's duration. Bytes on the
+wire are those of the frames before encryption, over the new bytes of the logs: the ratio does not grow with time.
+
+| hosts x ranks | job (s) | share of one core | new bytes (MB) | sent over new | memory (MiB) |
+|---|---|---|---|---|---|
+{steady}
+
+Without any connection: planning a run on all hosts, and `accelmark status` of a run on them while it is running.
+
+| hosts | plan (s) | plan.json (kB) | status (s) |
+|---|---|---|---|
+{bookkeeping}
 
 To repeat: `python -m benchmarks.fanout` as root, with what `tests/cluster/requirements.sh` installs and the package
 extra `cluster`. It writes `figures.json`, `coordinator.svg` and this page.

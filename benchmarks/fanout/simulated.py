@@ -15,10 +15,11 @@ import re
 import resource
 import sys
 import tempfile
+import threading
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import asyncssh
 
@@ -68,9 +69,14 @@ async def _steady(process: asyncssh.SSHServerProcess[bytes], poll_s: float, seco
             written[name] = log + new
         sent = max(sent, due)
         process.stdout.write(b"".join(frames))
+        _sent.value += sum(map(len, frames))
         await asyncio.sleep(poll_s)
     sums = {name: hashlib.sha256(log).hexdigest() for name, log in written.items()}
     process.stdout.write(json.dumps({"end": "dead", "sha256": sums, "left": {}}).encode() + b"\n")
+
+
+_sent: Any = None
+"""Bytes of frames that simulated hosts have sent."""
 
 
 class _Server(asyncssh.SSHServer):
@@ -78,7 +84,10 @@ class _Server(asyncssh.SSHServer):
         return False
 
 
-def _serve(key: str, port: Any, ready: Event) -> None:
+def _serve(key: str, port: Any, ready: Event, sent: Any) -> None:
+    global _sent
+    _sent = sent
+
     async def body() -> None:
         server = await asyncssh.listen(
             "0.0.0.0", 0, server_host_keys=[key], process_factory=_answer, encoding=None, server_factory=_Server,  # noqa: S104
@@ -97,6 +106,27 @@ def _raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+@final
+class _Most:
+    """The largest number of open descriptors of this process, looked at four times a second."""
+
+    def __init__(self) -> None:
+        self._most = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.25):
+            self._most = max(self._most, len(list(Path("/proc/self/fd").iterdir())))
+
+    def value(self) -> int:
+        """Stop looking, and return it."""
+        self._ended.set()
+        self._thread.join()
+        return self._most
+
+
 def _coordinate(home: Path, num_hosts: int, port: int, results: Any, steady: tuple[int, int] | None = None) -> None:
     """Put the figures of a coordinator into ``results``: of all steps, or with (seconds, ranks) of following a job."""
     hosts = [
@@ -107,24 +137,26 @@ def _coordinate(home: Path, num_hosts: int, port: int, results: Any, steady: tup
          "known_hosts": home / "known_hosts", "python": "python3"}
     )  # fmt: skip
     before, begun = time.process_time(), time.monotonic()
+    descriptors = _Most()
     base_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if steady is not None:
-        asyncio.run(steadily(cluster, home / f"steady{num_hosts}", "steady{}x{}".format(*steady)))
+        phases = asyncio.run(steadily(cluster, home / f"steady{num_hosts}x{steady[0]}", "steady{}x{}".format(*steady)))
     else:
-        asyncio.run(together(cluster, home / f"of{num_hosts}", f"simulated{num_hosts}"))
+        phases = asyncio.run(together(cluster, home / f"of{num_hosts}", f"simulated{num_hosts}"))
     results.put(
         {
             "hosts": num_hosts,
+            "phases": phases.figures,
             "wall_s": time.monotonic() - begun,
             "cpu_s": time.process_time() - before,
-            "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "memory_before_mib": base_mib,
+            "descriptors": descriptors.value(),
         }
     )
 
 
-def measure(numbers: list[int], steady: tuple[int, int] | None = None) -> list[dict[str, float]]:
+def measure(numbers: list[int], steady: tuple[int, int] | None = None) -> list[dict[str, Any]]:
     """Return the coordinator's figures for each number of hosts, each in a process of its own.
 
     ``steady``: seconds and ranks of a job that writes a line per rank and second; None: all steps of a no-op.
@@ -135,8 +167,8 @@ def measure(numbers: list[int], steady: tuple[int, int] | None = None) -> list[d
         home = Path(directory)
         key = asyncssh.generate_private_key("ssh-ed25519")
         key.write_private_key(home / "host_key")
-        port, ready = context.Value("i", 0), context.Event()
-        server = context.Process(target=_serve, args=(str(home / "host_key"), port, ready))
+        port, ready, sent = context.Value("i", 0), context.Event(), context.Value("q", 0)
+        server = context.Process(target=_serve, args=(str(home / "host_key"), port, ready, sent))
         server.start()
         try:
             assert ready.wait(60)
@@ -144,10 +176,15 @@ def measure(numbers: list[int], steady: tuple[int, int] | None = None) -> list[d
             (home / "known_hosts").write_text(f"* {public}\n")
             for number in numbers:
                 results: Any = context.Queue()
+                sent.value = 0
                 coordinator = context.Process(target=_coordinate, args=(home, number, port.value, results, steady))
                 coordinator.start()
-                figures.append(results.get(timeout=600))
+                row = results.get(timeout=600)
                 coordinator.join()
+                if steady is not None:
+                    row |= {"seconds": steady[0], "ranks": steady[1], "sent_bytes": sent.value}
+                    row["new_bytes"] = number * steady[0] * steady[1] * len(STEP)
+                figures.append(row)
                 print(figures[-1], file=sys.stderr, flush=True)
         finally:
             server.terminate()

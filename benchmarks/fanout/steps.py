@@ -10,7 +10,11 @@ import asyncio
 import json
 import subprocess
 import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePosixPath
+from typing import final
 
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import put_files
@@ -39,42 +43,78 @@ PING_S = 5.0
 NUM_OPENSSH_COMMANDS = 12
 
 
-async def together(cluster: ClusterSpec, home: Path, mark: str) -> None:
-    """All hosts at the same time; fails where any step does."""
+@final
+class Phases:
+    """Wall and processor time of this process in each phase, in seconds."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, dict[str, float]] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        wall, cpu = time.monotonic(), time.process_time()
+        yield
+        self.figures[name] = {"wall_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu}
+
+
+async def together(cluster: ClusterSpec, home: Path, mark: str) -> Phases:
+    """All hosts at the same time, one phase after another; fails where any step does."""
+    phases = Phases()
+    async with _connections(cluster) as hosts:
+        with phases.timed("preflight"):
+            await asyncio.gather(*(_check(host, cluster) for host in hosts))
+        with phases.timed("launch"):
+            await asyncio.gather(*(_launch(host, cluster.python, mark) for host in hosts))
+        with phases.timed("collection"):
+            await asyncio.gather(*(_collect(host, cluster.python, home / host.name, mark) for host in hosts))
+    return phases
+
+
+@asynccontextmanager
+async def _connections(cluster: ClusterSpec) -> AsyncIterator[list[SshConnection]]:
     raise_descriptor_limit(len(cluster.hosts))
     dialling = asyncio.Semaphore(LOGINS_AT_ONCE)
     hosts = [SshConnection(host, options_of(Options, cluster), dialling) for host in cluster.hosts]
     try:
-        await asyncio.gather(*(_one(host, cluster, home / host.name, mark) for host in hosts))
+        yield hosts
     finally:
         await asyncio.gather(*(host.close() for host in hosts))
 
 
-async def _one(host: SshConnection, cluster: ClusterSpec, home: Path, mark: str) -> None:
-    python = cluster.python
-    done = await host.run(command(python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
+async def _check(host: SshConnection, cluster: ClusterSpec) -> None:
+    done = await host.run(command(cluster.python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
     facts = HostFacts.model_validate_json(done.out)
     problems = host_problems(host.name, facts, cluster, 0.0, str(WORK))
     assert not [problem for problem in problems if problem.severity == "error"], problems
-    node = PurePosixPath(WORK) / "runs" / mark / host.name
+
+
+def _node(host: SshConnection, mark: str) -> PurePosixPath:
+    return PurePosixPath(WORK) / "runs" / mark / host.name
+
+
+async def _launch(host: SshConnection, python: str, mark: str) -> None:
+    node = _node(host, mark)
     await put_files(host, python, {node / "agent.json": '{"job": "none"}'})
     started = await host.run(start_command(str(node), NOOP), timeout_s=300)
     assert started.code == 0, started
-    await NodeStream(host, python, str(node), home, PING_S).follow()
+
+
+async def _collect(host: SshConnection, python: str, home: Path, mark: str) -> None:
+    await NodeStream(host, python, str(_node(host, mark)), home, PING_S).follow()
     assert (home / "agent.log").read_text() == "nothing to do\n"
 
 
-async def steadily(cluster: ClusterSpec, home: Path, remote: str) -> None:
-    """Follow a job on all hosts at the same time, to its end."""
-    raise_descriptor_limit(len(cluster.hosts))
-    dialling = asyncio.Semaphore(LOGINS_AT_ONCE)
-    hosts = [SshConnection(host, options_of(Options, cluster), dialling) for host in cluster.hosts]
-    poll_s = len(hosts) / POLLS_PER_S
-    streams = [NodeStream(host, cluster.python, remote, home / host.name, PING_S, poll_s) for host in hosts]
-    try:
-        await asyncio.gather(*(stream.follow() for stream in streams))
-    finally:
-        await asyncio.gather(*(host.close() for host in hosts))
+async def steadily(cluster: ClusterSpec, home: Path, remote: str) -> Phases:
+    """Follow a job on all hosts at the same time, to its end; connections are open before."""
+    phases = Phases()
+    async with _connections(cluster) as hosts:
+        poll_s = len(hosts) / POLLS_PER_S
+        streams = [NodeStream(host, cluster.python, remote, home / host.name, PING_S, poll_s) for host in hosts]
+        await asyncio.gather(*(host.connect() for host in hosts))
+        with phases.timed("steady"):
+            await asyncio.gather(*(stream.follow() for stream in streams))
+    return phases
 
 
 def one_by_one(cluster: ClusterSpec, home: Path, mark: str, num_hosts: int) -> None:

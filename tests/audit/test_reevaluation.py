@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,27 @@ def test_a_metric_beyond_the_reference_is_open(run: Path, metric: float, is_plau
     found = list(plausible_convergence(evidence))
     assert result.cases[0].verdict == "VALID"
     assert [finding.severity for finding in found] == ([] if is_plausible else ["open"])
+
+
+@pytest.mark.parametrize("has_hooks", [False, True])
+def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
+    run: Path, monkeypatch: pytest.MonkeyPatch, has_hooks: bool
+) -> None:
+    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
+    if has_hooks:
+        extern = {"name": "toy-pytorch", "path": "/vendors/acme/cases/toy-pytorch", "sha256": "0" * 64}
+        change_job(run, 1, lambda job: job.update(extern=extern))
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
+    assert found.severity == ("open" if has_hooks else "warning")
+    assert "no pair of checkpoints was kept" in found.actual
+
+
+def test_samples_that_the_steps_do_not_have_are_found(run: Path) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    text = re.sub(r'("num_trained_samples": ?)(\d+)', lambda found: f"{found[1]}{2 * int(found[2])}", log.read_text())
+    log.write_text(text)
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    assert any("samples for" in reason for reason in case.reasons), case.reasons

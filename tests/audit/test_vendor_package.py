@@ -28,7 +28,7 @@ chips: []
 TOOL = """#!/bin/sh
 # Mock of a vendor's tool.
 echo 'ID Temp Power'
-echo '0 31C 57W'
+echo "0 31C 5$(date +%N | cut -c 3)W"
 """
 ROW = r"'(?P<index>\d+) (?P<temperature_c>\d+C) (?P<power_w>\d+W)'"
 """What the mocks print of a device."""

@@ -248,3 +248,31 @@ def test_missing_and_busy_devices_and_differing_drivers_are_reported(plan: MakeP
     assert found[("n3", "device 0 (Acme X1) is not idle: 90 % busy, 0 MiB used")] == "warning"
     assert found[("n4", "has no device of acme, 1 are needed")] == "error"
     assert not [what for host, what in found if host == "n1"]
+
+
+def test_a_spare_replaces_a_host_that_is_not_ready(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    spares = [{"address": bed.address(number), "label": f"n{number}"} for number in (3, 4)]
+    bed.stop_sshd(2)
+    bed.stop_sshd(3)
+    try:
+        _, out, err = done(drive("start", tmp_path / "run", plan=plan((), num_hosts=2, on={"spares": spares})))
+    finally:
+        bed.sshd(2)
+        bed.sshd(3)
+    assert [status.state for status in status_of(tmp_path / "run")] == ["succeeded"], out + err
+    used = RunDirectory.open(tmp_path / "run").plan
+    assert [host.name for host in used.cluster.hosts] == ["n1", "n4"]
+    assert [node.host for node in used.jobs[0].nodes] == ["n1", "n4"]
+    notes = [event.reason or "" for event in RunDirectory.open(tmp_path / "run").events()]
+    assert any("host n2" in note and "replaced by the spare n3" in note for note in notes), notes
+    assert any("host n3" in note and "replaced by the spare n4" in note for note in notes), notes
+
+
+def test_without_enough_spares_nothing_starts(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    bed.stop_sshd(2)
+    try:
+        _, out, err = done(drive("start", tmp_path / "run", plan=plan((), num_hosts=2)))
+    finally:
+        bed.sshd(2)
+    assert "n2" in out + err
+    assert not (tmp_path / "run").exists()

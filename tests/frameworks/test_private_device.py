@@ -124,6 +124,7 @@ import testchip, torch
 from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from accelmark.train.loop.contract import Progress
 
@@ -132,7 +133,7 @@ def checkpoints(settings, directory):
     model = torch.nn.Linear(4, 4).to(device)
     optimizer = build_optimizer(model, settings.optimizer, device)
     training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
-    return training, Checkpoints(directory, settings, training, device, 0, 1)
+    return training, Checkpoints(directory, settings, training, device, RankPlace())
 
 def resume(name, fused):
     directory = Path(sys.argv[1], f"{name}-{fused}")
@@ -143,7 +144,7 @@ def resume(name, fused):
     training.optimizer.step()
     saved.save(Progress())
     resumed, loaded = checkpoints(settings, directory)
-    loaded.load(loaded.newest())
+    loaded.load(loaded.newest(lambda values: lambda: values))
     states = [list(each.optimizer.state.values()) for each in (training, resumed)]
     devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
     same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)

@@ -15,7 +15,7 @@ from accelmark.probe import collectives
 from accelmark.probe.timing import Timing
 from accelmark.results.figure_names import FigureName
 from accelmark.results.rounds.summary import round_result
-from accelmark.run.controller.probe import probe, remembered
+from accelmark.run.probe import probe, remembered
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.records import Ceilings, Rate
 from tests.made_run import Made, make_round
@@ -88,11 +88,25 @@ def test_collectives_are_measured_up_to_4_gib_on_accelerators(
     device: str, largest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without ranks: the world and the timer are stand-ins; buffers are on the meta device, without memory."""
+    stand_in(monkeypatch, seconds=1e-3)
+    sweep = collectives.sweep_collectives(torch.device(device), budget_s=1.0)
+    rates = collectives.best_rates(sweep)
+    assert {rate.size for rate in rates.values()} == {largest}
+    size = int(largest.split()[0]) * 2**20
+    factors = {"all_reduce": 2 * 7 / 8, "point_to_point": 1.0}
+    for name, rate in rates.items():
+        assert rate.value == pytest.approx(factors.get(name, 7 / 8) * size / 1e-3 / 1e9), "bus bandwidth of nccl-tests"
+
+
+def test_a_sweep_ends_with_a_size_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, seconds=1.0)
+    sweep = collectives.sweep_collectives(torch.device("cpu"), budget_s=1.0)
+    assert {timing.size_bytes for timing in sweep} == {1024}
+    assert len(sweep) == 5
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 8)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(collectives, "time_collective", lambda operation, device, budget_s: Timing(1.0, 3))
-    rates = collectives.probe_collectives(torch.device(device), budget_s=1.0)
-    assert {rate.size for rate in rates.values()} == {largest}
-    mib = int(largest.split()[0])
-    assert rates["all_reduce"].value == pytest.approx(2 * 7 / 8 * mib * 2**20 / 1e9), "bus bandwidth"
+    monkeypatch.setattr(collectives, "time_collective", lambda operation, device, budget_s: Timing(seconds, 3))

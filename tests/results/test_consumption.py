@@ -48,7 +48,7 @@ def test_no_samples_and_no_time_have_reasons() -> None:
 
 def _samples(**header: bool) -> Samples:
     """Ten seconds of a host whose CPUs are 25 % busy and whose device is 80 % busy at 120 W."""
-    columns = {"utilisation": array("d", [0.8] * 11), "power_w": array("d", [120.0] * 11)}
+    columns = {"utilisation": array("d", [0.8] * 11), "power_w": array("d", [119.0, 121.0] * 5 + [119.0])}
     host = {"cpu": array("d", [0.25] * 11), "rapl_j": array("d", [50.0 * i for i in range(11)])}
     return Samples(header=dict(header), t=array("d", range(11)), host=host, devices={0: columns})
 

@@ -17,6 +17,8 @@ from types import FrameType
 from typing import Any
 
 RANK = int(os.environ["RANK"])
+SAMPLES = 8 * int(os.environ.get("WORLD_SIZE", "1"))
+"""Of a step over all ranks."""
 
 
 def say(event: str, **value: Any) -> None:
@@ -35,7 +37,7 @@ def finish(state: str, steps: int, **more: Any) -> None:
     value: dict[str, Any] = {
         "state": state, "end_reason": reason, "message": None, "converged": None, "e2e_time": 1.0, "init_time": 0.1,
         "raw_train_time": TRAINED.get("s", 0.9), "train_no_eval_time": 0.9,
-        "pure_training_computing_time": 0.8, "global_steps": steps, "num_trained_samples": 8 * steps,
+        "pure_training_computing_time": 0.8, "global_steps": steps, "num_trained_samples": SAMPLES * steps,
         "throughput_raw": None, "throughput_no_eval": None, "throughput_pure_compute": None, "final_loss": 1.0,
         "final_metrics": {}, "peak_device_memory_mib": None, "num_parameters": 1, "flops_per_sample": None,
         "flops_per_sample_formula": None,
@@ -88,7 +90,7 @@ def main() -> int:
         time.sleep(float(modes.get("pace", "0.02")))
         misbehave(modes, step, node_dir)
         window = {
-            "global_steps": step, "epoch": 0, "num_trained_samples": 8 * step, "learning_rate": 0.1,
+            "global_steps": step, "epoch": 0, "num_trained_samples": SAMPLES * step, "learning_rate": 0.1,
             "loss": 1.0 / step, "losses": [1.0 / step], "step_ms": [15.0], "data_wait_ms": [1.0], "wall_ms": 20.0,
         }  # fmt: skip
         say("STEP_END", **window)

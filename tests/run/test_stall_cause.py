@@ -6,9 +6,10 @@ import pytest
 
 from accelmark.run.agent.stall import main_stack
 from accelmark.run.controller.stall_cause import stall_cause
-from accelmark.spec.job import NodeExit, RankStall, StallRecord
+from accelmark.spec.job import LastCollective, NodeExit, RankStall, StallRecord
 
 WAITS = ("torch/distributed/distributed_c10d.py:10 in all_reduce", "loop.py:3 in step")
+LAST = (LastCollective(group="default", operation="gloo:all_reduce", number=12, state="scheduled"),)
 LOADS = ("torch/utils/data/dataloader.py:7 in next", "loop.py:2 in step")
 
 
@@ -44,6 +45,10 @@ def cause(*ranks: RankStall, **record: object) -> str | None:
             "n1: rank 1 stopped first: its process is in uninterruptible sleep in nfs_wait_bit_killable (state D)",
         ),
         ((rank(0), rank(1, last_step=6)), "n1: rank 1 stopped first: its last step was 6, that of the others 7"),
+        (
+            (rank(0, collectives=LAST), rank(1, collectives=(LAST[0].model_copy(update={"number": 11}),))),
+            "n1: rank 1 stopped first: its last collective in group default was number 11 (gloo:all_reduce), that",
+        ),
         ((rank(0), rank(1, stack=LOADS)), "n1: rank 1 stopped first: it is the only one that does not wait in comm"),
         (
             (rank(0, stack=LOADS[1:]), rank(1, stack=LOADS), rank(2, stack=LOADS[1:])),

@@ -44,6 +44,10 @@ def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) ->
     assert recording.header["devices"][0]["reasons"]["throttle"] == f"not read from {tmp_path / 'acme-smi'}"
     assert recording.footer["samples"] == len(recording.t)
     assert recording.footer["cpu_time_s"] > 0
+    assert not recording.is_edited
+    file = tmp_path / "telemetry.jsonl"
+    file.write_text(file.read_text().replace('"power_w": 57', '"power_w": 27', 1))
+    assert read_samples(file).is_edited
     device = recording.devices[1]
     found = {name: set(_read_values(device[name])) for name in ("power_w", "temperature_c", "utilisation")}
     assert found == {"power_w": {58}, "temperature_c": {32}, "utilisation": {0.07}}

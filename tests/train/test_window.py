@@ -47,7 +47,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
     clock = DeviceClock(device.event)
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for loss in (0.5, 0.25):
-        window.add(clock.mark(), clock.mark(), 2_000_000, torch.tensor(loss))
+        window.add(clock.mark(), None, clock.mark(), 2_000_000, torch.tensor(loss))
     closed = window.close(POSITION, 0, 10.0)
     assert device.waits == 0
     assert len(window) == 0
@@ -63,7 +63,7 @@ def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were()
     window = Window(clock, DeviceLosses(clock, pinned=False, overwritten=True))
     for loss in (0.5, 0.25):
         memory.fill_(loss)  # as a replayed CUDA graph does
-        window.add(clock.mark(), clock.mark(), 0, memory.detach())
+        window.add(clock.mark(), None, clock.mark(), 0, memory.detach())
     assert window.read(window.close(POSITION, 0, 10.0)).losses == (0.5, 0.25)
 
 
@@ -73,14 +73,14 @@ def test_events_are_used_again_once_read() -> None:
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for _ in range(5):
         for _ in range(2):
-            window.add(clock.mark(), clock.mark(), 0, torch.tensor(1.0))
+            window.add(clock.mark(), None, clock.mark(), 0, torch.tensor(1.0))
         window.read(window.close(POSITION, 0, 1.0))
     assert device.made == 5
 
 
 def test_losses_on_the_host_are_available_in_their_own_step() -> None:
     window = Window(HostClock(), HostLosses())
-    assert window.add(0, 1_000_000, 0, torch.tensor(float("nan"))) != 0
+    assert window.add(0, None, 1_000_000, 0, torch.tensor(float("nan"))) != 0
     assert window.last_is_nonfinite()
     read = window.read(window.close(POSITION, 0, 1.0))
     assert read.step_ms == (1.0,)

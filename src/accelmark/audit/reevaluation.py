@@ -18,6 +18,9 @@ METRIC_TOLERANCE: Final = 0.005
 NUM_CLOSE_STEPS: Final = 8
 """Steps over which two honest computations stay close; after that, small differences grow as in any chaotic system."""
 
+MIN_STEPS_WITH_PAIR: Final = 144
+"""Steps from which training writes a pair of checkpoints: 8 before it, at most 128 in it, and 8 more."""
+
 
 class ReplayTolerance(NamedTuple):
     """Largest differences between training and its replay at one precision; docs/reader.md has the measurements."""
@@ -51,10 +54,7 @@ def reproduced(entry: RoundEvidence) -> Findings:
         actual = "the weights were not evaluated after training; 'accelmark evaluate' does it"
         yield finding("error", "reevaluation", "an evaluation in a fresh process", actual)
     elif found is None and entry.started is not None and (entry.started.hooks or entry.result.key.nnodes > 1):
-        actual = (
-            "the ranks evaluated the weights themselves: the run is of an earlier version, or its hosts share no "
-            "directory of checkpoints (set shared_directory)"
-        )
+        actual = "the ranks evaluated the weights themselves: the run is of an earlier version"
         severity: Severity = "open" if entry.started.hooks else "warning"
         yield finding(severity, "reevaluation", "an evaluation in a fresh process", actual)
     elif found is not None:
@@ -92,6 +92,13 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
         yield finding("open" if "replay" in warning else "warning", "replay", "", warning)
     if work.settings.checkpoint.replay_mib == 0:
         yield finding("open", "replay", "pairs of checkpoints", "checkpoint.replay_mib is 0: no pair was kept")
+    elif entry.result.num_steps >= MIN_STEPS_WITH_PAIR and all(replay.start is None for replay in found.replays):
+        actual = (
+            f"of {entry.result.num_steps} steps only the first were replayed: no pair of checkpoints was kept within "
+            f"checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
+        )
+        severity: Severity = "open" if entry.job is not None and entry.job.extern is not None else "warning"
+        yield finding(severity, "replay", "steps between two checkpoints replayed", actual)
     for replay in found.replays:
         yield from _loss_findings(entry, replay, tolerance)
         yield from _update_findings(entry, replay, tolerance)

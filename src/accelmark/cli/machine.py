@@ -139,15 +139,15 @@ def preflight(
 
     spec = read_cluster(cluster)
     spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
-    problems = asyncio.run(check_cluster(spec))
+    problems, num_hosts = asyncio.run(check_cluster(spec)), len(spec.hosts) + len(spec.spares)
     if as_json:
-        typer.echo(json.dumps({"hosts": len(spec.hosts), "problems": [asdict(problem) for problem in problems]}))
+        typer.echo(json.dumps({"hosts": num_hosts, "problems": [asdict(problem) for problem in problems]}))
     else:
         print_table(problems)
         bad = {problem.host for problem in problems if problem.severity == "error"}
         if spec.vendor is None:
             options.warn("devices were not checked: name their vendor in the cluster file, or with --vendor")
-        typer.echo(f"{len(spec.hosts) - len(bad)} of {len(spec.hosts)} hosts are ready")
+        typer.echo(f"{num_hosts - len(bad)} of {num_hosts} hosts are ready")
     if any(problem.severity == "error" for problem in problems):
         raise typer.Exit(EXIT_FAILED)
 
@@ -187,15 +187,19 @@ def monitor(
 
 def probe(
     vendor: options.Vendor = None,
-    nproc: Annotated[int, Option("--nproc", min=1, help="Number of devices to measure together.")] = 1,
+    cluster: Annotated[
+        Path | None, Option("--cluster", metavar="FILE", help="Cluster file: measure its hosts together.")
+    ] = None,
+    nproc: Annotated[int, Option("--nproc", min=1, help="Devices to measure together, on each host.")] = 1,
     only: Annotated[list[str] | None, Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
     budget: Annotated[float, Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.run.controller.probe import probe as measure
+    from accelmark.run.probe import probe as measure
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.spec.plugins.launcher import read_cluster
     from accelmark.spec.records import ProbeItem
 
     known = get_args(ProbeItem)
@@ -203,10 +207,13 @@ def probe(
     for item in items:
         if item not in known:
             raise RequestError(f"--only {item}: unknown item ({nearest(item, known)})")
-    here = detect_devices(vendor)
-    if here.num_devices is not None and nproc > here.num_devices:
+    hosts = read_cluster(cluster) if cluster is not None else None
+    here = detect_devices(vendor or (hosts.vendor if hosts is not None else None))
+    if hosts is not None and vendor is None and hosts.vendor is None:
+        raise RequestError(f"{cluster}: names no vendor: add 'vendor: NAME', or give --vendor")
+    if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
-    found = measure(load_vendor(here.vendor), here.hardware, nproc, cast("list[ProbeItem]", items), budget)
+    found = measure(load_vendor(here.vendor), here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
     if found.disturbed:
         busy = f"the host was busy: {'; '.join(found.disturbed)}"
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
@@ -221,15 +228,22 @@ def probe(
         for name, rate in getattr(found, kind).items():
             table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
     console = Console()
-    console.print(f"{found.device_name}, {found.world_size} ranks, {found.framework}", highlight=False)
+    where = f" on {len(found.hosts)} hosts" if len(found.hosts) > 1 else ""
+    console.print(f"{found.device_name}, {found.world_size} ranks{where}, {found.framework}", highlight=False)
     console.print(table)
+    if found.sweep:
+        sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")
+        for one in found.sweep:
+            rates = (quantity(one.algorithm_gb_s, "GB/s"), quantity(one.bus_gb_s, "GB/s"))
+            sizes.add_row(one.operation, f"{one.size_bytes:,} B", f"{one.time_us:,.1f} us", *rates)
+        console.print(sizes)
 
 
 def detect_devices(vendor: str | None) -> Detected:
     """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
     from accelmark.plan.adaptation import host_capabilities
     from accelmark.plan.request import Detected
-    from accelmark.run.controller.probe import remembered
+    from accelmark.run.probe import remembered
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.telemetry.detect import detect, measurable_vendors
 

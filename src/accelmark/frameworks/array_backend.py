@@ -1,6 +1,6 @@
 """The parts of a training backend that are the same for every framework whose batches and checkpoints are NumPy arrays.
 
-A framework subclasses :class:`ArrayBackend`. It keeps the same state on every rank, so that rank 0 can save it.
+A framework subclasses :class:`ArrayBackend`. It keeps the same state on every rank, so that any rank can save it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import Precision
+from accelmark.train.loop.checkpoint_directory import unreadable
 from accelmark.train.loop.checkpoints import (
     ArrayCheckpoints,
     NamedArrays,
     structure_hash,
-    unreadable,
     update_squares,
     weights_hash,
 )
@@ -78,6 +78,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
         self.world_size = place.world_size
         self.immediate = False
         self.clock: StepClock | None = None
+        self.own_end: Callable[[], Any] | None = None
         self.losses: LossReader = HostLosses()
         self.num_parameters = 0
         self.flops_per_sample: float | None = None
@@ -271,7 +272,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest() if self.job.resume else None
+        newest = self._checkpoints.newest(self.exchange_max) if self.job.resume else None
         return None if newest is None else self._load(newest)
 
     def _load(self, checkpoint: Path) -> Progress:
@@ -284,12 +285,8 @@ class ArrayBackend(ABC, Generic[CaseT]):
         return progress
 
     def save(self, progress: Progress) -> str:
-        """Write a checkpoint (rank 0) and return its name."""
-        name = f"step{progress.global_steps:09d}"
-        if self.place.rank == 0:
-            name = self._checkpoints.save(self.state(), progress)
-        self.mean([0.0])  # no rank goes on before the checkpoint is complete
-        return name
+        """Write a checkpoint and return its name."""
+        return self._checkpoints.save(self.state, progress, lambda: self.mean([0.0]))
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
         """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""

@@ -63,11 +63,6 @@ class RunRequest:
     command_line: Mapping[str, Any]
     data_dirs: DataDirs
 
-    def shares_checkpoints(self, num_hosts: int) -> bool:
-        """Return whether the hosts of a job see one directory of checkpoints."""
-        shared = self.launcher.shares_filesystem or self.cluster.options.get("shared_directory") is not None
-        return num_hosts == 1 or shared
-
     @property
     def is_detected_vendor(self) -> bool:
         """Whether the run uses chips of the vendor that was detected here."""

@@ -48,9 +48,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
     can_differ = not settings.loader.synthetic or (request.adaptation / "extern").is_dir()
     return PlannedWork(
-        work=TrainJob(**common, is_checked=can_differ and request.run.shares_checkpoints(key.nnodes))
-        if trainer is None
-        else ExternalJob(**common, trainer=trainer),
+        work=TrainJob(**common, is_checked=can_differ) if trainer is None else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
         data_dirs={} if settings.loader.synthetic else dict(request.run.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,

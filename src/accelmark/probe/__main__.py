@@ -38,7 +38,7 @@ def _probe(job: JobSpec) -> None:
     import torch.distributed as dist
 
     from accelmark.frameworks.pytorch.training.platform import device_name, join_ranks, open_device
-    from accelmark.probe.collectives import probe_collectives
+    from accelmark.probe.collectives import best_rates, sweep_collectives
     from accelmark.probe.device import probe_copies, probe_memory, probe_products
     from accelmark.spec.job import ProbeJob
     from accelmark.spec.plugins.framework import RankPlace
@@ -50,19 +50,21 @@ def _probe(job: JobSpec) -> None:
     ranks = RankPlace.from_environment()
     device = open_device(job, ranks)
     join_ranks(job.collective_backend, ranks, device, needed=False)
-    measure = {
-        "matmul": probe_products, "memory": probe_memory, "copies": probe_copies, "collectives": probe_collectives
-    }  # fmt: skip
-    share_s = request.budget_s / len(measure)
+    measure = {"matmul": probe_products, "memory": probe_memory, "copies": probe_copies}
+    share_s = request.budget_s / (len(measure) + 1)
     rates = {name: probe(device, share_s) if name in request.items else {} for name, probe in measure.items()}
+    sweep = sweep_collectives(device, share_s) if "collectives" in request.items else ()
     if ranks.rank == 0:
         ceilings = Ceilings(
             device_type=device.type,
             device_name=device_name(device) or platform.processor() or platform.machine(),
             world_size=ranks.world_size,
+            hosts=request.hosts,
             framework=f"pytorch {torch.__version__}",
             measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             **rates,
+            collectives=best_rates(sweep) if "collectives" in request.items else {},
+            sweep=sweep,
         )
         node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
         (node_dir / CEILINGS_FILE).write_text(ceilings.model_dump_json(indent=2), encoding="utf-8")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 MIN_REPETITIONS: Final = 5
 GROUPS: Final = 5
 """Number of timed groups of repetitions; the median group is used to exclude disturbances."""
-_MIN_TOGETHER: Final = 3
+MIN_TOGETHER: Final = 3
 _MAX_TOGETHER: Final = 500
 
 
@@ -47,7 +47,7 @@ def time_collective(operation: Callable[[], object], device: torch.device, budge
         return float(seconds)
 
     operation()
-    repetitions = max(_MIN_TOGETHER, min(_MAX_TOGETHER, int(budget_s / max(slowest(1), 1e-6))))
+    repetitions = max(MIN_TOGETHER, min(_MAX_TOGETHER, int(budget_s / max(slowest(1), 1e-6))))
     return Timing(slowest(repetitions) / repetitions, repetitions)
 
 

@@ -42,7 +42,7 @@ class Line(NamedTuple):
 def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
     """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
     return fill(
-        "compare.html",
+        "runs/compare.html",
         comparison=comparison,
         pairs=[
             {
@@ -57,7 +57,7 @@ def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
         load=list(_load_charts(comparison)),
         served=served,
         style=inline("page.css"),
-        more_style=inline("runs.css"),
+        more_style=inline("runs/runs.css"),
         script=inline("theme.js"),
         title="Comparison",
     )

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from accelmark.explain.entries import all_terms
 from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
+from accelmark.report.rank_table import RankTable, rank_table
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.equivalence import EQUIVALENCE_RULE
@@ -103,6 +104,8 @@ class CaseView(NamedTuple):
     peak: float | None
     """The chip's dense peak in TFLOP/s at the precision used."""
     hosts: list[tuple[str, list[tuple[str, str]]]]
+    ranks: RankTable | None
+    """None where ranks were not compared."""
     serving: ServingView | None
     """None for other tasks."""
     settings: list[tuple[bool, list[tuple[str, Provenance]]]]
@@ -163,6 +166,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         ],
         peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
         hosts=list(_hosts(first)) if first else [],
+        ranks=rank_table(rounds),
         serving=serving_view(first),
         settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
         plots=plots_of(rounds),
@@ -253,7 +257,7 @@ _ENGINE_COLUMNS: Final = (
 
 
 def inference_view(run: LoadedRun) -> dict[str, Any] | None:
-    """Return the values of ``inference.html``, None where the run has no inference case.
+    """Return the values of ``run/inference.html``, None where the run has no inference case.
 
     A row has an engine at one precision and batch: cells of (value, note or reason why there is none), and its core
     throughput relative to the framework's own.
@@ -305,7 +309,7 @@ def render_page(run: LoadedRun) -> str:
     """Return the page of a run as HTML; all values in it are escaped."""
     cases = case_views(run)
     return fill(
-        "run.html",
+        "run/run.html",
         run=run,
         summary=run.summary,
         cases=cases,
@@ -313,7 +317,7 @@ def render_page(run: LoadedRun) -> str:
         inference=inference_view(run),
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
         style=inline("page.css"),
-        script=inline("run.js"),
+        script=inline("run/run.js"),
         plotly=plotly(),
         data=embed_json({case.anchor: case.plots for case in cases}),
     )

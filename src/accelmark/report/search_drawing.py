@@ -1,4 +1,4 @@
-"""Geometry of a search's drawings, which ``search_drawing.html`` draws: networks, family tree, work of each worker."""
+"""Geometry of a search's drawings: networks, family tree, work of each worker (``search/search_drawing.html``)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _page(
         "Regulated score": {"x": hours, "y": regulated, "unit": "operations / s"},
     }  # fmt: skip
     return fill(
-        "search.html",
+        "search/search.html",
         summary=summary,
         headings=_TRIAL_HEADINGS,
         trials=trials,
@@ -79,8 +79,8 @@ def _page(
         networks=[(one, known.get(one.id), draw_network(one.network)) for one in sorted(best, key=lambda one: one.id)],
         left_out=max(0, len(individuals) - _MOST_DRAWN),
         config=directory.config().model_dump_json(indent=2),
-        style=inline("page.css") + inline("search.css"),
-        script=inline("search.js"),
+        style=inline("page.css") + inline("search/search.css"),
+        script=inline("search/search.js"),
         plotly=plotly(),
         data=embed_json(plots),
     )

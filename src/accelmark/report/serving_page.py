@@ -68,7 +68,7 @@ class LatencyRow(NamedTuple):
 
 
 class ServingView(NamedTuple):
-    """The values of ``serving.html`` for one case."""
+    """The values of ``run/serving.html`` for one case."""
 
     round: int
     serving: ServingRound

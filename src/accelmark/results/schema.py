@@ -181,6 +181,46 @@ class InferenceRound(Spec):
     """(share of the full batches, latency in ms that they do not exceed), for charts."""
 
 
+class RankTime(Spec):
+    """Where a rank's time went, as means over its steps in ms; without the first steps of each attempt."""
+
+    rank: int
+    host: str
+    step_ms: FiniteFloat
+    """With the wait for data."""
+    data_wait_ms: FiniteFloat
+    own_ms: FiniteFloat
+    """Computation up to its last gradient."""
+    wait_ms: FiniteFloat
+    """Wait for other ranks: the rest of its step, less the least rest of any rank, which is exchange and update."""
+
+    @property
+    def busy_ms(self) -> float:
+        """Time until the other ranks could go on."""
+        return self.data_wait_ms + self.own_ms
+
+
+class Straggler(Spec):
+    """The rank that the others wait for most."""
+
+    rank: int
+    host: str
+    share: FiniteFloat
+    """Its time beyond the median of the other ranks, as a share of a step."""
+    cause: Literal["data", "computation"]
+    """What takes it longer than the others."""
+    is_whole_host: bool
+    """Whether its host has several ranks, and all are slower than those of other hosts by more than the limit."""
+
+
+class RankTimes(Spec):
+    """Where the time of all ranks went."""
+
+    ranks: tuple[RankTime, ...]
+    straggler: Straggler | None
+    """null where no rank costs more than 2 % of a step."""
+
+
 class RoundResult(Spec):
     """One round of one case."""
 
@@ -217,6 +257,8 @@ class RoundResult(Spec):
     """null for other tasks."""
     serving: ServingRound | None = None
     """null for other tasks."""
+    rank_times: RankTimes | None = None
+    """null where ranks do not mark their own part of a step (``StepWindow.own_ms``)."""
     nodes: tuple[NodeExit, ...] = ()
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)

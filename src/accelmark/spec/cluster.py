@@ -89,6 +89,8 @@ class ClusterSpec(Spec):
     name: str = "local"
     """Name of the cluster in reports."""
     hosts: tuple[HostSpec, ...] = Field(default=(HostSpec(address="localhost"),), min_length=1)
+    spares: tuple[HostSpec, ...] = ()
+    """Hosts that replace hosts which are not ready when a run starts, in this order."""
     launcher: str = "local"
     """Name of a launcher's folder."""
     vendor: str | None = None
@@ -128,8 +130,9 @@ class ClusterSpec(Spec):
 
     @model_validator(mode="after")
     def _distinct(self) -> ClusterSpec:
-        names = [host.name for host in self.hosts]
-        places = [host.address if host.port is None else f"{host.address}:{host.port}" for host in self.hosts]
+        hosts = (*self.hosts, *self.spares)
+        names = [host.name for host in hosts]
+        places = [host.address if host.port is None else f"{host.address}:{host.port}" for host in hosts]
         twice = {name for name in names if names.count(name) > 1} | {at for at in places if places.count(at) > 1}
         if twice:
             raise ValueError(f"duplicate hosts: {', '.join(sorted(twice))}")

@@ -73,6 +73,9 @@ class StepWindow(Spec):
     """Computation of each step, by device events or the monotonic clock; empty if the framework times windows only."""
     data_wait_ms: tuple[float, ...]
     """Time spent waiting for each step's batches."""
+    own_ms: tuple[float, ...] = ()
+    """The part of each entry of ``step_ms`` up to this rank's last gradient, before it waits for others; empty where
+    the framework does not mark that point."""
     wall_ms: float
     """Duration of the window without evaluation."""
     span_ms: float | None = None

@@ -117,6 +117,8 @@ class EvaluateJob(BaseWork):
     it."""
     sha256: dict[str, str] = Field(default_factory=dict)
     """Hash of each of these checkpoints as training logged it (``train/loop/checkpoint_writer.py``)."""
+    sha256_on_hosts: dict[int, dict[str, str]] = Field(default_factory=dict)
+    """The same for checkpoints that a further host keeps itself, by the first rank of that host."""
 
     @property
     def _settings(self) -> TrainSettings:
@@ -184,6 +186,8 @@ class ProbeJob(BaseWork):
     items: tuple[ProbeItem, ...] = ("matmul", "memory", "copies", "collectives")
     budget_s: PositiveFloat = 60.0
     """Approximate time budget for the measurement."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts that the ranks run on."""
 
 
 Work = Annotated[
@@ -272,6 +276,25 @@ class RankExit(Spec):
     last_lines: tuple[str, ...] = ()
 
 
+class LastCollective(Spec):
+    """The last collective that a rank started in one process group."""
+
+    group: str
+    operation: str
+    number: int
+    """Counts the collectives of the group."""
+    state: str
+    """``scheduled``, ``started`` or ``completed``, as far as the framework's recorder knows."""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of its inputs."""
+
+
+class LastCollectives(Spec):
+    """What a rank answers when its agent asks for its last collectives."""
+
+    collectives: tuple[LastCollective, ...]
+
+
 class RankStall(Spec):
     """What a rank did when its job stalled."""
 
@@ -288,6 +311,8 @@ class RankStall(Spec):
     last_step: int | None
     stack: tuple[str, ...] = ()
     """``FILE:LINE in FUNCTION`` of its main thread, innermost first; those of all threads are in its log."""
+    collectives: tuple[LastCollective, ...] = ()
+    """The last of each process group; empty where the framework records none, or the rank did not answer."""
     children: tuple[str, ...] = ()
     """Its threads and children that are stopped or sleep uninterruptibly."""
 

@@ -163,6 +163,24 @@ class Rate(Spec):
     repetitions: int = 0
 
 
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
+
+
+class CollectiveTiming(Spec):
+    """A collective at one size, on all ranks together; rates as nccl-tests defines them."""
+
+    operation: Collective
+    size_bytes: int
+    """Of the buffer: for all-gather the gathered one, for reduce-scatter the one before it."""
+    time_us: float
+    """Mean time of one operation on the slowest rank."""
+    algorithm_gb_s: float
+    """``size_bytes`` over the time."""
+    bus_gb_s: float
+    """The same times 2(n-1)/n for all-reduce, 1 for point to point, (n-1)/n for the others, with n ranks."""
+    repetitions: int
+
+
 class Ceilings(Spec):
     """Measured rates of one device and, for collectives, of the group."""
 
@@ -180,6 +198,10 @@ class Ceilings(Spec):
     copies: dict[str, Rate] = Field(default_factory=dict)
     """``host_to_device`` and ``device_to_host``, pinned memory."""
     collectives: dict[str, Rate] = Field(default_factory=dict)
-    """``all_reduce`` as bus bandwidth (algorithm bandwidth x 2(n-1)/n), ``point_to_point``."""
+    """:data:`Collective` -> the largest bus bandwidth over sizes; ``point_to_point`` is rank 0 to the last rank."""
+    sweep: tuple[CollectiveTiming, ...] = ()
+    """Every collective at every size."""
+    hosts: tuple[str, ...] = ()
+    """The hosts of the ranks; empty in records of earlier versions, which are of one host."""
     disturbed: tuple[str, ...] = ()
     """Other load on the host before or during the probe, which reduces the measured rates."""

@@ -228,6 +228,7 @@ class Recorder:
             "samples": self._num_samples,
             "missed": self._num_missed,
             "lost_lines": self._file.num_lost,
+            "sha256": self._file.sha256,
             "reasons": self._reasons(),
             "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
         }

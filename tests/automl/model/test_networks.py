@@ -101,7 +101,7 @@ def test_merging_different_shapes_is_refused(layer: Add | Concat) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "Invalid JSON"),
+        ("{", "invalid JSON"),
         ('{"name": "x"}', "input_shape"),
         ('{"schema_version": 2}', "schema_version"),
         (

@@ -40,6 +40,7 @@ from accelmark.spec.settings import TYPE_OF_PRECISION
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock
 from accelmark.train.loop.contract import Backend
+from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.arrays import Arrays
 from accelmark.train.tasks.shares import seed_of
 
@@ -115,6 +116,9 @@ class PaddleBackend(ArrayBackend[TrainCase]):
             Event.CREATE_OPTIMIZER,
             lambda: build_optimizer(self._model, settings.optimizer, settings.gradient_clip_norm),
         )
+        if self.world_size > 1 and self.clock is not None:
+            trained = (parameter for parameter in self._model.parameters() if not parameter.stop_gradient)
+            self.own_end = OwnPart([parameter.register_hook for parameter in trained], self.clock).take
         self._scaler = paddle.amp.GradScaler() if self._precision == "fp16" else None
 
     def versions(self) -> tuple[str, dict[str, str]]:

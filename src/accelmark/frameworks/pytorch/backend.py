@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform as machine
 import socket
 import time
@@ -15,6 +16,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
@@ -31,6 +33,7 @@ from accelmark.frameworks.pytorch.model.identity import (
     weights_hash,
 )
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
+from accelmark.frameworks.pytorch.training import flight_recorder
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local, plain
 from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
@@ -57,6 +60,7 @@ from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
+from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
 
 
@@ -97,6 +101,7 @@ class PyTorchBackend:
         self.world_size = ranks.world_size
         self.immediate = True
         self.clock: StepClock | None = HostClock()
+        self.own_end: Callable[[], Any] | None = None
         self.losses: LossReader = HostLosses()
         self.num_parameters = 0
         self.flops_per_sample: float | None = None
@@ -178,7 +183,11 @@ class PyTorchBackend:
             forget_peak_memory(self._device)
             return self._in_process.control
         is_sharded = self._settings.parallelism == "fsdp2"
-        return join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
+        flight_recorder.switch_on()
+        group = join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
+        if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
+            flight_recorder.answer_requests(Path(node_dir), self._ranks.rank)
+        return group
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings
@@ -211,9 +220,11 @@ class PyTorchBackend:
         schedule = case.build_schedule(optimizer, self._size.schedule_length(self._settings), self.steps_per_epoch)
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
-        self._checkpoints = Checkpoints(
-            self._job.checkpoint_dir, self._settings, training, self._device, self._ranks.rank, self.world_size
-        )
+        if self.clock is not None and isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
+            # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
+            self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
+        self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, self._device, self._ranks)
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()
@@ -223,7 +234,7 @@ class PyTorchBackend:
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest() if self._job.resume else None
+        newest = self._checkpoints.newest(self.exchange_max) if self._job.resume else None
         return None if newest is None else self._checkpoints.load(newest)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:

@@ -31,8 +31,11 @@ from accelmark.spec.errors import RequestError
 COOKIE: Final = "accelmark_token"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 _STATIC: Final = {
-    "page.css": "text/css", "runs.css": "text/css", "theme.js": "text/javascript", "live.js": "text/javascript",
-}  # fmt: skip
+    "page.css": "text/css",
+    "runs/runs.css": "text/css",
+    "theme.js": "text/javascript",
+    "run/live.js": "text/javascript",
+}
 _MAX_BODY: Final = 4096
 _SHUTDOWN_S: Final = 3
 
@@ -109,7 +112,7 @@ def make_app(index: RunIndex, access: Access) -> Starlette:
     """Return the application: GET and HEAD of pages, and the POST that signs in."""
     pages = Pages(index)
     routes = [
-        Route("/static/{name}", _static),
+        Route("/static/{name:path}", _static),
         Route("/sign-in", _sign_in(access), methods=["POST"]),
         Route("/run/{name:path}", pages.run),
         *(Route(path, endpoint) for path, endpoint in pages.endpoints.items()),

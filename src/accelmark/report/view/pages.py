@@ -81,7 +81,7 @@ class Pages:
             for title, name in FILTERS
         ]
         page = fill(
-            "runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
+            "runs/runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
             rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
             choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
             live=live_runs(snapshot.unfinished), directory=self._index.directory.name,
@@ -93,7 +93,7 @@ class Pages:
         unfinished = self._index.snapshot().unfinished
         wanted = request.query_params.getlist("run")
         chosen = {name: path for name, path in unfinished.items() if not wanted or name in wanted}
-        return respond(fill("live.html", live=live_runs(chosen)))
+        return respond(fill("run/live.html", live=live_runs(chosen)))
 
     def run(self, request: Request) -> Response:
         """Return the page of one run, or its progress while it has no summary."""
@@ -102,7 +102,7 @@ class Pages:
             return respond(_run_page(snapshot.runs[name]), inline=True)
         if name in snapshot.unfinished:
             live = [live_run(name, snapshot.unfinished[name])]
-            return respond(fill("progress.html", served=True, title=name, name=name, live=live))
+            return respond(fill("run/progress.html", served=True, title=name, name=name, live=live))
         raise HTTPException(404)
 
     def compare(self, request: Request) -> Response:
@@ -125,7 +125,7 @@ class Pages:
 
         curves = scaling_curves(self._index.snapshot().runs.values())
         shown = [(curve, scaling_chart(curve)) for curve in curves]
-        return respond(fill("scaling.html", served=True, title="Scaling", curves=shown))
+        return respond(fill("runs/scaling.html", served=True, title="Scaling", curves=shown))
 
     def trend(self, request: Request) -> Response:
         """Return one figure of one case over time."""
@@ -137,7 +137,7 @@ class Pages:
         wanted = query.get("figure", FigureName.THROUGHPUT_TRAIN.value)
         name = next((found for found in figures if found.value == wanted), figures[0] if figures else None)
         page = fill(
-            "trend.html", served=True, title="Trend", cases=list(groups), chosen=chosen,
+            "runs/trend.html", served=True, title="Trend", cases=list(groups), chosen=chosen,
             figure=name.value if name else "", choices=[(found.value, title_of(found, unit)) for found in figures],
             drawn=self._trend([row for row in rows if row[name.value] is not None], name, unit) if name else None,
         )  # fmt: skip

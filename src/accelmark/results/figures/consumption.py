@@ -19,9 +19,6 @@ MIN_GAP_S: Final = 5.0
 MIN_ENERGY_S: Final = 30.0
 """Shortest measured time of a published energy figure: power is read about once a second, steps are much shorter."""
 
-MIN_READINGS: Final = 20
-"""Equal readings of power from which they are taken for a constant."""
-
 Spans = Sequence[tuple[float, float]]
 """(begin, end) in seconds of the samples' clock."""
 
@@ -201,20 +198,13 @@ def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str], 
         if not power and not counter:
             return Integral(None, None, f"device {index}: {samples.reason('power_w')}")
         alone += [f"power of device {index}"] if not counter else [f"energy of device {index}"] if not power else []
-        notes += [what] if (what := _constant(power, spans, index)) else []
+        if constant := samples.constant_power(index):
+            return Integral(None, None, constant)
         used = _energy_of(samples, spans, power, counter, f"device {index}", notes)
         if used.value is None or used.mean is None:
             return used
         total, mean = total + used.value, mean + used.mean
     return Integral(total, mean)
-
-
-def _constant(power: Series, spans: Spans, index: int) -> str | None:
-    """Return a warning where all readings of power are equal: those of a sensor vary."""
-    readings = [watts for t, watts in power if any(begin <= t <= end for begin, end in spans)]
-    if len(readings) < MIN_READINGS or len(set(readings)) > 1:
-        return None
-    return f"device {index}: all {len(readings)} readings of power are {readings[0]:g} W, so it may not be measured"
 
 
 def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str, notes: list[str]) -> Integral:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, RankEnd, TrainLog, read_train_log
+from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, OwnTime, RankEnd, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
@@ -67,6 +67,8 @@ class Timeline:
     """Node directory -> the times of the events of its first rank, in its last attempt."""
     marked: MarkedTime
     """Of the lead rank."""
+    own: dict[int, OwnTime]
+    """Rank -> the time of its own part of steps, of those that logged it."""
 
     @property
     def lead_end(self) -> RankEnd:
@@ -118,6 +120,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     step_ms: list[Floats] = []
     spans: dict[str, tuple[tuple[float, float], ...]] = {}
     times: dict[str, EventTimes] = {}
+    own: dict[int, OwnTime] = {}
     compute_ms = data_wait_ms = 0.0
     losses = _Losses()
     for rank, path in sorted(logs):
@@ -133,6 +136,8 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         data_wait_ms += log.data_wait_ms
         spans.setdefault(str(path.parent), _spans(log))
         times.setdefault(str(path.parent), log.attempts[-1].times)
+        if log.own.num_steps:
+            own[rank] = log.own
         losses.fold(log.attempts)
     if lead is None:
         return None
@@ -162,6 +167,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         train_spans=spans,
         times=times,
         marked=lead.marked,
+        own=own,
     )
 
 

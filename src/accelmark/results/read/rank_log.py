@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from pydantic import ValidationError
 
@@ -28,6 +28,9 @@ from accelmark.spec.inference_events import (
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.serving import LoadStage
 from accelmark.spec.settings import Scalar
+
+WARM_STEPS: Final = 5
+"""First steps of each attempt whose time ranks are not compared by: they compile, and open libraries."""
 
 
 class EventTime(NamedTuple):
@@ -126,6 +129,28 @@ class MarkedTime:
 
 @final
 @dataclass(slots=True)
+class OwnTime:
+    """Sums over the steps of a rank whose own part is known, without the first of each attempt, in milliseconds."""
+
+    num_steps: int = 0
+    step_ms: float = 0.0
+    """With the wait for data."""
+    own_ms: float = 0.0
+    """The rank's own computation, without data and other ranks."""
+    data_wait_ms: float = 0.0
+
+    def take(self, window: StepWindow, skipped: int) -> None:
+        """Add a window without its first ``skipped`` steps."""
+        own = window.own_ms[skipped:]
+        waits = window.data_wait_ms[skipped:]
+        self.num_steps += len(own)
+        self.step_ms += sum(window.step_ms[skipped:]) + sum(waits)
+        self.own_ms += sum(own)
+        self.data_wait_ms += sum(waits)
+
+
+@final
+@dataclass(slots=True)
 class TrainLog:
     """The data of one rank that figures are computed from."""
 
@@ -137,6 +162,7 @@ class TrainLog:
     """Sum over all steps."""
     data_wait_ms: float = 0.0
     marked: MarkedTime = field(default_factory=lambda: MarkedTime())
+    own: OwnTime = field(default_factory=lambda: OwnTime())
 
     @property
     def has_windows(self) -> bool:
@@ -195,6 +221,8 @@ def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: f
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
+    if window.own_ms:
+        log.own.take(window, max(0, WARM_STEPS - int(sum(attempt.window_lengths[:WARM_STEPS]))))
     if window.span_ms is not None:
         log.marked.wall_s += window.wall_ms / 1e3
         log.marked.span_s += window.span_ms / 1e3

@@ -70,12 +70,14 @@ class Reevaluation(NamedTuple):
 
 
 class SavedCheckpoints(NamedTuple):
-    """The checkpoints that rank 0 of a round logged."""
+    """The checkpoints of a round, as rank 0 logged them."""
 
     steps: Mapping[str, int]
     """Name -> optimizer steps done."""
     hashes: CheckpointHashes | None
     """None in rounds of earlier versions, and where training did not complete."""
+    on_hosts: Mapping[int, Mapping[str, str]]
+    """First rank of each further host that keeps checkpoints of its own -> SHA-256 of each, by name."""
     log_sha256: str
     """Over the logs of all ranks."""
 
@@ -155,16 +157,22 @@ def _sum(updates: Sequence[UpdateSquares]) -> UpdateSquares:
 
 
 def saved_checkpoints(round_dir: Path) -> SavedCheckpoints:
-    """Read the checkpoints of a round from the log of rank 0."""
+    """Read the checkpoints of a round from the logs of its ranks."""
     steps: dict[str, int] = {}
     hashes: CheckpointHashes | None = None
+    on_hosts: dict[int, Mapping[str, str]] = {}
     digest = hashlib.sha256()
-    for number, log in enumerate(rank_logs(round_dir).values()):
+    first_logs = {logs[0][1] for node in node_dirs(round_dir) if (logs := node.rank_logs())}
+    for number, (rank, log) in enumerate(rank_logs(round_dir).items()):
         digest.update(log.read_bytes())
-        for record in PerfLogReader(log) if number == 0 else ():
-            if record.event == Event.CHECKPOINT:
+        for record in PerfLogReader(log) if log in first_logs else ():
+            if record.event == Event.CHECKPOINT and number == 0:
                 saved = record.value_as(SavedCheckpoint)
                 steps[saved.name] = saved.global_steps
-            elif record.event == Event.CHECKPOINTS_HASHED:
+            elif record.event == Event.CHECKPOINTS_HASHED and number == 0:
                 hashes = record.value_as(CheckpointHashes)
-    return SavedCheckpoints(steps, hashes, digest.hexdigest())
+            elif record.event == Event.CHECKPOINTS_HASHED:
+                on_hosts[rank] = record.value_as(CheckpointHashes).sha256
+    shared = hashes.sha256 if hashes is not None else {}
+    on_hosts = {rank: sha256 for rank, sha256 in on_hosts.items() if sha256 != shared}
+    return SavedCheckpoints(steps, hashes, on_hosts, digest.hexdigest())

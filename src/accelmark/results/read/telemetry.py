@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,11 @@ from typing import Any, Final, final
 from pydantic_core import from_json
 
 from accelmark.spec.errors import RunError
+from accelmark.spec.secret import LEFT_OUT
 
 _NAN: Final = float("nan")
+_FEWEST_READINGS: Final = 6
+"""Equal readings of power from which they are taken for a constant."""
 
 
 @final
@@ -32,6 +36,8 @@ class Samples:
     notes: list[str] = field(default_factory=list)
     """Notes of the recorder: a foreign process on a device, a monitor tool that failed."""
     malformed: int = 0
+    is_edited: bool = False
+    """Whether the lines before a footer do not have the hash that the recorder states in it."""
 
     @property
     def interval_s(self) -> float:
@@ -69,6 +75,17 @@ class Samples:
             return self.t
         return array("d", [t - (age if age == age else 0.0) for t, age in zip(self.t, ages, strict=True)])
 
+    def constant_power(self, index: int) -> str | None:
+        """Return what a device's readings of power are where all are equal, so that they are no measurement.
+
+        The recorder reads from before the ranks start until after they end, and a device takes more power while it
+        computes.
+        """
+        readings = [watts for watts in self.devices[index].get("power_w", ()) if watts == watts]
+        if len(readings) < _FEWEST_READINGS or len(set(readings)) > 1:
+            return None
+        return f"device {index}: all {len(readings)} readings of power are {readings[0]:g} W, idle and busy"
+
 
 def read_samples(path: Path) -> Samples:
     """Read one host's ``telemetry.jsonl``; malformed lines are counted and skipped.
@@ -77,10 +94,18 @@ def read_samples(path: Path) -> Samples:
     """
     samples = Samples()
     try:
+        digest, is_redacted = hashlib.sha256(), False
         with path.open("rb") as file:
             for line in file:
+                if line.startswith(b'{"header"'):
+                    digest = hashlib.sha256()  # a recorder that was started again hashes its own lines
+                is_redacted |= LEFT_OUT.encode() in line  # by bundling
+                footer = samples.footer
                 if not _take(samples, line):
                     samples.malformed += 1
+                if samples.footer is not None and samples.footer is not footer and not is_redacted:
+                    samples.is_edited |= samples.footer.get("sha256", digest.hexdigest()) != digest.hexdigest()
+                digest.update(line)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     return samples

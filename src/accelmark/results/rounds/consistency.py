@@ -47,10 +47,14 @@ def agreement_findings(
     yield from clock_findings(round_dir, nodes, times, is_translated=isinstance(job.work, ExternalJob))
 
 
-def log_findings(timeline: Timeline, job: JobSpec) -> Iterator[Finding]:
-    """Yield errors about FINISHED events that contradict the events before them."""
+def log_findings(timeline: Timeline, job: JobSpec, samples_per_step: int) -> Iterator[Finding]:
+    """Yield errors about FINISHED events that contradict the events before them, and about counts of samples."""
     for end in timeline.ranks:
         yield from (_error(f"rank {end.rank}: {what}") for what in _end_contradictions(timeline, end))
+    expected = timeline.num_steps * samples_per_step
+    if job.num_ranks == job.key.world_size and timeline.num_samples != expected:
+        steps = f"{timeline.num_steps} steps of {samples_per_step} samples"
+        yield _error(f"windows state {timeline.num_samples} samples for {steps}, which are {expected}")
     worlds = {end.started.world_size for end in timeline.ranks if end.started is not None}
     if worlds - {job.num_ranks}:
         yield _error(f"ranks report {', '.join(map(str, sorted(worlds)))} ranks, the job has {job.num_ranks}")
@@ -107,6 +111,8 @@ def _device_names(host: str, chip: Chip | None, samples: Samples) -> Iterator[Fi
 
 
 def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str]:
+    if samples.is_edited:
+        yield "was edited: its lines do not have the hash that the recorder states at their end"
     t, wall = samples.header.get("t"), samples.header.get("wall")
     if not isinstance(t, int | float) or not isinstance(wall, int | float):
         return

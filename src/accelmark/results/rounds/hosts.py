@@ -106,6 +106,8 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
         yield finding("warning", rule, "", f"{host}: {note}")
     if samples.malformed:
         yield finding("warning", "telemetry-readable", "", f"{host}: {samples.malformed} malformed lines in telemetry")
+    for constant in filter(None, map(samples.constant_power, samples.devices)):
+        yield finding("open", "measured-power", "readings of a sensor, which vary", f"{host}: {constant}")
     for index, reasons in samples.throttle.items():
         active = sorted(reasons - {"idle", "gpu_idle", "none"})
         if active:

@@ -27,6 +27,7 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.stragglers import straggler_findings, times_of_ranks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 
@@ -53,13 +54,16 @@ def train_round(
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
     figures = _figures(job, work, timeline, checked, hosts, no_telemetry, findings)
+    per_step = samples_per_step(job, work)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
-        findings += log_findings(timeline, job) if isinstance(work, TrainJob) else ()
+        findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
+    rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None
+    findings += straggler_findings(rank_times)
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
-    settings, per_step = work.settings, samples_per_step(job, work)
+    settings = work.settings
     return RoundResult(
         key=job.key,
         task="train",
@@ -90,6 +94,7 @@ def train_round(
         num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size,
         min_rounds=work.min_repeats,
+        rank_times=rank_times,
         nodes=tuple(node.exit for node in nodes if node.exit),
         environment=_environment(nodes, timeline),
         settings=job.provenance,

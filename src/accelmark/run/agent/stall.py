@@ -6,17 +6,21 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
 from accelmark.run.agent.rank_exit import printable, read_log_end, tail
 from accelmark.spec.events import Event
-from accelmark.spec.job import RankStall, StallRecord
+from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
 from accelmark.spec.perflog import decode_line
-from accelmark.spec.plugins.framework import STACKS_SIGNAL
+from accelmark.spec.plugins.framework import STACKS_SIGNAL, collectives_address
 
 _PROC: Final = Path("/proc")
 _KERNEL_LOG: Final = Path("/dev/kmsg")
@@ -46,6 +50,9 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
     """
     processes = _rank_processes(pids)
     stacks = _stacks(node_dir, processes)
+    with ThreadPoolExecutor(len(processes) or 1) as pool:
+        answers = pool.map(lambda one: _collectives(node_dir, *one), processes.items())
+        collectives = dict(zip(processes, answers, strict=True))
     ranks = tuple(
         RankStall(
             rank=rank,
@@ -56,6 +63,7 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
             last_step=_last_step(_log(node_dir, rank)),
             has_finished=read_log_end(_log(node_dir, rank)).state is not None,
             stack=stacks.get(rank, ()),
+            collectives=collectives.get(rank, ()),
             children=tuple(_stuck_children(pid)) if pid is not None else (),
         )
         for rank, silent in silent_s.items()
@@ -107,6 +115,20 @@ def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str
                     stacks[rank] = main_stack(text)
                 written[rank] = text
     return stacks
+
+
+def _collectives(node_dir: Path, rank: int, pid: int) -> tuple[LastCollective, ...]:
+    """Return the last collectives of a rank; empty where it records none, or does not answer."""
+    if _state(pid) in ("T", "t", "Z"):
+        return ()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_STACKS_TIMEOUT_S)
+            connection.connect(collectives_address(node_dir, rank))
+            with connection.makefile("rb") as answer:
+                return LastCollectives.model_validate_json(answer.read()).collectives
+    except (OSError, ValidationError):
+        return ()
 
 
 def main_stack(text: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from accelmark.results.store.signature import require_key
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.controller.evaluate import FetchData, WeightsCheck
 from accelmark.run.controller.node_jobs import node_jobs, write_job
+from accelmark.run.controller.spares import with_spares
 from accelmark.run.controller.waiting import (
     Cancellation,
     end_agents,
@@ -39,7 +40,7 @@ from accelmark.run.record.source import require_unchanged
 from accelmark.run.record.start import record_start
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, SpecError
 from accelmark.spec.job import TrainJob
 from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE
 
@@ -137,9 +138,7 @@ class Coordinator:
     _event_log: RunEventLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self._launcher = create_launcher(self.directory.plan, self.directory.path)
-        self._launcher.report = self.observer.note
-        self.stop.before_exit = self._launcher.abort
+        self._launcher = self._create_launcher()
         self._event_log = self.directory.event_log()
 
     async def run(self) -> Summary:
@@ -148,8 +147,10 @@ class Coordinator:
         Raises AccelmarkError: hosts are not ready; nothing was started.
         """
         try:
-            await self._check_hosts(self.directory.plan.jobs)
+            replaced = await self._check_or_replace_hosts()
             self._event_log.note("run_started")
+            for what in replaced:
+                self._event_log.note("note", what)
             record_start(self.directory.plan, self.directory.path)
             return await self._all(())
         finally:
@@ -193,6 +194,34 @@ class Coordinator:
 
         if not self.stop:
             await self.stop.unless_requested(check())
+
+    def _create_launcher(self) -> Launcher:
+        launcher = create_launcher(self.directory.plan, self.directory.path)
+        launcher.report = self.observer.note
+        self.stop.before_exit = launcher.abort
+        return launcher
+
+    async def _check_or_replace_hosts(self) -> list[str]:
+        """Check the hosts of all jobs, and replace those that are not ready by spares; returns what was replaced.
+
+        Raises AccelmarkError: hosts are not ready, and there are not enough spares.
+        """
+        replaced: list[str] = []
+        while True:
+            try:
+                await self._check_hosts(self.directory.plan.jobs)
+            except SpecError as error:
+                found = with_spares(self.directory.plan, error)
+                if found is None:
+                    raise
+                await self._launcher.close()
+                self.directory.replace_plan(found[0])
+                self._launcher = self._create_launcher()
+                replaced += found[1]
+                for what in found[1]:
+                    self.observer.note(what)
+            else:
+                return replaced
 
     async def _all(self, go_on: Sequence[str]) -> Summary:
         for job in self._in_state("queued"):

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, final
@@ -74,7 +74,8 @@ class WeightsCheck:
             weights=names,
             replays=replays,
             others=() if nonce is not None else tuple(_pairs(saved)),
-            sha256={name: value for name, value in (hashes.sha256 if hashes else {}).items() if name in used},
+            sha256=_chosen(hashes.sha256 if hashes is not None else {}, used),
+            sha256_on_hosts={rank: _chosen(sha256, used) for rank, sha256 in saved.on_hosts.items()},
         )
         changed: dict[str, object] = {
             "work": work,
@@ -104,6 +105,10 @@ class WeightsCheck:
         await asyncio.gather(*(agent.prepare() for agent in agents))
         await start_agents(agents)
         await wait_for_agents(agents, stop, lambda: None, interval_s=0.2)
+
+
+def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[str, str]:
+    return {name: value for name, value in sha256.items() if name in names}
 
 
 def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:

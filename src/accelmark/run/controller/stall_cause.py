@@ -22,8 +22,8 @@ def stall_cause(nodes: Sequence[NodeExit]) -> str | None:
     """Return which rank stopped first, with its host and the evidence, or that it is unknown; None without a stall.
 
     Evidence, the strongest first: a rank that is silent while others are not; a stopped process; a process in
-    uninterruptible sleep; a rank behind all others in steps; a rank outside of communication while all others
-    are inside; a rank (of three or more) in another function than all others.
+    uninterruptible sleep; a rank behind all others in steps, or in collectives; a rank outside of communication while
+    all others are inside; a rank (of three or more) in another function than all others.
     """
     ranks = [(node, rank) for node in nodes if node.stall is not None for rank in node.stall.ranks]
     ranks = [(node, rank) for node, rank in ranks if not rank.has_finished]
@@ -57,6 +57,8 @@ def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
     steps = sorted((rank.last_step if rank.last_step is not None else 0, index) for index, rank in enumerate(silent))
     if steps[0][0] < steps[1][0]:
         return silent[steps[0][1]], f"its last step was {steps[0][0]}, that of the others {steps[1][0]} or later"
+    if (behind := _behind(silent)) is not None:
+        return behind
     outside = [rank for rank in silent if rank.stack and not _communicates(rank)]
     if len(outside) == 1 and all(rank.stack for rank in silent):
         return outside[0], "it is the only one that does not wait in communication"
@@ -64,6 +66,20 @@ def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
     odd = [rank for rank in silent if rank.stack and places[_function(rank)] == 1]
     if len(odd) == 1 and len(places) == 2 and len(silent) > 2 and all(rank.stack for rank in silent):
         return odd[0], "all others are in another function"
+    return None
+
+
+def _behind(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
+    """Return the rank that has not started a collective which all others have."""
+    last = [{one.group: one for one in rank.collectives} for rank in silent]
+    for group in last[0]:
+        if all(group in one for one in last):
+            order = sorted((one[group].number, index) for index, one in enumerate(last))
+            number, index = order[0]
+            if number < order[1][0]:
+                known = last[index][group].operation
+                others = f"that of the others number {order[1][0]} or later"
+                return silent[index], f"its last collective in group {group} was number {number} ({known}), {others}"
     return None
 
 

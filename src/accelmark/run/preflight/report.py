@@ -44,13 +44,14 @@ async def run_preflight(
 
 
 async def check_cluster(cluster: ClusterSpec) -> list[HostProblem]:
-    """Check all hosts of a cluster as for a job on all of them; needs no run.
+    """Check all hosts of a cluster, and its spares, as for a job on all of them; needs no run.
 
     Raises:
         RunError: there is no allocation of hosts.
     """
+    everything = cluster.model_copy(update={"hosts": (*cluster.hosts, *cluster.spares), "spares": ()})
     with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
-        directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(cluster))
+        directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(everything))
         launcher = create_launcher(directory.plan, directory.path)
         try:
             return await Preflight(directory, launcher, ()).run()

@@ -61,10 +61,19 @@ class RunDirectory:
                 what = "another run is starting there: choose another directory with --out"
                 raise RequestError(f"{path}: {what}") from error
             raise
+        directory = cls(path, plan)
+        directory.replace_plan(plan)
+        return directory
+
+    def replace_plan(self, plan: Plan) -> None:
+        """Write another plan, before anything of the run has started.
+
+        Raises RunError: it cannot be written.
+        """
         # A resumed run needs the secrets of the cluster file: only the owner may read them.
         private = any(secrets_in(plan.model_dump(mode="json")))
-        write_atomic(path / PLAN_FILE, plan.model_dump_json(indent=2), private=private)
-        return cls(path, plan)
+        write_atomic(self.path / PLAN_FILE, plan.model_dump_json(indent=2), private=private)
+        self.plan = plan
 
     @classmethod
     def open(cls, path: Path) -> Self:

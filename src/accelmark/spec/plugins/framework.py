@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +25,11 @@ LAUNCH_FILE: Final = "launch"
 """Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"
 """Module of a framework's folder with its training loop; imported by ranks only."""
+
+
+def collectives_address(node_dir: Path, rank: int) -> str:
+    """Return the abstract address of a socket at which a rank sends its last collectives (``LastCollectives``)."""
+    return f"\0accelmark-{hashlib.sha256(str(node_dir).encode()).hexdigest()[:32]}-rank{rank}"
 
 
 class RefusedSettings(Spec):

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, final
 from accelmark.spec.events import CheckpointHashes, Event, SavedCheckpoint
 from accelmark.spec.job import TrainJob
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.ends import total_steps
@@ -41,7 +42,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a rank's training, and removes those that are no longer needed.
 
     Replay pairs cover all of training where writing them is cheap enough: each checkpoint ends one pair and begins the
-    next. Where it is not, pairs of ``MOST_STEPS`` steps are written at equal distances.
+    next. Where it is not, pairs of ``MOST_STEPS`` steps are written, one at the start and then at equal distances.
     """
 
     def __init__(self, job: TrainJob, backend: Backend, directory: Path, log: EventLog, account: Account) -> None:
@@ -125,7 +126,7 @@ class CheckpointWriter:
         distance = max(FIRST_STEPS, math.ceil(max(min(by_cost, total / _FEWEST), (total - step) / num_left)))
         if distance <= MOST_STEPS:
             self._begins, self._is_open, self._due = name, True, step + distance
-        elif self._is_open and self._begins != name and self._pairs:
+        elif self._is_open and self._begins != name and len(self._pairs) > 1:
             self._is_open, self._due = False, step + 2 * distance - MOST_STEPS
         else:
             self._begins, self._is_open, self._due = name, True, step + MOST_STEPS
@@ -146,11 +147,11 @@ class CheckpointWriter:
             self._claimed = self._write()
 
     def finish(self) -> None:
-        """Write the final weights, and log the hashes of all checkpoints that are needed after the run."""
+        """Write the final weights; the first rank of each host logs the hashes of all checkpoints that are needed."""
         if not self._is_checked and self._every is None:
             return
         final = self._write()
-        if not self._is_checked:
+        if not self._is_checked or RankPlace.from_environment().local_rank != 0:
             return
         last = self._account.progress.global_steps
         steps = {name: step for step, name in self._names.items()}

@@ -1,18 +1,14 @@
-"""Checkpoints as NumPy arrays, for frameworks that keep the same state on every rank.
-
-They are written to a temporary directory and renamed: a killed process leaves complete ones only.
-"""
+"""Checkpoints as NumPy arrays, for frameworks that keep the same state on every rank."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,50 +16,60 @@ import numpy.typing as npt
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
 from accelmark.train.loop.contract import Progress
 
 NamedArrays = Mapping[str, npt.NDArray[Any]]
-_NAME: Final = re.compile(r"^step(\d{9})$")
 
 
 @final
 class ArrayCheckpoints:
-    """The checkpoints of a job: a directory each. Rank 0 writes them."""
+    """The checkpoints of a job: a directory each. Rank 0 writes them, and a rank of each host that does not see it."""
 
     def __init__(self, directory: Path, place: RankPlace) -> None:
-        self._directory, self._place = directory, place
+        self._directory, self._place = CheckpointDirectory(directory, place), place
 
-    def save(self, arrays: NamedArrays, progress: Progress) -> str:
-        """Write a checkpoint and return its name.
+    def save(self, state: Callable[[], NamedArrays], progress: Progress, barrier: Callable[[], object]) -> str:
+        """Write a checkpoint and return its name, when it is complete; all ranks call this.
+
+        Args:
+            state: returns the same arrays on every rank.
+            progress: that of training.
+            barrier: returns when all ranks have called it.
 
         Raises:
             RunError: it could not be written, for example because the disk is full.
         """
-        name = f"step{progress.global_steps:09d}"
-        temporary = self._directory / f"{name}.tmp"
+        name, place = name_of(progress.global_steps), self._place
+        temporary = self._directory.temporary(name)
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            np.savez(temporary / "state.npz", allow_pickle=False, **arrays)
-            record = {"world_size": self._place.world_size, "progress": asdict(progress)}
-            (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
-            shutil.rmtree(self._directory / name, ignore_errors=True)
-            temporary.rename(self._directory / name)
+            if place.rank == 0:
+                self._write(temporary, state(), progress)
+            leads = place.rank == 0
+            if place.world_size > place.local_world_size:
+                barrier()
+                leads = self._directory.leads(temporary)
+                if leads and place.rank != 0:
+                    self._write(temporary, state(), progress)
+                barrier()
+            if leads:
+                self._directory.complete(name)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error
+        barrier()
         return name
 
-    def _names(self) -> list[str]:
-        """Return the names of complete checkpoints, oldest first."""
-        if not self._directory.is_dir():
-            return []
-        return sorted(path.name for path in self._directory.iterdir() if _NAME.match(path.name))
+    def _write(self, temporary: Path, arrays: NamedArrays, progress: Progress) -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        np.savez(temporary / "state.npz", allow_pickle=False, **arrays)
+        record = {"world_size": self._place.world_size, "progress": asdict(progress)}
+        (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
 
-    def newest(self) -> Path | None:
-        """Return the newest checkpoint, or None."""
-        names = self._names()
-        return self._directory / names[-1] if names else None
+    def newest(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]]) -> Path | None:
+        """Return the newest checkpoint that all hosts have, or None."""
+        return self._directory.newest(exchange_max)
 
     def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
         """Return the arrays of a checkpoint and the progress of training.
@@ -85,14 +91,6 @@ class ArrayCheckpoints:
         progress = record["progress"]
         losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
         return arrays, Progress(**progress, reference_losses=losses)
-
-
-def unreadable(checkpoint: Path, error: Exception) -> RunError:
-    """Return the error of a checkpoint that is damaged or has another content than this job's."""
-    return RunError(
-        f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
-        "remove it to continue from the one before it, or from the beginning"
-    )
 
 
 def update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:

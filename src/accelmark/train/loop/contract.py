@@ -87,6 +87,9 @@ class Backend(Protocol):
     """Whether the work of a step is done when ``step`` returns, so that its loss and time can be read at once."""
     clock: StepClock | None
     """None where only windows of steps are timed; then the driver calls ``synchronize`` before it closes a window."""
+    own_end: Callable[[], Any] | None
+    """Returns the mark at which this rank's own part of the last step ended, before it waited for other ranks, or None
+    if the step has none; None where no step has."""
     losses: LossReader
     num_parameters: int
     flops_per_sample: float | None

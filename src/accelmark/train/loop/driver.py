@@ -140,6 +140,7 @@ class Driver:
         backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
         now, train, learning_rate = time.monotonic_ns, backend.step, backend.learning_rate
         mark = _no_mark if backend.clock is None else backend.clock.mark
+        own_end = backend.own_end or _no_mark
         add = window.add
         checks_alone = self._agreement is None
         checks_loss = checks_alone and backend.immediate
@@ -157,7 +158,7 @@ class Driver:
             ready = now()
             start = mark()
             loss = train(batches)
-            kept = add(start, mark(), ready - before, loss)
+            kept = add(start, own_end(), mark(), ready - before, loss)
             progress.global_steps += 1
             progress.step_in_epoch += 1
             progress.num_trained_samples += samples

@@ -190,8 +190,9 @@ def run_work(
 
 def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) -> End:
     """Replay steps first, since the initial weights are those that were just built, then evaluate."""
-    for name, sha256 in work.sha256.items():
-        if RankPlace.from_environment().rank == 0 and hash_of(directory / name) != sha256:
+    rank = RankPlace.from_environment().rank
+    for name, sha256 in (work.sha256 if rank == 0 else work.sha256_on_hosts.get(rank, {})).items():
+        if hash_of(directory / name) != sha256:
             raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
     first = [_replay(replay, directory, backend, log) for replay in work.replays][:1]
     outlier = _outlier(first, work.others, directory, backend)

@@ -28,7 +28,7 @@ class ClosedWindow:
     """A closed window; the device may not have computed all of its figures yet."""
 
     position: WindowPosition
-    marks: list[tuple[Any, Any]]
+    marks: list[tuple[Any, Any, Any]]
     data_wait_ns: list[int]
     closed_ns: int
     """Reading of the monotonic clock."""
@@ -44,17 +44,20 @@ class Window:
         self._clock = clock
         self._reader = reader
         self._keep = reader.keep
-        self._marks: list[tuple[Any, Any]] = []
+        self._marks: list[tuple[Any, Any, Any]] = []
         self._losses: list[Any] = []
         self._waits: list[int] = []
 
     def __len__(self) -> int:
         return len(self._waits)
 
-    def add(self, start: Any, end: Any, data_wait_ns: int, loss: Any) -> Any:
-        """Add one step; returns what the reader keeps of its loss (a float where it can be read at once)."""
+    def add(self, start: Any, own_end: Any, end: Any, data_wait_ns: int, loss: Any) -> Any:
+        """Add one step; returns what the reader keeps of its loss (a float where it can be read at once).
+
+        ``own_end`` marks the end of this rank's own part of the step, None where it is not known.
+        """
         kept = self._keep(loss)
-        self._marks.append((start, end))
+        self._marks.append((start, own_end, end))
         self._waits.append(data_wait_ns)
         self._losses.append(kept)
         return kept
@@ -74,11 +77,15 @@ class Window:
         """Return the figures of a closed window, waiting for its last step where it is not computed yet."""
         losses = closed.losses()
         step_ms: tuple[float, ...] = ()
+        own_ms: tuple[float, ...] = ()
         span_ms: float | None = None
         if self._clock is not None:
-            step_ms = tuple(round(self._clock.elapsed_ms(start, end), 4) for start, end in closed.marks)
-            span_ms = round(self._clock.elapsed_ms(closed.marks[0][0], closed.marks[-1][1]), 4)
-            self._clock.release([mark for pair in closed.marks for mark in pair])
+            elapsed_ms = self._clock.elapsed_ms
+            step_ms = tuple(round(elapsed_ms(start, end), 4) for start, _, end in closed.marks)
+            if all(own_end is not None for _, own_end, _ in closed.marks):
+                own_ms = tuple(round(elapsed_ms(start, own_end), 4) for start, own_end, _ in closed.marks)
+            span_ms = round(elapsed_ms(closed.marks[0][0], closed.marks[-1][2]), 4)
+            self._clock.release([mark for marks in closed.marks for mark in marks if mark is not None])
         position = closed.position
         # Without validation: all values are computed here, and a window is read between two steps.
         return StepWindow.model_construct(
@@ -90,6 +97,7 @@ class Window:
             losses=tuple(losses),
             step_ms=step_ms,
             data_wait_ms=tuple(round(wait / 1e6, 4) for wait in closed.data_wait_ns),
+            own_ms=own_ms,
             wall_ms=round(closed.wall_ms, 4),
             span_ms=span_ms,
         )

@@ -1,10 +1,9 @@
-"""Checkpoints, written to a temporary directory and renamed: a killed process leaves complete ones only."""
+"""Checkpoints of PyTorch's ranks."""
 
 from __future__ import annotations
 
 import copy
 import json
-import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -22,10 +21,12 @@ from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import UpdateSquares
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
+from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
 from accelmark.train.loop.contract import ForeignStateError, Progress
 
-_NAME: Final = re.compile(r"^step(\d{9})$")
+_RECORD: Final = "progress.json"
 
 
 @final
@@ -33,24 +34,22 @@ class Checkpoints:
     """The checkpoints of a job: a directory each, with the random states of every rank.
 
     With DDP, weights and optimizer state are one file, the same on every rank; with FSDP2 each rank writes its shards.
-    With several hosts the directory has to be on a shared file system.
     """
 
     def __init__(
-        self, directory: Path, settings: TrainSettings, training: Training, device: torch.device, rank: int, world: int
+        self, directory: Path, settings: TrainSettings, training: Training, device: torch.device, place: RankPlace
     ) -> None:
-        self._directory = directory
+        self._directory = CheckpointDirectory(directory, place)
         self._settings = settings
         self._training = training
         self._device = device
-        self._rank = rank
-        self._world = world
-
+        self._rank = place.rank
+        self._world = place.world_size
         self._planned = copy.deepcopy((training.optimizer.state_dict()["param_groups"], training.schedule.state_dict()))
         """Hyperparameters and schedule as they were built, before the first step."""
         self._own_state: list[str] | None = None
         """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
-        self._file = f"weights{rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
+        self._file = f"weights{place.rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name.
@@ -58,45 +57,49 @@ class Checkpoints:
         Raises:
             RunError: it could not be written, for example because the disk is full.
         """
-        name = f"step{progress.global_steps:09d}"
-        beside = self._directory / f"{name}.tmp"
+        name = name_of(progress.global_steps)
+        beside = self._directory.temporary(name)
         try:
             if self._rank == 0:
                 shutil.rmtree(beside, ignore_errors=True)
                 beside.mkdir(parents=True)
+                self._write_record(beside, progress)
             self._barrier()
-            self._write(beside, progress)
+            leads = self._directory.leads(beside / _RECORD)
+            beside.mkdir(parents=True, exist_ok=True)
+            self._write(beside, progress, leads=leads)
             self._barrier()
-            if self._rank == 0:
-                shutil.rmtree(self._directory / name, ignore_errors=True)
-                beside.rename(self._directory / name)
+            if leads:
+                self._directory.complete(name)
         except (OSError, RuntimeError) as error:
             shutil.rmtree(beside, ignore_errors=True)
             raise RunError(f"the checkpoint {beside} could not be written: {error}") from error
         return name
 
-    def _write(self, beside: Path, progress: Progress) -> None:
-        if self._rank == 0 or self._settings.parallelism == "fsdp2":
+    def _write(self, beside: Path, progress: Progress, *, leads: bool) -> None:
+        if leads and self._rank != 0:
+            self._write_record(beside, progress)
+        if leads or self._settings.parallelism == "fsdp2":
             training = self._training
             state = {"model": unwrapped(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
             # On the host: not every device's storages can be serialised.
             torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
-        if self._rank == 0:
-            scaler = self._training.scaler
-            record = {
-                "world_size": self._world,
-                "parallelism": self._settings.parallelism,
-                "progress": asdict(progress),
-                "schedule": self._training.schedule.state_dict(),
-                "scaler": scaler.state_dict() if scaler is not None else None,
-            }
-            (beside / "progress.json").write_text(json.dumps(record), encoding="utf-8")
 
-    def newest(self) -> Path | None:
-        """Return the newest checkpoint, or None."""
-        names = self._names()
-        return self._directory / names[-1] if names else None
+    def _write_record(self, beside: Path, progress: Progress) -> None:
+        scaler = self._training.scaler
+        record = {
+            "world_size": self._world,
+            "parallelism": self._settings.parallelism,
+            "progress": asdict(progress),
+            "schedule": self._training.schedule.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+        (beside / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+
+    def newest(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]]) -> Path | None:
+        """Return the newest checkpoint that all hosts have, or None."""
+        return self._directory.newest(exchange_max)
 
     def load_for_replay(self, checkpoint: Path) -> Progress:
         """Load weights and optimizer state, but hyperparameters and learning rate as the case has them at that step."""
@@ -134,7 +137,7 @@ class Checkpoints:
             RunError: it is damaged, or was written by another number of ranks.
         """
         try:
-            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            record = json.loads((checkpoint / _RECORD).read_text(encoding="utf-8"))
             self._check(checkpoint, record)
             self._read(checkpoint)
             self._training.schedule.load_state_dict(record["schedule"])
@@ -144,7 +147,7 @@ class Checkpoints:
         except RunError:
             raise
         except Exception as error:
-            raise _unreadable(checkpoint, error) from error
+            raise unreadable(checkpoint, error) from error
         progress = record["progress"]
         losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
         return Progress(**progress, reference_losses=losses)
@@ -166,7 +169,7 @@ class Checkpoints:
                 for index, change in enumerate((replayed, trained, replayed - trained)):
                     found[index] += float(change.square().sum())
         except Exception as error:
-            raise _unreadable(end, error) from error
+            raise unreadable(end, error) from error
         return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
 
     def restore_random(self) -> None:
@@ -208,12 +211,6 @@ class Checkpoints:
                     # In the parameter's memory format, which fused optimizers assume: the saved one may differ.
                     values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
-    def _names(self) -> list[str]:
-        """Return the names of complete checkpoints, oldest first."""
-        if not self._directory.is_dir():
-            return []
-        return sorted(path.name for path in self._directory.iterdir() if _NAME.match(path.name))
-
     def _barrier(self) -> None:
         if self._world > 1:
             dist.barrier()
@@ -222,13 +219,6 @@ class Checkpoints:
 def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
     """Return the names of an optimizer's state."""
     return sorted({name for values in state.values() for name in values})
-
-
-def _unreadable(checkpoint: Path, error: Exception) -> RunError:
-    return RunError(
-        f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
-        "remove it to continue from the one before it, or from the beginning"
-    )
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:

@@ -1,0 +1,155 @@
+"""Measure the devices of this machine, or of the hosts of a cluster together, in a job with node agents."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+import accelmark
+from accelmark.datasets.ensure import cache_directory
+from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.results.read.round_dir import NodeDir, node_dirs, read_json
+from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.run.controller.node_jobs import write_job
+from accelmark.run.controller.waiting import Cancellation, start_agents, wait_for_agents
+from accelmark.run.launchers import create_launcher, plan_of_hosts
+from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.report import require_ready
+from accelmark.run.record.directory import RunDirectory, safe_name
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import JobSpec, ProbeJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import FolderRef, framework_device
+from accelmark.spec.plugins.launcher import load_launcher
+from accelmark.spec.plugins.vendor import VendorSpec
+from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
+from accelmark.telemetry.host.sampler import BUSY_CPU
+
+
+def probe(
+    vendor: VendorSpec,
+    hardware: str,
+    nproc: int,
+    items: Sequence[ProbeItem],
+    budget_s: float,
+    cluster: ClusterSpec | None = None,
+) -> Ceilings:
+    """Measure ``nproc`` devices of this machine, or of each host of ``cluster`` together.
+
+    The result of this machine is cached for later runs; that of a busy host is marked, and does not replace one of an
+    idle host.
+
+    Raises:
+        HostsNotReadyError: hosts of the cluster are not ready; nothing was started.
+        RunError: a rank failed; its reason is given.
+    """
+    spec = cluster or ClusterSpec()
+    # Hosts that share the file system have to see the directory.
+    place = Path.cwd() if spec.launcher != "local" and load_launcher(spec.launcher).shares_filesystem else None
+    with tempfile.TemporaryDirectory(prefix="accelmark-probe-", dir=place) as directory:
+        plan = _plan(vendor, hardware, nproc, ProbeJob(items=tuple(items), budget_s=budget_s), spec)
+        run = RunDirectory.create(Path(directory) / "run", plan)
+        asyncio.run(_run(run))
+        nodes = node_dirs(run.round_dir(plan.jobs[0]))
+        found = _read(nodes[0].path / CEILINGS_FILE)
+        if found is None:
+            raise RunError("the probe wrote no result")
+        found = found.model_copy(update={"disturbed": tuple(text for node in nodes for text in _disturbances(node))})
+    if cluster is not None:
+        return found
+    path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
+    earlier = _read(path)
+    if not found.disturbed or earlier is None or earlier.disturbed:
+        make_directory(path.parent)
+        write_atomic(path, found.model_dump_json(indent=2))
+    return found
+
+
+async def _run(run: RunDirectory) -> None:
+    """Run the only job of ``run`` to its end."""
+    (job,) = run.plan.jobs
+    launcher = create_launcher(run.plan, run.path)
+    try:
+        if not launcher.spec.is_localhost:
+            require_ready(await Preflight(run, launcher, (job,)).run(), run.plan)
+        agents = [launcher.agent(node) for node in write_job(run, job, launcher)]
+        await asyncio.gather(*(agent.prepare() for agent in agents))
+        await start_agents(agents)
+        state, reason = await wait_for_agents(agents, Cancellation(), lambda: None, interval_s=0.2)
+        if state != "succeeded":
+            raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
+    finally:
+        await launcher.close()
+
+
+def _disturbances(node: NodeDir) -> Iterator[str]:
+    """Yield other load on a host before and during the probe."""
+    where = "" if node.host == "localhost" else f"{node.host}: "
+    info = read_json(node.path / "sys_info.json")
+    reasons, ended = info.get("busy_at_start"), node.exit
+    yield from (f"{where}{reason}" for reason in (reasons if isinstance(reasons, list) else ()))
+    num_cores = (info.get("cpu") or {}).get("num_cores") or psutil.cpu_count() or 1
+    if ended is None or ended.others_cpu_s is None:
+        return
+    if ended.others_cpu_s > BUSY_CPU * ended.duration_s * num_cores:
+        yield f"{where}other processes used {ended.others_cpu_s:.1f} s of CPU time in {ended.duration_s:.1f} s"
+
+
+def remembered(vendor: str, hardware: str) -> Ceilings | None:
+    """Return the cached result of these devices on this host, or None.
+
+    Results of an idle host come first, then those with the fewest ranks.
+    """
+    paths = sorted(_cache_path(vendor, hardware).glob("x*.json"), key=lambda path: (len(path.name), path.name))
+    known = [found for path in paths if (found := _read(path)) is not None and found.matmul]
+    return next((found for found in known if not found.disturbed), known[0] if known else None)
+
+
+def _read(path: Path) -> Ceilings | None:
+    try:
+        return Ceilings.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _cache_path(vendor: str, hardware: str) -> Path:
+    return cache_directory() / "probes" / safe_name(socket.gethostname()) / f"{safe_name(vendor)}-{safe_name(hardware)}"
+
+
+def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluster: ClusterSpec) -> Plan:
+    names = tuple(host.name for host in cluster.hosts)
+    key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nnodes=len(names), nproc=nproc)
+    device = framework_device(vendor, key.framework)
+    job = JobSpec(
+        work=probe.model_copy(update={"hosts": names}),
+        key=key,
+        round=1,
+        case=FolderRef(name="probe", path=Path(accelmark.__file__).parent / "probe", sha256=""),
+        case_version=1,
+        vendor=vendor.name,
+        device_type=device.device_type,
+        framework_module=device.module,
+        collective_backend=device.collective_backend,
+        data_dirs={},
+        checkpoint_dir=Path("checkpoints"),
+    )
+    command = ("python", "-m", probe.rank_module, "job.json")
+    nodes = tuple(
+        PlannedNode(host=name, noderank=noderank, nproc=nproc, command=command) for noderank, name in enumerate(names)
+    )
+    changed: dict[str, object] = {
+        "name": "probe",
+        "created_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "vendor": vendor.name,
+        "open": True,
+        "jobs": (PlannedJob(directory="probe/round1", job=job, nodes=nodes),),
+    }
+    return plan_of_hosts(cluster).model_copy(update=changed)
