@@ -39,7 +39,7 @@ def list_(as_json: options.AsJson = False) -> None:
     table.columns[3].min_width = 20
     for each in known:
         size = "-" if each.bytes is None else quantity(each.bytes / 2**20, "MiB", 3)
-        table.add_row(each.spec.name, each.obtained, size, ", ".join(each.cases), each.spec.licence.split(" (")[0])
+        table.add_row(each.spec.name, each.obtained, size, ", ".join(each.cases), each.spec.licence)
     Console().print(table)
 
 
