@@ -80,8 +80,10 @@ SLOW = {
     "llama3_1_8b",
     "llama3_70b",
     "qwen1_5_moe",
+    "swin",
     "t5_small",
     "transformer",
+    "vit",
     "wav2vec2",
     "whisper_small",
 }
