@@ -123,7 +123,7 @@ def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Pat
         "llama3_8B:pytorch:A100:1:8:1: becomes llama3_1_8b:pytorch:A100:1:8:1: MLPerf's target",
         "the case has no framework 'tensorflow2': write resnet50:jax or pytorch or tensorflow",
         "minilm:pytorch:A100:1:8:1: the case has no training side",
-        "asks for 3 hosts, HOSTS lists 2",
+        "requests 3 hosts, HOSTS lists 2",
         "bert:pytorch: the case has no inference side",
     ):
         assert said in left

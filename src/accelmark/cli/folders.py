@@ -212,9 +212,9 @@ def check(
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
-        from accelmark.cli.equivalence import Request, compare_frameworks
+        from accelmark.cli.equivalence import CheckRequest, compare_frameworks
 
-        request = Request(name, frameworks, data, vendor, settings or (), synthetic, steps)
+        request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
         if not compare_frameworks(request, out, as_json=as_json):
             raise typer.Exit(EXIT_FAILED)
         return

@@ -208,7 +208,7 @@ def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
     if key.framework not in (*known, *trainers):
         return f"the case has no framework {key.framework!r}: write {key.model}:{' or '.join(known)}"
     if key.nnodes > num_hosts:
-        return f"asks for {key.nnodes} hosts, HOSTS lists {num_hosts}"
+        return f"requests {key.nnodes} hosts, HOSTS lists {num_hosts}"
     return ""
 
 
