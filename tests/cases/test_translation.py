@@ -66,6 +66,7 @@ def test_a_damaged_catalogue_is_named(names: Path) -> None:
         read_names(names, 16)
 
 
+@pytest.mark.heavy
 def test_translation_mini_learns(tmp_path: Path, names: Path) -> None:
     over = {"model.hidden_size": 32, "model.intermediate_size": 64, "model.num_layers": 1, "end.max_steps": 120}
     over |= {"threads": 1, "precision": "fp32", "optimizer.lr": 1e-2, "batch_size": 32}

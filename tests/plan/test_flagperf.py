@@ -112,7 +112,7 @@ def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Pat
     test = f'VENDOR = "dcu"\nCASES = {{\n{table}}}\n'
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=test))
     assert [case["key"] for case in converted.run["cases"]] == [
-        "swin:pytorch:A100:1:8:1", "llama3_1_8b:pytorch:A100:1:8:1", "llama_mini:jax:A100:1:8:1",
+        "swin:pytorch_1.8:A100:1:8:1", "llama3_1_8b:pytorch:A100:1:8:1", "llama_mini:jax:A100:1:8:1",
         "bert_large:pytorch_1.13",
     ]  # fmt: skip
     assert converted.cluster["vendor"] == "hygon"
