@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,12 @@ def test_a_damaged_catalogue_is_named(names: Path) -> None:
 
 @pytest.mark.heavy
 def test_translation_mini_learns(tmp_path: Path, names: Path) -> None:
-    over = {"model.hidden_size": 32, "model.intermediate_size": 64, "model.num_layers": 1, "end.max_steps": 120}
+    over: dict[str, Any] = {
+        "model.hidden_size": 32,
+        "model.intermediate_size": 64,
+        "model.num_layers": 1,
+        "end.max_steps": 120,
+    }
     over |= {"threads": 1, "precision": "fp32", "optimizer.lr": 1e-2, "batch_size": 32}
     over |= {"model.source_length": 6, "model.target_length": 6}
     events = run(job_of("translation_mini", tmp_path / "run", {"iso_codes": names}, over))

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ SYNSETS = ("n01440764", "n01443537")
 
 def tar(path: Path, files: Mapping[str, bytes]) -> bytes:
     """Write a tar archive, packed where its name says so, and return its bytes."""
-    mode = "w:gz" if path.suffix in (".gz", ".tgz") else "w"
-    with tarfile.open(path, mode) as archive:
+    packed = path.suffix in (".gz", ".tgz")
+    with tarfile.open(path, "w:gz") if packed else tarfile.open(path, "w") as archive:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -82,7 +83,7 @@ def ilsvrc(tmp_path: Path) -> Path:
     rows = np.array(
         [(1, SYNSETS[1], "goldfish", "", 0), (2, SYNSETS[0], "tench", "", 0), (1001, "n00001740", "entity", "", 2)], row
     )
-    stream = io.BytesIO()
+    stream: Any = io.BytesIO()
     savemat(stream, {"synsets": rows.reshape(-1, 1)})
     answers = b"2\n1\n1\n"
     kit = {"data/meta.mat": stream.getvalue(), "data/ILSVRC2012_validation_ground_truth.txt": answers}

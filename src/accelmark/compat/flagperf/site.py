@@ -197,8 +197,8 @@ def _converted(written: str, cluster: Values) -> tuple[str, str]:
 def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
     """Return why AccelMark would refuse a key, with what to do; empty if it would not."""
     if key.model not in folders("cases"):
-        if (known := equivalent(key.model, "infer" if is_inference else "train")) is not None:
-            return f"no case carries it: {known.note}"
+        if (model := equivalent(key.model, "infer" if is_inference else "train")) is not None:
+            return f"no case carries it: {model.note}"
         return f"AccelMark has no such case ({nearest(key.model, folders('cases'))})"
     folder, task, prefix = find("cases", key.model).path, *(("infer", "infer_") if is_inference else ("train", ""))
     known = [name for name in folders("frameworks") if (folder / f"{prefix}{name}.py").is_file()]

@@ -91,7 +91,8 @@ def _synsets(devkit: Path, content: bytes) -> dict[str, str]:
     from scipy.io import loadmat
 
     try:
-        rows: Any = loadmat(BytesIO(content), squeeze_me=True)["synsets"]
+        file: Any = BytesIO(content)  # which scipy reads, but its types do not mention
+        rows: Any = loadmat(file, squeeze_me=True)["synsets"]
         return {str(int(row[0])): str(row[1]) for row in rows if int(row[4]) == 0}
     except (ValueError, KeyError, IndexError, TypeError, NotImplementedError) as error:
         raise DataError(f"{devkit}: {_SYNSETS} is not the published table of classes: {error}") from error
