@@ -43,7 +43,7 @@ from accelmark.spec.inference_events import (
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.settings import Scalar
-from accelmark.train.loop.cpu_wait import CpuWait
+from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
 

@@ -40,7 +40,7 @@ from accelmark.spec.serving import (
     ServeStarted,
 )
 from accelmark.spec.settings import Scalar
-from accelmark.train.loop.cpu_wait import CpuWait
+from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
 _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
