@@ -54,9 +54,9 @@ class Running:
                 os.kill(pid, number)
 
     def node_dir(self) -> Path:
-        """Return the job's directory on n2."""
-        (found,) = (self.bed.work(2) / "runs").glob("*/*/round1/n2_noderank1")
-        return found
+        """Return the job's directory on n2, where those of earlier runs are kept."""
+        found = (self.bed.work(2) / "runs").glob("*/*/round1/n2_noderank1")
+        return max(found, key=lambda path: path.stat().st_mtime)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ FAULTS: Final = (
     Fault("the program that sends files is killed", "succeeded", "", kill("Send the files"), SHORT),
     Fault("sshd is stopped for 3 s", "succeeded", "", stop_and_start_sshd, SHORT),
     Fault("the network fails for 3 s", "succeeded", "", unplugged(3), SHORT),
-    Fault("the network fails", "lost", "n2", unplug, repair=plug_in),
+    Fault("the network fails", "lost", "n2", unplug, repair=plug_in, on={"abandon_s": 20.0}),
     Fault("the coordinator is stopped for 5 s", "succeeded", "", pause_coordinator, SHORT),
     Fault("the coordinator is killed and the run resumed", "succeeded", "", replace_coordinator, SHORT),
     Fault("the log of a rank is removed on its host", "succeeded", "", remove_log, SHORT),
@@ -178,8 +178,8 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
     run = tmp_path / "run"
     made = plan(fault.modes, num_hosts=2, on={"reconnect_s": 8.0, **fault.on}, stall_timeout_s=15.0)
     fault.prepare(bed)
+    running = Running(bed, run, drive("start", run, plan=made))
     try:
-        running = Running(bed, run, drive("start", run, plan=made))
         began = time.monotonic()
         if fault.inject is not None:
             wait_for(lambda: stepping(run), "a step")
@@ -187,6 +187,10 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
             fault.inject(running)
         _, out, err = done(running.coordinator)
         noticed_s = time.monotonic() - began
+    except BaseException:
+        running.coordinator.kill()
+        running.coordinator.communicate()
+        raise
     finally:
         fault.repair(bed)
     (status,) = status_of(run)
