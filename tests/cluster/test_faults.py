@@ -1,4 +1,4 @@
-"""Twenty faults on two hosts with real sshd's: how each run ends, how soon it is noticed, and what is left behind.
+"""Twenty-one faults on two hosts with real sshd's: how each run ends, how soon it is noticed, and what is left behind.
 
 With ``ACCELMARK_FAULTS=FILE`` each fault is appended to a table.
 """
@@ -166,7 +166,7 @@ FAULTS: Final = (
     Fault("the network fails", "lost", "n2", unplug, repair=plug_in, on={"abandon_s": 20.0}),
     Fault("the coordinator is stopped for 5 s", "succeeded", "", pause_coordinator, SHORT),
     Fault("the coordinator is killed and the run resumed", "succeeded", "", replace_coordinator, SHORT),
-    Fault("the log of a rank is removed on its host", "succeeded", "", remove_log, SHORT),
+    Fault("the log of a rank is removed on its host", "failed", "without a FINISHED event", remove_log, SHORT),
     Fault("a host refuses the key", "failed", "n2", prepare=without_keys, repair=with_keys),
     Fault("the work directory is read-only", "failed", "n2", prepare=read_only, repair=writable),
     Fault("the hosts' Python is missing", "failed", "no-such-python", on={"python": "/opt/no-such-python"}),
