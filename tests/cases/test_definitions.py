@@ -50,6 +50,14 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "aquila2_7b": {**DECODER, "model.num_kv_heads": 4},
     "gpt3_6_7b": DECODER,
     "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
+    "qwen1_5_moe": {
+        **{key: value for key, value in DECODER.items() if key != "model.intermediate_size"},
+        "model.num_kv_heads": 4,
+        "model.num_experts": 5,
+        "model.num_active_experts": 2,
+        "model.moe_intermediate_size": 24,
+        "model.shared_expert_intermediate_size": 48,
+    },
     "grpo_mini": {"model.num_layers": 1, "model.pretrained": False},
     "gpt_oss_20b": {**DECODER, "model.num_kv_heads": 2, "model.head_dim": 8, "model.num_experts": 5},
     "deepseek_v3": {
@@ -76,6 +84,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {**DECODER, "model.eval_length": 48},
     "t5_small": {**ENCODER, "model.source_length": 24, "model.target_length": 6, "model.vocab_size": 100},
     "transformer": {**ENCODER, "model.source_length": 24, "model.target_length": 6, "model.vocab_size": 100},
+    "translation_mini": ENCODER,
     "wav2vec2": {**ENCODER, "model.conv_width": 8, "model.train_seconds": 1.0, "model.most_letters": 20},
     "whisper_small": {"model.num_layers": 2, "model.hidden_size": 24, "model.num_heads": 2, "model.target_length": 6},
 }

@@ -89,6 +89,20 @@ class WordErrors:
         return {"wer": sums["word_errors"] / sums["words"] if sums["words"] else 0.0}
 
 
+@final
+class CharacterErrors:
+    """Character error rate: substituted, deleted and inserted characters over characters of the references."""
+
+    def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return errors and characters."""
+        errors = sum(edit_distance(given, wanted) for given, wanted in zip(hypotheses, references, strict=True))
+        return {"character_errors": float(errors), "characters": float(sum(map(len, references)))}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``cer``, 0 where everything is right; it may exceed 1."""
+        return {"cer": sums["character_errors"] / sums["characters"] if sums["characters"] else 0.0}
+
+
 def edit_distance(given: Sequence[str], wanted: Sequence[str]) -> int:
     """Return the least number of substitutions, deletions and insertions between two sequences (Levenshtein)."""
     positions = np.arange(len(wanted) + 1)

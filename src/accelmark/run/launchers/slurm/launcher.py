@@ -26,7 +26,7 @@ ALLOCATION_FILE: Final = "slurm.job"
 """In the run directory while the run holds, or waits for, an allocation that it requested: its job number."""
 _JOB_VARIABLE: Final = "SLURM_JOB_ID"
 _POLL_S: Final = (0.2, 10.0)
-"""First and longest pause between two looks at a job that waits in the queue."""
+"""First and longest pause between two queries of a job that waits in the queue."""
 _COMPLETING_S: Final = 90.0
 """Longest time that an allocation's end is waited for: longer than Slurm's KillWait (30 s)."""
 

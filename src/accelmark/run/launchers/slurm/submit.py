@@ -17,7 +17,7 @@ from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.plugins.launcher import options_of
 
 _PREPARE_S: Final = 600.0
-"""Time for data, environment and evaluation of a round, beside its time limit."""
+"""Time for data, environment and evaluation of a round, in addition to its time limit."""
 _STOP_S: Final = 120
 """Time before Slurm's limit at which the run is asked to stop, so that its results are kept."""
 
