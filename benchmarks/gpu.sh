@@ -18,7 +18,8 @@ if [ -n "$wheels" ]; then
     trap 'rm -rf "$environment"' EXIT
     "$python" -m venv --without-pip "$environment"
     site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$python" -c 'import site; print(*site.getsitepackages(), site.getusersitepackages(), sep="\n")' > "$site/interpreter.pth"
+    "$python" -c 'import sys; print(*(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))), sep="\n")' \
+        > "$site/interpreter.pth"
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$wheels"/*.whl
     python=$environment/bin/python
 fi

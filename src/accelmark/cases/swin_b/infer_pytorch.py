@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
 from transformers import SwinConfig, SwinForImageClassification
 
 from accelmark.infer.imagenet import ImageNetCase
@@ -22,3 +26,13 @@ class Case(ImageNetCase):
         )
         config.num_labels = self.number("num_classes")
         return pretrained(self, SwinForImageClassification(config))
+
+    def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
+        """Write the model as ONNX, with attention as products: PyTorch's exporter fails on the fused one of windows."""
+        net: Any = model.net
+        fused = net.config._attn_implementation
+        net.set_attn_implementation("eager")
+        try:
+            super().export_model(model, example, path)
+        finally:
+            net.set_attn_implementation(fused)

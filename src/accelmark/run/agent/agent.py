@@ -55,7 +55,15 @@ from accelmark.run.agent.task import (
     AgentTask,
 )  # fmt: skip
 from accelmark.run.agent.virtual_environment import CODE_DIRECTORY, environment_variables
-from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
+from accelmark.run.processes import (
+    NODE_MARKER,
+    RUN_MARKER,
+    DescendantRecord,
+    ProcessId,
+    become_subreaper,
+    descendants,
+    signal_all,
+)
 from accelmark.run.record.states import utc_now
 from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.errors import AccelmarkError
@@ -110,6 +118,7 @@ class Agent:
         self._terminate_at = 0.0
         self._kill_at: float | None = None
         self._stall: StallRecord | None = None
+        self._descendants = DescendantRecord(node_dir)
         self._num_requests = 0
         self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
@@ -220,6 +229,7 @@ class Agent:
         while (exit_code := self._ranks.poll()) is None:
             self._watch(self._limits.interval_s)
             self._reap_orphans()
+            self._descendants.update()
             if self._ending is None:
                 self._recorder.restart()
             self._enforce()
@@ -287,6 +297,7 @@ class Agent:
             signal_all(left, signal.SIGKILL)
             self._wait(0.05)
             self._reap_orphans()
+        self._descendants.remove()
         for directory in self._temporary:
             shutil.rmtree(directory, ignore_errors=True)
 

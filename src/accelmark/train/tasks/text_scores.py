@@ -31,7 +31,7 @@ class Bleu:
 
     def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return matching and all n-grams for n of 1 to 4, and the lengths in words."""
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
 
         found: Any = BLEU(lowercase=self.lowercase).corpus_score(list(hypotheses), [list(references)])
         matching = {f"matching{n}": float(count) for n, count in enumerate(found.counts, 1)}
@@ -40,7 +40,7 @@ class Bleu:
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``bleu``."""
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
 
         matching, total = ([int(sums[f"{kind}{n}"]) for n in range(1, 5)] for kind in ("matching", "total"))
         lengths = int(sums["hypothesis_words"]), int(sums["reference_words"])

@@ -13,7 +13,7 @@ from typing import Final
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.launchers.slurm.job import request
-from accelmark.run.launchers.slurm.options import Options
+from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.plugins.launcher import options_of
 
 _PREPARE_S: Final = 600.0
@@ -47,6 +47,7 @@ def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         f"--job-name=accelmark-{plan.name}",
         f"--nodes={len(hosts)}",
         f"--nodelist={','.join(hosts)}",
+        *WHOLE_NODES,
         f"--chdir={Path.cwd()}",
         f"--output={run.with_name(f'{run.name}.sbatch.log')}",
         "--no-requeue",
