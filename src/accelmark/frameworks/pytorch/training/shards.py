@@ -61,7 +61,7 @@ def _sharing(leader: int) -> dist.ProcessGroup | None:
     dist.all_gather_object(leaders, leader)
     if len(set(leaders)) == 1:
         return None
-    groups = {
+    groups: dict[int, dist.ProcessGroup] = {
         each: dist.new_group([rank for rank, own in enumerate(leaders) if own == each], backend="gloo")
         for each in sorted(set(leaders))
     }
