@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import nn
 from transformers import EfficientNetConfig, EfficientNetForImageClassification, PreTrainedModel
 
 from accelmark.frameworks.pytorch.tasks.imagenet_training import ImageNetTraining
@@ -24,4 +25,14 @@ class Case(ImageNetTraining):
             drop_connect_rate=0.2,
         )
         config.num_labels = self.num_classes
-        return EfficientNetForImageClassification(config)
+        net = EfficientNetForImageClassification(config)
+        # transformers draws the scales of normalization near zero, for published weights that replace them: no gradient
+        # reaches the first layers. These are the authors' initial weights (Tan and Le 2019, arXiv:1905.11946), whose
+        # momentum of 0.99 is 0.01 in PyTorch's definition.
+        for module in net.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+            elif isinstance(module, nn.BatchNorm2d):
+                nn.init.ones_(module.weight)
+                module.momentum = 0.01
+        return net
