@@ -50,6 +50,8 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "aquila2_7b": {**DECODER, "model.num_kv_heads": 4},
     "gpt3_6_7b": DECODER,
     "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
+    "lora_mini": {"model.num_layers": 2, "model.pretrained": False, "model.lora_rank": 4},
+    "moe_mini": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
     "grpo_mini": {"model.num_layers": 1, "model.pretrained": False},
     "gpt_oss_20b": {**DECODER, "model.num_kv_heads": 2, "model.head_dim": 8, "model.num_experts": 5},
     "deepseek_v3": {
