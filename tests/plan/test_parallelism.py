@@ -67,6 +67,7 @@ def test_a_case_that_declares_no_axis_cannot_be_split() -> None:
     ("given", "expected"),
     [
         ("fsdp3", "'fsdp3' is none of ddp, fsdp2, hsdp, and no mesh such as fsdp=2,tp=2"),
+        ("deepspeed", "'deepspeed' is none of .*; fsdp2 shards .* as ZeRO stage 3 does; there is no offload"),
         ({"tensor": 2}, "unknown axis 'tensor'"),
         ({"tp": 0}, "tp is 0, not a positive number of ranks"),
         ("tp=two", "tp is 'two', not a positive number of ranks"),

@@ -67,6 +67,11 @@ class Mesh:
 AXES: Final = tuple(field.name for field in fields(Mesh))
 NAMES: Final = ("ddp", "fsdp2", "hsdp")
 ONE_RANK: Final = Mesh(dp=1)
+_INSTEAD: Final = {
+    "deepspeed": "fsdp2 shards parameters, gradients and optimizer state as ZeRO stage 3 does; there is no offload",
+    "fsdp": "the second version, fsdp2, is meant",
+}
+"""Names of other strategies -> what there is in their place."""
 
 
 def _parse(given: Any) -> Any:
@@ -77,7 +82,8 @@ def _parse(given: Any) -> Any:
     if isinstance(given, Mapping):
         return Mesh(**{str(axis): _degree(str(axis), degree) for axis, degree in given.items()})
     if isinstance(given, str) and given not in NAMES:
-        raise ValueError(f"{given!r} is none of {', '.join(NAMES)}, and no mesh such as fsdp=2,tp=2")
+        instead = f"; {_INSTEAD[given]}" if given in _INSTEAD else ""
+        raise ValueError(f"{given!r} is none of {', '.join(NAMES)}, and no mesh such as fsdp=2,tp=2{instead}")
     return given
 
 
