@@ -18,7 +18,7 @@ from benchmarks.automl_figures import RESULTS
 WIDTH: Final = 720
 HEIGHT: Final = 360
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 30, 50
-COLOURS: Final = ("#1a5fb4", "#c64600", "#26a269", "#77767b")
+COLOURS: Final = ("#1a5fb4", "#c64600", "#26a269", "#77767b", "#813d9c")
 Curve = tuple[str, Sequence[float], Sequence[float]]
 
 
@@ -61,11 +61,12 @@ def search_quality(figures: dict[str, Any]) -> str:
         "evolution": "evolution",
         "random": "random morphs",
         "none": "seed trained longer (end)",
+        "scaled": "three times the filters (end)",
     }
     curves: list[Curve] = []
     for method, name in names.items():
         rows = [row["curve"] for row in figures["runs"] if row["method"] == method]
-        if method == "none":  # a single trial has one held-out error, at its end
+        if method in ("none", "scaled"):  # a single trial has one held-out error, at its end
             curves.append((name, [0.1, 1.0], [float(np.mean([row[-1][1] for row in rows]))] * 2))
             continue
         reached = [

@@ -12,11 +12,16 @@ while [ $# -gt 0 ]; do
         *) rest+=("$1"); shift ;;
     esac
 done
-export PYTHONPATH="$root/src:$root${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$wheels" ]; then
-    site=$(mktemp -d)
-    trap 'rm -rf "$site"' EXIT
+    # A virtual environment over the interpreter's packages: the audit reports packages that PYTHONPATH brings.
+    environment=$(mktemp -d)
+    trap 'rm -rf "$environment"' EXIT
+    "$python" -m venv --without-pip "$environment"
+    site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$python" -c 'import sys; print(*(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))), sep="\n")' \
+        > "$site/interpreter.pth"
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$wheels"/*.whl
-    export PYTHONPATH="$PYTHONPATH:$site"
+    python=$environment/bin/python
 fi
+export PYTHONPATH="$root/src:$root${PYTHONPATH:+:$PYTHONPATH}"
 "$python" -m benchmarks.gpu "${rest[@]}"

@@ -77,16 +77,19 @@ class Loaded:
 
 
 @contextmanager
-def loaded(name: str, engine: str, model: nn.Module, batch: int, directory: Path) -> Iterator[Loaded]:
+def loaded(
+    name: str, engine: str, model: nn.Module, batch: int, directory: Path,
+    optimize_for: str = "latency", threads: int = 1,
+) -> Iterator[Loaded]:  # fmt: skip
     """Compile a model, whose ONNX file is in ``directory``, for one batch size."""
     process = EngineProcess(engine, directory, 600, worker="benchmarks.bare_engine")
     try:
-        device = {"device_type": "cpu", "module": None, "threads": 1, "required": True}
+        device = {"device_type": "cpu", "module": None, "threads": threads, "required": True}
         facts = process.ask("open", engine=engine, vendor=None, device=device)
         process.compile(
             model if facts["reads"] == "model" else None, MODELS[name].inputs(batch), [],
             onnx_path=str(directory / "model.onnx"), engine_path=None, work_dir=str(directory), precision="fp32",
-            options={},
+            optimize_for=optimize_for, options={},
         )  # fmt: skip
         yield Loaded(process, name, batch)
     finally:

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.serving import LoadStage, RequestRecord
 
 NUM_TOKENS: Final = 128
@@ -55,7 +55,7 @@ def planned(number: int, due_s: float | None = None) -> PlannedRequest:
 def send(url: str, requests: Sequence[PlannedRequest], load: Load) -> tuple[LoadStage, list[RequestRecord]]:
     """Run a warm-up and a stage."""
     records: list[RequestRecord] = []
-    with Client(Target(url, "null")) as client:
+    with Client(Endpoint(url, "null")) as client:
         warm = Load(-1, 60.0, TIMEOUT_S, concurrency=4)
         client.run_stage([planned(10**6 + number) for number in range(8)], warm, lambda record, text: None)
         done = client.run_stage(requests, load, lambda record, text: records.append(record))

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Endpoint, PlannedRequest
 
 CONCURRENCY: Final = 8
 NUM_REQUESTS: Final = 64
@@ -63,7 +63,7 @@ def ours(url: str, prompts: Path, work: Path) -> Times:
     found: Times = {}
     lines = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
     requests = [PlannedRequest(line["number"], line["number"], line["prompt"], NUM_TOKENS) for line in lines]
-    with Client(Target(url, "tiny")) as client:
+    with Client(Endpoint(url, "tiny")) as client:
         client.run_stage(
             requests,
             Load(0, 600.0, 120.0, concurrency=CONCURRENCY),

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from accelmark import api
 from accelmark.cli.main import app
+from accelmark.compat.flagperf.coverage import coverage
 from accelmark.explain.entries import entries
 from accelmark.explain.fields import documented_fields
 from accelmark.explain.schemas import FILES
@@ -69,14 +69,10 @@ def _table(*heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def _coverage() -> str:
-    """Return which of FlagPerf's models which case carries, by docs/coverage.yaml."""
-    found = yaml.safe_load((_ROOT / "docs/coverage.yaml").read_text(encoding="utf-8"))
+    """Return which of FlagPerf's models which case carries, by compat/flagperf/coverage.yaml."""
     parts = ["# Coverage\n\nFlagPerf's models and the cases that carry them; a note says what differs.\n"]
     for task, title in (("train", "Training"), ("infer", "Inference")):
-        rows = (
-            (row["model"], row.get("frameworks", ""), _case_link(row["case"]), row.get("note", ""))
-            for row in found[task]
-        )
+        rows = ((row.model, row.frameworks, _case_link(row.case), row.note) for row in coverage() if row.task == task)
         parts.append(f"## {title}\n\n" + _table("FlagPerf", "Frameworks there", "Case", "Note", rows=rows))
     return "\n".join(parts)
 

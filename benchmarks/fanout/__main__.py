@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fanout [--hosts 1,8,32,64] [--simulated 1,128,...]``: needs root; writes figures beside it."""
+"""``python -m benchmarks.fanout [--hosts 1,8,64] [--simulated 1,128,...]``: needs root; writes figures beside it."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def real(numbers: list[int], most_in_turn: int) -> list[dict[str, float]]:
 def main() -> None:
     """Measure and write ``figures.json``, the curves and the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fanout", description=__doc__)
-    parser.add_argument("--hosts", default="1,8,32,64")
+    parser.add_argument("--hosts", default="1,8,64")
     parser.add_argument("--simulated", default="1,128,256,512,1024")
-    parser.add_argument("--seconds", default="20,40", help="durations of the steady job, which has a line a second")
+    parser.add_argument("--seconds", default="15,30", help="durations of the steady job, which has a line a second")
     parser.add_argument("--ranks", type=int, default=8, help="ranks of each host in the steady job")
     rest = "hosts that are timed one by one; the rest by rule of three"
-    parser.add_argument("--in-turn", type=int, default=64, help=rest)
+    parser.add_argument("--in-turn", type=int, default=8, help=rest)
     given = parser.parse_args()
     simulated = [int(number) for number in given.simulated.split(",")]
     found = {

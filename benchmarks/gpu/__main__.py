@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ REQUIRED: Final = (
     "typer",
     "yaml",
 )
+SLOW: Final = ("torch", "transformers")
+"""Of those, the ones whose import takes seconds."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -44,16 +47,24 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def problem_of(package: str) -> str | None:
+    """Return the name of a package that cannot be imported, with the package that it lacks; None where it can be."""
+    if package in SLOW:
+        return package if find_spec(package) is None else None
+    try:
+        import_module(package)
+    except ModuleNotFoundError as error:
+        return package if error.name in (None, package) else f"{error.name} (for {package})"
+    return None
+
+
 def main() -> int:
     """Measure what fits into the budget; return 0 unless an item failed."""
     began = time.monotonic()
     options = parse_arguments()
-    missing = [name for name in REQUIRED if find_spec(name) is None]
-    if missing:
-        print(
-            f"{sys.executable} lacks {', '.join(missing)}: pass --wheels DIR (benchmarks/gpu/README.md)",
-            file=sys.stderr,
-        )
+    if missing := list(filter(None, map(problem_of, REQUIRED))):
+        advice = "pass --wheels DIR (benchmarks/gpu/README.md)"
+        print(f"{sys.executable} lacks {', '.join(missing)}: {advice}", file=sys.stderr)
         return 2
     # Imported here: they need the packages above.
     from benchmarks.gpu.device import device_here

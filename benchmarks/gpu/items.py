@@ -80,13 +80,21 @@ def with_bare_loop(case: str, settings: Mapping[str, Any]) -> Measure:
     return measure
 
 
-def from_jpegs(num_workers: int) -> Measure:
-    """Return the measurement of ResNet-50 that reads real JPEG files with so many worker processes."""
+def from_jpegs(num_workers: int, *, draft: bool = False) -> Measure:
+    """Return the measurement of ResNet-50 that reads real JPEG files with so many worker processes.
+
+    ``draft``: decode them at a lower resolution where the crop allows it.
+    """
 
     def measure(session: Session, name: str) -> dict[str, Any]:
         made = make_images(session.root / "imagenet", images_per_class=8 if session.tiny else 320)
         size = {**TINY_RESNET, "loader.num_workers": 1} if session.tiny else {"batch_size": 256}
-        changed = {"end.max_epochs": None, "end.max_steps": 9 if session.tiny else 80, "model.num_classes": 8}
+        changed = {
+            "end.max_epochs": None,
+            "end.max_steps": 9 if session.tiny else 80,
+            "model.num_classes": 8,
+            "model.jpeg_draft": draft,
+        }
         settings = {**RESNET, "loader.num_workers": num_workers, **size, **changed, "evaluate.every_epochs": None}
         return train(session, name, Workload("resnet50", settings, data="imagenet"), data=made)
 
@@ -110,7 +118,7 @@ def inference(compiler: str, batch_size: int) -> Measure:
         session.python(name, *arguments, "--timeout", f"{max(20.0, session.left_s() - 30):.0f}", expect=(0, 1))
         results = sorted(out.glob("*/round*/result.json"))
         if not results:
-            raise ItemError(f"{out} has no result.json")
+            raise ItemError(f"accelmark infer wrote no result.json: {session.errors(name)}")
         result = json.loads(results[0].read_text(encoding="utf-8"))
         if result["state"] != "succeeded":
             raise ItemError(str(result["reason"]))
@@ -133,10 +141,12 @@ def program(module: str, *arguments: str) -> Measure:
 
 def jax_mini(session: Session, name: str) -> dict[str, Any]:
     """Carry out resnet_mini in JAX."""
-    from accelmark.spec.plugins.catalog import find
+    from accelmark.spec.plugins.catalog import find, load_framework
+    from accelmark.spec.plugins.requirements import Need, missing
 
-    if importlib.util.find_spec("jax") is None:
-        raise LeftOutError("jax is not installed here")
+    needs = [Need(requirement=one, needed_by="framework jax") for one in load_framework("jax").requires]
+    if lacking := missing(needs):
+        raise LeftOutError("; ".join(map(str, lacking)))
     if not (find("cases", "resnet_mini", "benchmarks").path / "jax.py").is_file():
         raise LeftOutError("the case resnet_mini has no framework jax")
     return train(session, name, Workload("resnet_mini", {"end.max_epochs": None, "end.max_steps": 60}, framework="jax"))
@@ -168,6 +178,8 @@ _3B: Final = {
 _7B: Final = {**LLAMA, "end.max_steps": 20}
 _7B_COMPILED: Final = {**_7B, "compile": "default", "batch_size": 4}
 
+_FIXED_SEGMENTS: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+
 ITEMS: Final = (
     Item("probe", probe, 60),
     Item("resnet_mini", mini("resnet_mini", "fashion_mnist"), 110),
@@ -187,12 +199,20 @@ ITEMS: Final = (
         for size in (1, 32, 256)
     ),
     Item("llama_7b_decode", program("decode"), 120, 40),
+    Item("resnet50_jpeg_16_draft", from_jpegs(16, draft=True), 90, 24),
+    Item("changes", program("changes"), 60, 20),
     Item("llama_1b_best", trained("llama2_7b", _1B_SHORT), 80, 70),
     ablation("llama_1b_compile", "llama2_7b", _1B_SHORT, {"compile": "off"}, 70),
     ablation("llama_1b_bf16_weights", "llama2_7b", _1B_SHORT, {"parallelism": "ddp"}, 70),
     ablation("llama_1b_flash_attention", "llama2_7b", _1B_SHORT, {"attention": "cudnn"}, 70),
     Item("llama_3b_best", trained("llama2_7b", _3B), 100, 80),
     ablation("llama_3b_selective", "llama2_7b", _3B, {"activation_checkpointing": "full"}, 80),
+    Item(
+        "without_expandable_segments",
+        trained("llama2_7b", _7B, environment=_FIXED_SEGMENTS),
+        150,
+        128,
+    ),
     ablation("resnet50_channels_last", "resnet50", _RESNET_SHORT, {"channels_last": False}, 24),
     Item("energy", program("energy"), 60),
     Item("resume", partial(recovery.resume, parallelism="ddp"), 60),

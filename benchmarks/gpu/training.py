@@ -69,6 +69,8 @@ class Workload:
     framework: str = "pytorch"
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings that are not replaced with ``--tiny``."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks; they take precedence over the vendor's."""
 
     def settings_for(self, session: Session) -> dict[str, Any]:
         """Return the settings, at toy size with ``--tiny``."""
@@ -95,10 +97,14 @@ def train(session: Session, name: str, workload: Workload, *, data: Path | None 
     case: dict[str, Any] = {"key": key, "settings": workload.settings_for(session)}
     case |= {} if data is None else {"data": str(data.absolute())}
     request = {"name": f"gpu-{name}", "open": workload.is_open, "telemetry_interval_s": 0.5, "cases": [case]}
+    if workload.environment:
+        request["cluster"] = {"environment": dict(workload.environment)}
     run_file.write_text(json.dumps(request, indent=1), encoding="utf-8")
     arguments = ["accelmark", "run", str(run_file), "--out", str(directory)]
     # A run whose verdict is INVALID ends with 1 and still has figures.
     session.python(name, *arguments, "--timeout", f"{max(20.0, session.left_s() - 30):.0f}", expect=(0, 1))
+    if not (directory / "summary.json").is_file():
+        raise ItemError(f"accelmark run wrote no summary.json: {session.errors(name)}")
     return read_run(directory)
 
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from accelmark.results.compare.comparison import Comparison
+from accelmark.results.compare.comparison import RunComparison
 from accelmark.results.compare.comparison import compare as _compare
 from accelmark.results.compare.table import rows_of
 from accelmark.results.schema import CaseResult, RoundResult, Summary
@@ -169,7 +169,7 @@ def run(
     return load(outcome.directory)
 
 
-def compare(baseline: Run, *others: Run, across_scales: bool = False, force: bool = False) -> Comparison:
+def compare(baseline: Run, *others: Run, across_scales: bool = False, force: bool = False) -> RunComparison:
     """Compare runs with ``baseline``: differences of figures with 95 % intervals, and what else differs.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.audit.evidence import Evidence, Reference, RoundEvidence, Standard
+from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, Standard
 from accelmark.audit.outcome import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figure_names import FigureName
@@ -210,7 +210,7 @@ def test_a_metric_beyond_the_reference_is_open(run: Path, metric: float, is_plau
     entry = entry.model_copy(update={"figures": figures})
     case = load_case("resnet_mini")
     standard = Standard(case, "", is_shipped=True)
-    evidence = Evidence([RoundEvidence(entry, None, Reference(standard))], 1, Reference(standard), None)
+    evidence = Evidence([RoundEvidence(entry, None, ReferenceFolders(standard))], 1, ReferenceFolders(standard), None)
     found = list(plausible_convergence(evidence))
     assert result.cases[0].verdict == "VALID"
     assert [finding.severity for finding in found] == ([] if is_plausible else ["open"])

@@ -14,7 +14,10 @@ import pytest
 
 import accelmark
 from accelmark.audit import provenance
-from accelmark.results.schema import CaseResult
+from accelmark.audit.verdict import audit_case
+from accelmark.results.figure_names import FigureName
+from accelmark.results.rounds.summary import round_result
+from accelmark.results.schema import CaseResult, Figure
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss
@@ -154,6 +157,15 @@ def test_target_and_band_are_judged_separately(tmp_path: Path) -> None:
 
 def test_a_round_that_computed_faster_than_its_chip_can_is_invalid(tmp_path: Path) -> None:
     case = judged(make_run(tmp_path / "run", Made(flops_per_sample=8e12)))
+    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]
+
+
+@pytest.mark.parametrize("name", [FigureName.PREFILL_MFU, FigureName.DECODE_MFU, FigureName.DECODE_MBU])
+def test_generation_that_exceeds_the_peak_of_its_chip_is_invalid(tmp_path: Path, name: FigureName) -> None:
+    run, place = make_run(tmp_path / "run", Made()), f"{Made().key.slug}/round1"
+    result = round_result(run / place)
+    result = result.model_copy(update={"figures": {**result.figures, name: Figure(value=1.2)}})
+    case = audit_case(run, {place: result}, 1)
     assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.controller.session import load_config
 from accelmark.automl.model.seeds import resolve_network
+from accelmark.compat.aiperf import load_search
 from accelmark.spec.errors import RequestError, SpecError
 
 AIPERF = """\
@@ -64,12 +64,12 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def problems(tmp_path: Path, text: str) -> str:
     with pytest.raises(SpecError) as caught:
-        load_config(written(tmp_path, text))
+        load_search(written(tmp_path, text))
     return str(caught.value)
 
 
 def test_aiperfs_own_example_is_read_unchanged(tmp_path: Path) -> None:
-    config, unused = load_config(written(tmp_path, AIPERF))
+    config, unused = load_search(written(tmp_path, AIPERF))
     assert config.schedule.concurrency == 2
     assert config.schedule.max_duration == 12 * 3600
     assert config.schedule.max_trials == 30000
@@ -89,7 +89,7 @@ def test_aiperfs_own_example_is_read_unchanged(tmp_path: Path) -> None:
 
 def test_unknown_keys_and_flags_of_an_aiperf_file_are_listed(tmp_path: Path) -> None:
     text = AIPERF.replace("maxTrialNum", "maxTrialNumber").replace("--final_lr 0", "--final_rl 0")
-    unused = "\n".join(load_config(written(tmp_path, text))[1])
+    unused = "\n".join(load_search(written(tmp_path, text))[1])
     assert "maxTrialNumber: unknown key (did you mean 'maxTrialNum'?)" in unused
     assert "'--final_rl' is not a known flag (did you mean 'final_lr'?)" in unused
 
@@ -97,7 +97,7 @@ def test_unknown_keys_and_flags_of_an_aiperf_file_are_listed(tmp_path: Path) -> 
 def test_the_command_is_data_and_never_run(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     text = AIPERF.replace("python3 imagenet_train.py", f"$(touch {mark}); `touch {mark}` imagenet_train.py")
-    load_config(written(tmp_path, text))
+    load_search(written(tmp_path, text))
     assert not mark.exists()
 
 
@@ -119,7 +119,7 @@ def test_all_problems_of_an_aiperf_file_are_reported_at_once(tmp_path: Path) -> 
     [("my test  1", "my-test-1"), ("测试", "aiperf"), ('""', "aiperf"), ("-x/../y", "x-..-y"), ("n" * 200, "n" * 80)],
 )
 def test_any_experiment_name_becomes_a_valid_directory_name(tmp_path: Path, given: str, named: str) -> None:
-    config, unused = load_config(written(tmp_path, AIPERF.replace("example_imagenet-network-morphism-test", given)))
+    config, unused = load_search(written(tmp_path, AIPERF.replace("example_imagenet-network-morphism-test", given)))
     assert config.name == named
     assert any(line.startswith(f"experimentName: the run is called {named!r}") for line in unused)
 
@@ -152,7 +152,7 @@ def test_an_invalid_number_in_an_aiperf_file_is_never_rounded(tmp_path: Path, ol
 def test_searched_batches_can_be_divided_among_the_devices(tmp_path: Path) -> None:
     for batch, cards, searched in ((100, "0,1,2,3", (84, 92, 100)), (8, "0,1,2,3,4,5,6,7", (8,)), (3, "0", (2, 3))):
         text = AIPERF.replace("0,1,2,3,4,5,6,7", cards).replace("--batch_size 448", f"--batch_size {batch}")
-        assert load_config(written(tmp_path, text))[0].tuning.batch_size == searched
+        assert load_search(written(tmp_path, text))[0].tuning.batch_size == searched
 
 
 def test_a_tuner_that_cannot_search_networks_is_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_tuner_that_cannot_search_networks_is_refused(tmp_path: Path) -> None:
 
 
 def test_paths_in_our_own_form_are_relative_to_the_file(tmp_path: Path) -> None:
-    config, _ = load_config(written(tmp_path, OURS))
+    config, _ = load_search(written(tmp_path, OURS))
     assert config.dataset.directory == (tmp_path / "data").resolve()
     assert config.schedule.max_duration == 600
     assert config.training.learning_rate == 0.05
@@ -194,7 +194,7 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
     text = OURS + "search: {max_kernel: 5}\n"
     assert "tuning.kernel: 7 is above search.max_kernel, 5" in problems(tmp_path, text)
     untuned = text.replace("concurrency: 2", "concurrency: 2, tuning_round: null")
-    assert load_config(written(tmp_path, untuned))[0].search.max_kernel == 5
+    assert load_search(written(tmp_path, untuned))[0].search.max_kernel == 5
 
 
 @pytest.mark.parametrize(
@@ -219,23 +219,23 @@ def test_a_batch_that_cannot_be_divided_evenly_among_the_devices_is_refused(tmp_
     path = tmp_path / "search.yaml"
     path.write_text("schedule: {max_trials: 1}\ntraining: {batch_size: 100, devices_per_trial: 8}\n")
     with pytest.raises(SpecError, match="100 cannot be divided evenly among the 8 devices of a trial: take 96 or 104"):
-        load_config(path)
+        load_search(path)
 
 
 def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
-    config, _ = load_config(written(tmp_path, OURS.replace("small28", "smal28")))
+    config, _ = load_search(written(tmp_path, OURS.replace("small28", "smal28")))
     with pytest.raises(RequestError, match="did you mean 'small28'"):
         resolve_network(config.network)
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
-        load_config(tmp_path / "none.yml")
+        load_search(tmp_path / "none.yml")
 
 
 def test_a_flag_without_a_value_is_a_problem_and_stray_words_are_listed(tmp_path: Path) -> None:
     text = AIPERF.replace("--epoch 60", "--epoch").replace("--final_lr 0", "--final_lr=0 --other=1 extra")
     assert "trial.command: --epoch has no value" in problems(tmp_path, text)
-    _, unused = load_config(written(tmp_path, text.replace("--epoch ", "--epoch 60 ")))
+    _, unused = load_search(written(tmp_path, text.replace("--epoch ", "--epoch 60 ")))
     remarks = [line for line in unused if "is not a known flag" in line]
     assert [line.split("'")[1] for line in remarks] == ["--other=1", "extra"]

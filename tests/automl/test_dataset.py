@@ -14,7 +14,7 @@ import pytest
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.seeds import resnet50, small
-from accelmark.datasets.images import FolderImages, imagenet_identity, read_arrays, read_weights
+from accelmark.datasets.images import LabeledFiles, imagenet_identity, read_arrays, read_weights
 from accelmark.spec.errors import DataError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 
@@ -124,9 +124,9 @@ def test_imagenet_is_identified_by_its_classes_and_size(monkeypatch: pytest.Monk
     for name, value in {"IMAGENET_SYNSETS_SHA256": known, "IMAGENET_TRAINING": 30, "IMAGENET_HELD_OUT": 9}.items():
         monkeypatch.setattr(f"accelmark.datasets.images.{name}", value)
 
-    def split(count: int, folders: tuple[str, ...] = names) -> FolderImages:
+    def split(count: int, folders: tuple[str, ...] = names) -> LabeledFiles:
         files = [Path(folders[number % len(folders)]) / f"{number}.JPEG" for number in range(count)]
-        return FolderImages(files, np.arange(count, dtype=np.int64) % len(folders), 224)
+        return LabeledFiles(files, np.arange(count, dtype=np.int64) % len(folders), 224)
 
     assert imagenet_identity(split(29), split(9)) == "a part of imagenet (29 training and 9 held-out images)"
     assert imagenet_identity(split(30), split(9)) == "imagenet"

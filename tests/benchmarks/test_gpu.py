@@ -18,7 +18,7 @@ from benchmarks.gpu.items import CALLS, ITEMS
 from benchmarks.gpu.session import BUDGET_S
 
 ROOT = Path(__file__).parents[2]
-SAMPLED = ("infer_eager_1", "infer_tensorrt_1", "energy", "out_of_memory")
+SAMPLED = ("infer_eager_1", "infer_tensorrt_1", "changes", "energy", "out_of_memory")
 """Items that stand for their kinds in a quick run of the tests, besides ``llama_7b``; the heavy test runs all."""
 CALL_OF = {item.name: number for number, items in CALLS.items() for item in items}
 LATER = CALLS[CALL_OF["llama_7b"]][-1].name
@@ -54,6 +54,7 @@ def test_finished_items_are_skipped_and_items_over_budget_left_out(tmp_path: Pat
     assert ended.returncode == 0, ended.stdout + ended.stderr
     entry = first["items"]["llama_7b"]
     assert entry["rounds"][0]["steady"]["units_per_s"] > 0
+    assert not [reason for reason in entry["reasons"] if "PYTHONPATH" in reason]
     assert "OPEN" in entry["verdict"] or "INVALID" in entry["verdict"]
     ended, second = call(CALL_OF["llama_7b"], output, "--tiny", "--budget-s", "2", "--only", "llama_7b", LATER)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -46,6 +46,12 @@ def _experts(model: Model) -> float:
     return float(model["hidden_size"] * (model["num_experts"] + 3 * active * width))
 
 
+def _qwen_moe(model: Model) -> float:
+    """As Llama, with active experts, a shared expert with its gate, and the router of each layer."""
+    inner = model["num_active_experts"] * model["moe_intermediate_size"] + model["shared_expert_intermediate_size"]
+    return _decoder(model, model["hidden_size"] * (model["num_experts"] + 1 + 3 * inner))
+
+
 def _mixture(model: Model) -> float:
     """As Llama, with experts."""
     return _decoder(model, _experts(model))
@@ -174,7 +180,7 @@ def _resnet_mini(model: Model) -> float:
 FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "bert": _bert, "gpt3_6_7b": _gpt, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
-    "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "deepseek_v3": _deepseek,
+    "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "qwen1_5_moe": _qwen_moe, "deepseek_v3": _deepseek,
     "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
     "lora_mini": _lora_mini, "moe_mini": _mixture,
     "resnet50": _resnet50, "resnet_mini": _resnet_mini, "gpt2": _gpt, "distilbert": _distilbert,

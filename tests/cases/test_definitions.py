@@ -52,6 +52,14 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
     "lora_mini": {"model.num_layers": 2, "model.pretrained": False, "model.lora_rank": 4},
     "moe_mini": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
+    "qwen1_5_moe": {
+        **{key: value for key, value in DECODER.items() if key != "model.intermediate_size"},
+        "model.num_kv_heads": 4,
+        "model.num_experts": 5,
+        "model.num_active_experts": 2,
+        "model.moe_intermediate_size": 24,
+        "model.shared_expert_intermediate_size": 48,
+    },
     "grpo_mini": {"model.num_layers": 1, "model.pretrained": False},
     "gpt_oss_20b": {**DECODER, "model.num_kv_heads": 2, "model.head_dim": 8, "model.num_experts": 5},
     "deepseek_v3": {
@@ -78,6 +86,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {**DECODER, "model.eval_length": 48},
     "t5_small": {**ENCODER, "model.source_length": 24, "model.target_length": 6, "model.vocab_size": 100},
     "transformer": {**ENCODER, "model.source_length": 24, "model.target_length": 6, "model.vocab_size": 100},
+    "translation_mini": ENCODER,
     "wav2vec2": {**ENCODER, "model.conv_width": 8, "model.train_seconds": 1.0, "model.most_letters": 20},
     "whisper_small": {"model.num_layers": 2, "model.hidden_size": 24, "model.num_heads": 2, "model.target_length": 6},
 }
@@ -188,6 +197,10 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
             text = code.read_text(encoding="utf-8")
             shared = [
                 part.read_text(encoding="utf-8") for part in folder.glob("_?*.py") if f"{part.stem} import" in text
+            ]
+            shared += [
+                (folders("cases")[base].path / f"{framework}.py").read_text(encoding="utf-8")
+                for base in re.findall(r"from accelmark\.cases\.(\w+)\.pytorch import", text)
             ]
             named = r'(?:data_dirs\[|shards = |weights = |samples = )"(\w+)"'
             asked = set(re.findall(named, "".join([text, *shared])))

@@ -39,6 +39,7 @@ PARAMETERS = {
     "llama3_1_8b": (8_030_261_248, "Llama-3.1-8B"),
     "llama3_70b": (70_553_706_496, "Meta-Llama-3-70B"),
     "mixtral_8x7b": (46_702_792_704, "Mixtral-8x7B-v0.1"),
+    "qwen1_5_moe": (14_315_784_192, "Qwen1.5-MoE-A2.7B"),
     "llama2_7b": (6_738_415_616, "Llama-2-7b-hf"),
     "grpo_mini": (83_904, "the case's README"),
     "lora_mini": (1_967_808, "the case's README"),
@@ -58,6 +59,7 @@ PARAMETERS = {
         214_509_568,
         "arXiv:1706.03762, table 3 (213 M), and 2 x 129 positions that are not learned",
     ),
+    "translation_mini": (442_240, "the case's README"),
     "wav2vec2": (94_396_320, "wav2vec2-base-960h"),
     "whisper_small": (241_734_912, "whisper-small"),
 }
@@ -79,8 +81,11 @@ SLOW = {
     "llama2_7b_finetune",
     "llama3_1_8b",
     "llama3_70b",
+    "qwen1_5_moe",
+    "swin",
     "t5_small",
     "transformer",
+    "vit",
     "wav2vec2",
     "whisper_small",
 }

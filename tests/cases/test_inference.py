@@ -172,6 +172,14 @@ def test_without_weights_and_data_a_run_measures_speed_and_no_accuracy(
     assert ran.finished.p_inference_core is not None
 
 
+@pytest.mark.heavy
+def test_swin_b_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_classes": 2} | {f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}
+    over = {"compiler": "onnxruntime", "precision": "fp32", "batch_size": 2, "synthetic": True, "max_batches": 2}
+    finished = infer("swin_b", tmp_path, {}, parameters=small, **over).finished
+    assert (finished.state, finished.invalid_reasons) == ("completed", ()), finished.message
+
+
 @pytest.mark.parametrize(("name", "parameters"), [("resnet50", {}), ("bert_large", BERT)])
 def test_a_case_without_data_says_what_to_name(tmp_path: Path, name: str, parameters: dict[str, int]) -> None:
     ran = infer(name, tmp_path, {}, parameters=parameters, compiler=None, precision="fp32")

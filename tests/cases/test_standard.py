@@ -127,7 +127,7 @@ def test_llama_sharded_over_two_ranks_trains_as_one_rank_does(tmp_path: Path, to
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["gpt3_6_7b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gpt3_6_7b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3", "qwen1_5_moe"])
 def test_a_sharded_decoder_trains_as_one_rank_does(tmp_path: Path, tokens: Path, name: str) -> None:
     """GPT-3's output layer is its embedding; DeepSeek-V3's router has buffers; experts are sharded."""
     case = load_case(name)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
 from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
-from accelmark.run.environments.registry import Environment, register
+from accelmark.run.environments.registry import FrameworkEnvironment, register
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
@@ -157,7 +157,9 @@ def test_doctor_names_packages_that_cannot_be_imported_and_the_command_that_repa
     monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    register(Environment(framework="tensorflow", path=environment, created_at="2026-01-01T00:00:00Z", versions={}))
+    register(
+        FrameworkEnvironment(framework="tensorflow", path=environment, created_at="2026-01-01T00:00:00Z", versions={})
+    )
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     path = os.pathsep.join([str(SRC), str(tmp_path)])
     done = CliRunner().invoke(APP, ["doctor", "--json"], env={"PYTHONPATH": path})

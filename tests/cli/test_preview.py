@@ -118,7 +118,7 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     cluster: dict[str, object] = {"launcher": "slurm", "hosts": TWO, "slurm_options": ["--partition=gpu"]}
     told = {"SLURM_JOB_ID": allocation} if allocation else {}
     shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", **told)
-    held = ["--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
+    held = ["--exclusive", "--mem=0", "--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
     asked = ["sbatch", "--parsable", "--job-name=accelmark-file", "--nodes=2", "--nodelist=h1,h2", *held]
     asked.append("--partition=gpu")
     assert shown["first"] == ([] if allocation else [asked])

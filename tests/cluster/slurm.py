@@ -23,7 +23,7 @@ AuthType=auth/munge
 AuthInfo=socket={home}/munge.socket
 CryptoType=crypto/munge
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+{binding}
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -35,7 +35,7 @@ SlurmctldPidFile={home}/slurmctld.pid
 SlurmdPidFile={home}/slurmd-%n.pid
 SlurmctldLogFile={home}/slurmctld.log
 SlurmdLogFile={home}/slurmd-%n.log
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=1 State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] {each} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -54,8 +54,11 @@ def _free_ports(count: int) -> int:
 
 
 @contextlib.contextmanager
-def slurm(home: Path) -> Iterator[dict[str, str]]:
-    """Run the cluster; gives the variables that its commands need."""
+def slurm(home: Path, *, binds: bool = False) -> Iterator[dict[str, str]]:
+    """Run the cluster; gives the variables that its commands need.
+
+    ``binds``: each node has all cores of this machine and two devices, and Slurm binds steps to what was requested.
+    """
     for name in ("state", *(f"spool-n{number}" for number in range(1, NUM_NODES + 1))):
         (home / name).mkdir(parents=True)
     home.chmod(0o755)
@@ -63,10 +66,16 @@ def slurm(home: Path) -> Iterator[dict[str, str]]:
     (home / "munge.key").chmod(0o600)
     first = _free_ports(NUM_NODES + 1)
     conf = home / "slurm.conf"
+    cores = len(os.sched_getaffinity(0))
+    if binds:
+        lines = (f"NodeName=n[1-{NUM_NODES}] Name=gpu File={file}\n" for file in ("/dev/null", "/dev/zero"))
+        (home / "gres.conf").write_text("".join(lines))
     conf.write_text(
         _CONF.format(
             host=socket.gethostname().partition(".")[0], home=home, ctld=first + NUM_NODES, nodes=NUM_NODES,
             first=first, last=first + NUM_NODES - 1,
+            binding="TaskPlugin=task/affinity\nGresTypes=gpu" if binds else "TaskPlugin=task/none",
+            each=f"CPUs={cores} Gres=gpu:2" if binds else "CPUs=1",
         )
     )  # fmt: skip
     environment = os.environ | {"SLURM_CONF": str(conf)}

@@ -255,7 +255,9 @@ def test_a_spare_replaces_a_host_that_is_not_ready(plan: MakePlan, bed: Bed, tmp
     bed.stop_sshd(2)
     bed.stop_sshd(3)
     try:
-        _, out, err = done(drive("start", tmp_path / "run", plan=plan((), num_hosts=2, on={"spares": spares})))
+        _, out, err = done(
+            drive("start", tmp_path / "run", "--look", plan=plan((), num_hosts=2, on={"spares": spares}))
+        )
     finally:
         bed.sshd(2)
         bed.sshd(3)
@@ -271,7 +273,7 @@ def test_a_spare_replaces_a_host_that_is_not_ready(plan: MakePlan, bed: Bed, tmp
 def test_without_enough_spares_nothing_starts(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     bed.stop_sshd(2)
     try:
-        _, out, err = done(drive("start", tmp_path / "run", plan=plan((), num_hosts=2)))
+        _, out, err = done(drive("start", tmp_path / "run", "--look", plan=plan((), num_hosts=2)))
     finally:
         bed.sshd(2)
     assert "n2" in out + err

@@ -33,6 +33,7 @@ FOLLOWED: Final = ("docs/vendor.md", "docs/case.md", "docs/zh/vendor.md", "docs/
 ELSEWHERE: Final = {
     "view": "tests/report/test_view.py",
     "probe": "tests/probe/test_probe.py",
+    "data": "tests/datasets/test_prepare.py",
     "env": "tests/frameworks/test_environments.py",
     "automl": "tests/automl/controller",
     "monitor": "tests/cli/test_machine_verbs.py",

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent.environment import environment_variables
+from accelmark.run.agent.virtual_environment import environment_variables
 from accelmark.run.environments import registry
-from accelmark.run.environments.registry import Environment, register, registered
+from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
 from tests.frameworks.environments import SOURCE, run_accelmark
 
 TOY = Path(__file__).with_name("toy")
+NOW = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def empty_environment(path: Path) -> Path:
 
 def test_ranks_run_in_the_registered_environment_and_without_it_the_run_is_refused(cache: Path, tmp_path: Path) -> None:
     path = empty_environment(tmp_path / "venv")
-    register(Environment(framework="toy", path=path, created_at="2026-01-01T00:00:00Z", versions={"numpy": "2"}))
+    register(FrameworkEnvironment(framework="toy", path=path, created_at=NOW, versions={"numpy": "2"}))
     key, run = ("train", "points:toy:CPU:1:2", "--vendor", "cpu"), tmp_path / "run"
     train = partial(run_accelmark, *key, ACCELMARK_CACHE=cache, ACCELMARK_PLUGINS=TOY)
     done = train("--out", str(run))
@@ -60,7 +61,7 @@ def test_an_environment_without_the_needed_packages_is_refused_with_the_command_
 ) -> None:
     path = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
-    register(Environment(framework="jax", path=path, created_at="2026-01-01T00:00:00Z", versions={}))
+    register(FrameworkEnvironment(framework="jax", path=path, created_at=NOW, versions={}))
     arguments = ("train", "llama_mini:jax:CPU", "--vendor", "cpu", "--synthetic", "--json")
     done = run_accelmark(*arguments, ACCELMARK_CACHE=cache)
     assert done.returncode == 1
@@ -98,7 +99,7 @@ def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Pa
 
 def test_environments_are_listed_and_removed(cache: Path, tmp_path: Path) -> None:
     path = empty_environment(tmp_path / "venv")
-    register(Environment(framework="jax", path=path, created_at="2026-01-01T00:00:00Z", versions={"jax": "1.2"}))
+    register(FrameworkEnvironment(framework="jax", path=path, created_at=NOW, versions={"jax": "1.2"}))
     (listed,) = json.loads(run_accelmark("env", "list", "--json", ACCELMARK_CACHE=cache).stdout)
     assert (listed["framework"], listed["versions"], listed["exists"]) == ("jax", {"jax": "1.2"}, True)
     done = run_accelmark("env", "remove", "jax", ACCELMARK_CACHE=cache)

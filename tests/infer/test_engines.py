@@ -32,6 +32,7 @@ def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> Engin
         "device": torch.device("cpu"),
         "device_type": "cpu",
         "threads": 1,
+        "optimize_for": "latency",
         "options": {},
         "work_dir": work_dir,
     }

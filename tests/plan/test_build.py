@@ -112,8 +112,8 @@ def test_all_problems_of_every_key_are_reported_at_once(plugins: Path) -> None:
     for expected in (
         "did you mean 'toy'?",
         "did you mean 'pytorch'?",
-        "asks for 2 hosts, the cluster 'local' has 1",
-        "asks for 9 devices a host, this one has 2",
+        "requests 2 hosts, the cluster 'local' has 1",
+        "requests 9 devices a host, this one has 2",
         "seed: is not mutable",
         "repeat '0'",
     ):

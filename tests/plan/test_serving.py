@@ -100,7 +100,7 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
     [
         ("resnet_mini", "has no serving side; those that have: "),
         ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
-        ("llama_mini:pytorch:CPU:1:2", "asks for 2 devices; transformers serve uses 1"),
+        ("llama_mini:pytorch:CPU:1:2", "requests 2 devices; transformers serve uses 1"),
     ],
 )
 def test_a_key_that_cannot_be_served_says_why(key: str, what: str) -> None:

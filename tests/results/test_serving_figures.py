@@ -13,7 +13,7 @@ import pytest
 
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.quantiles import blocks_of, distribution, interval_ranks, share_interval
-from accelmark.results.figures.serving import Window, measured_stage, steady_window
+from accelmark.results.figures.serving import SteadyWindow, measured_stage, steady_window
 from accelmark.results.read.requests import read_requests
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult
@@ -106,9 +106,9 @@ def test_the_window_of_a_closed_load_has_neither_ramp_up_nor_drain(tmp_path: Pat
         "".join(record(i, due, due + 0.1, end).model_dump_json() + "\n" for i, (due, end) in enumerate(times))
     )
     requests, _ = read_requests(path)
-    assert steady_window(requests, 3) == Window(1.0, 2.5)
+    assert steady_window(requests, 3) == SteadyWindow(1.0, 2.5)
     assert "never reached: at most 3" in str(steady_window(requests, 4))
-    assert steady_window(requests, None) == Window(0.0, 2.5)
+    assert steady_window(requests, None) == SteadyWindow(0.0, 2.5)
 
 
 def test_a_load_in_which_nothing_starts_later_has_no_window(tmp_path: Path) -> None:

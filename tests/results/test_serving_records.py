@@ -9,7 +9,7 @@ from accelmark.results.figures.served_answers import prompt_use
 from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import read_requests
 from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.serving import RequestRecord, ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server
 
@@ -38,7 +38,7 @@ def test_records_of_the_client_give_the_servers_figures(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     requests = [PlannedRequest(i, i % 20, f"prompt {i}", requested_tokens=TOKENS, input_tokens=2) for i in range(40)]
     records: list[RequestRecord] = []
-    with scripted_server(_slow) as url, Client(Target(url, "tiny"), 1) as client:
+    with scripted_server(_slow) as url, Client(Endpoint(url, "tiny"), 1) as client:
         load = Load(0, 60.0, 60.0, "closed", 4)
         done = client.run_stage(requests, load, lambda record, text: records.append(record))
     path.write_text("".join(record.model_dump_json() + "\n" for record in records))

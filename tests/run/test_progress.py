@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from accelmark.run.agent.rank_exit import printable
+from accelmark.run.agent.rank_exit import escaped_line
 from accelmark.run.display.live import Board, draw
 from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.record.states import JobStatus
@@ -78,7 +78,7 @@ def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> N
 def test_noise_is_never_an_event_and_always_printable(noise: bytes) -> None:
     text = noise.decode("utf-8", errors="backslashreplace")
     assert not decode_line(text)
-    assert all(c.isprintable() or c == "\t" for c in printable(text))
+    assert all(c.isprintable() or c == "\t" for c in escaped_line(text))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

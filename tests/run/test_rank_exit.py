@@ -19,6 +19,7 @@ from accelmark.run.agent.rank_exit import (
 )
 from accelmark.spec.job import NodeExit, RankExit
 from accelmark.spec.perflog import encode_line
+from accelmark.spec.plugins.catalog import load_framework
 from accelmark.spec.plugins.framework import LaunchRecord
 
 ASKED = Termination("cancelled", "cancelled", "was asked to end")
@@ -29,7 +30,10 @@ def log_end(state: str | None = "completed", cause: str | None = None) -> LogEnd
 
 
 def rank(number: int, state: Any, reason: str | None = None, signal: str | None = None) -> RankExit:
-    return RankExit(rank=number, local_rank=number, state=state, exit_code=1, reason=reason, signal=signal)
+    return RankExit(
+        rank=number, local_rank=number, state=state, exit_code=1, reason=reason, signal=signal,
+        lost_connection=reason is not None and "Broken pipe" in reason,
+    )  # fmt: skip
 
 
 def node(noderank: int, state: Any, reason: str | None, *ranks: RankExit) -> NodeExit:
@@ -62,7 +66,7 @@ def test_success_takes_an_exit_code_and_a_finished_event(
 
 
 def test_the_first_cause_is_the_rank_that_died_and_not_those_that_lost_it() -> None:
-    echo = "RuntimeError: Connection closed by peer [127.0.0.1]:51095"
+    echo = "RuntimeError: Broken pipe [127.0.0.1]:51095"
     ranks = [
         rank(0, "failed", echo),
         rank(1, "signaled", "killed", "SIGTERM"),
@@ -72,6 +76,18 @@ def test_the_first_cause_is_the_rank_that_died_and_not_those_that_lost_it() -> N
     assert cause is not None
     assert cause.rank == 2
     assert classify_node(ranks, None) == ("failed", "rank 2: killed")
+
+
+def test_errors_that_follow_another_ranks_end_are_those_of_every_framework_and_of_the_jobs_own() -> None:
+    errors = load_framework("pytorch").connection_errors
+
+    def is_lost(message: str) -> bool:
+        return classify_rank(0, 0, 1, log_end(None, message), None, errors).lost_connection
+
+    assert is_lost("RuntimeError: Connection closed by peer [127.0.0.1]:51095")
+    assert is_lost("torch.distributed.DistNetworkError: recvBytes: no data")
+    assert not is_lost("ValueError: no")
+    assert not classify_rank(0, 0, 1, log_end(None, "DistNetworkError"), None).lost_connection
 
 
 def test_the_first_cause_over_hosts_is_named_with_its_host() -> None:

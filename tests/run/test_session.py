@@ -163,6 +163,22 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
     assert (round_dir / "attempt1" / "localhost_noderank0" / "exit.json").exists()
 
 
+def test_a_daemon_with_an_empty_environment_does_not_outlive_a_killed_agent(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS, "daemon")))
+    wait_for(lambda: list(run.glob("*/*/*/daemon.pid")), "the daemon")
+    (file,) = run.glob("*/*/*/daemon.pid")
+    wait_for(lambda: file.read_text().isdigit(), "its number")
+    daemon = ProcessId.of(int(file.read_text()))
+    assert daemon is not None
+    record = file.with_name(".processes")
+    wait_for(lambda: record.exists() and daemon.model_dump_json() in record.read_text(), "the agent's record of it")
+    os.kill(agent_of(run).pid, signal.SIGKILL)
+    code, out, err = done(process)
+    assert (code, states(run)) == (1, ["lost"]), out + err
+    assert not daemon.alive
+
+
 def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done(drive("start", run, plan=make_plan(("first=raise",))))

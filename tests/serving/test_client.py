@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.errors import RunError
 from accelmark.spec.serving import LoadStage, RequestRecord, RequestStatus
 from tests.serving.scripted_server import Handle, Peer, chunk, scripted_server
@@ -37,7 +37,7 @@ def run(
     """Run one stage."""
     records: Records = []
     load = Load(0, until_s, timeout_s, "closed" if concurrency else "constant", concurrency)
-    with Client(Target(url, "tiny")) as client:
+    with Client(Endpoint(url, "tiny")) as client:
         done = client.run_stage(requests, load, lambda record, text: records.append((record, text)))
     return done, records
 
@@ -211,7 +211,7 @@ def test_chats_are_read_with_their_reasoning() -> None:
         peer.end()
 
     records: Records = []
-    with scripted_server(handle) as url, Client(Target(f"{url}/v1", "tiny", "chat")) as client:
+    with scripted_server(handle) as url, Client(Endpoint(f"{url}/v1", "tiny", "chat")) as client:
         client.run_stage([planned()], Load(0, 60.0, TIMEOUT_S, concurrency=1), lambda *each: records.append(each))
     ((record, text),) = records
     assert (record.status, text, len(record.gaps_us)) == ("ok", "hm yes", 1)
@@ -313,7 +313,7 @@ def test_processes_share_the_stages_of_a_load() -> None:
     records: Records = []
     with (
         scripted_server(lambda peer: peer.answer("a", "b")) as url,
-        Client(Target(url, "tiny"), num_processes=2) as client,
+        Client(Endpoint(url, "tiny"), num_processes=2) as client,
     ):
         for stage, concurrency in enumerate((None, 5)):
             load = Load(stage, 60.0, TIMEOUT_S, "closed" if concurrency else "constant", concurrency)
@@ -349,7 +349,7 @@ def test_a_stage_that_is_stopped_records_what_it_gives_up() -> None:
         if len(arrived) == 4:
             raise _Stop
 
-    with scripted_server(handle) as url, Client(Target(url, "tiny")) as client:
+    with scripted_server(handle) as url, Client(Endpoint(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
         with pytest.raises(_Stop):
             client.run_stage(map(planned, count()), load, lambda *each: records.append(each), watch)
@@ -366,7 +366,7 @@ def test_a_client_that_is_killed_is_an_error_and_not_a_hang() -> None:
             killed.extend(client_processes())
             killed[0].kill()
 
-    with scripted_server(lambda peer: peer.answer("a")) as url, Client(Target(url, "tiny")) as client:
+    with scripted_server(lambda peer: peer.answer("a")) as url, Client(Endpoint(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
         with pytest.raises(RunError, match=r"of the client ended \(SIGKILL\)"):
             client.run_stage(map(planned, count()), load, lambda each, _: ended.append(each), kill)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.errors import RequestError
 
 MESSAGES = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"})
@@ -14,8 +14,8 @@ MESSAGES = ({"role": "system", "content": "Be short."}, {"role": "user", "conten
 
 @pytest.mark.parametrize("base", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"])
 def test_a_base_url_may_end_with_the_version(base: str) -> None:
-    assert Target(base, "m").url() == "http://host:1/v1/completions"
-    assert Target(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
+    assert Endpoint(base, "m").url() == "http://host:1/v1/completions"
+    assert Endpoint(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,18 @@ def test_a_base_url_may_end_with_the_version(base: str) -> None:
 )
 def test_what_is_no_base_url_is_an_error(base: str) -> None:
     with pytest.raises(RequestError, match=r"is not a base URL \(http://HOST:PORT"):
-        Target(base, "m").url()
+        Endpoint(base, "m").url()
 
 
 def test_pinned_fields_are_filled_at_any_depth() -> None:
     pinned = {"ignore_eos": True, "min_tokens": "{output_tokens}", "sampling": {"least": ["{output_tokens}"]}}
-    body = json.loads(Target("http://host", "m", fields=pinned).body(PlannedRequest(0, 0, "Höre", 4)))
+    body = json.loads(Endpoint("http://host", "m", fields=pinned).body(PlannedRequest(0, 0, "Höre", 4)))
     assert (body["prompt"], body["max_tokens"], body["min_tokens"]) == ("Höre", 4, 4)
     assert (body["ignore_eos"], body["sampling"]) == (True, {"least": [4]})
 
 
 def test_messages_are_for_chats() -> None:
     request = PlannedRequest(0, 0, MESSAGES, 4)
-    assert json.loads(Target("http://host", "m", "chat").body(request))["messages"] == list(MESSAGES)
+    assert json.loads(Endpoint("http://host", "m", "chat").body(request))["messages"] == list(MESSAGES)
     with pytest.raises(RequestError, match="messages need api: chat"):
-        Target("http://host", "m").body(request)
+        Endpoint("http://host", "m").body(request)

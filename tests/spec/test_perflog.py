@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from accelmark.spec import perflog
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
-from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogReader, PerfLogRecord, PerfLogWriter, encode_line
+from accelmark.spec.perflog import (
+    PERFLOG_PREFIX,
+    PerfLogReader,
+    PerfLogRecord,
+    PerfLogWriter,
+    encode_line,
+    event_names,
+)
 from tests.made_run import perflog as line_of
 
 NOISE = st.one_of(
@@ -139,6 +146,12 @@ def test_values_that_json_lacks_are_null_and_named() -> None:
         "loss": None, "losses": [1.0, None], "metrics": {"a": None}, "epoch": 2,
         "nonfinite": ["loss", "losses", "metrics"],
     }  # fmt: skip
+
+
+def test_names_of_events_are_read_without_their_values() -> None:
+    metadata = {"time_ms": 0, "mono_ms": 0, "rank": 0}
+    lines = [encode_line(event, {"event": "OTHER"}, metadata) for event in (Event.TRAIN_START, Event.STEP_END)]
+    assert event_names("\n".join(["noise", *lines, '{"event": "INIT_END"}']).encode()) == {"TRAIN_START", "STEP_END"}
 
 
 def test_a_line_has_source_time_and_rank(tmp_path: Path) -> None:

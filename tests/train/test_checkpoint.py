@@ -94,13 +94,16 @@ def test_an_incomplete_checkpoint_is_never_used(tmp_path: Path, run_here: RunHer
     assert ran.values("TRAIN_START")[0]["global_steps"] == 14
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, run_here: RunHere) -> None:
-    run_here(make_job(tmp_path, BASE))
-    weights = tmp_path / "checkpoints" / "step000000014" / "weights.pt"
-    weights.write_bytes(weights.read_bytes()[:100])
-    ran = run_here(make_job(tmp_path, BASE, resume=True))
+@pytest.mark.parametrize(("parallelism", "file"), [("ddp", "weights.pt"), ("fsdp2", "shards/*.safetensors")])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, run_here: RunHere, parallelism: str, file: str) -> None:
+    settings = {**BASE, "parallelism": parallelism}
+    run_here(make_job(tmp_path, settings))
+    checkpoint = tmp_path / "checkpoints" / "step000000014"
+    (damaged,) = checkpoint.glob(file)
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    ran = run_here(make_job(tmp_path, settings, resume=True))
     assert ran.exit_code == 1
-    assert f"{weights.parent} cannot be read" in (ran.finished().message or "")
+    assert f"{checkpoint} cannot be read" in (ran.finished().message or "")
 
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(tmp_path: Path, run_here: RunHere) -> None:

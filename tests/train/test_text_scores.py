@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.train.tasks.text_scores import Bleu, Rouge1, TextScore, WordErrors, edit_distance
+from accelmark.train.tasks.text_scores import Bleu, CharacterErrors, Rouge1, TextScore, WordErrors, edit_distance
 
 
 def slow_distance(given: Sequence[str], wanted: Sequence[str]) -> int:
@@ -56,3 +56,11 @@ def test_bleu_of_parts_is_that_of_the_corpus() -> None:
 def test_rouge_is_the_mean_over_samples() -> None:
     pytest.importorskip("rouge_score")
     assert sum_of_parts(Rouge1(), [("cats running", "cat runs"), ("a", "b")]) == {"rouge1": pytest.approx(50)}
+
+
+def test_the_character_error_rate_counts_edits_over_characters() -> None:
+    score = CharacterErrors()
+    sums = score.sums(["abcd", "xy"], ["abd", "xyz"])
+    assert sums == {"character_errors": 2.0, "characters": 6.0}
+    assert score.metrics(sums) == {"cer": pytest.approx(1 / 3)}
+    assert score.metrics({"character_errors": 0.0, "characters": 0.0}) == {"cer": 0.0}

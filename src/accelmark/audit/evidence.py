@@ -50,7 +50,7 @@ class Standard(NamedTuple):
     """Whether AccelMark ships it."""
 
 
-class Reference(NamedTuple):
+class ReferenceFolders(NamedTuple):
     """What the rounds are compared with."""
 
     case: Standard | None = None
@@ -75,7 +75,7 @@ class RoundEvidence(NamedTuple):
     result: RoundResult
     job: JobSpec | None
     """None where ``job.json`` cannot be read."""
-    reference: Reference
+    reference: ReferenceFolders
     started: Started | None = None
     """INIT_END of rank 0; None for inference, or where the rank did not write it."""
     data: Mapping[str, DataRecord] | None = None
@@ -113,7 +113,7 @@ class Evidence:
 
     rounds: Sequence[RoundEvidence]
     num_planned: int
-    reference: Reference
+    reference: ReferenceFolders
     source: SourceRecord | None
     planned: Sequence[dict[str, Any]] = ()
     """Planned jobs of the key, as in ``plan.json``."""
@@ -171,7 +171,9 @@ def for_each(
 def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> Evidence:
     """Read the records of the rounds of one key; unreadable records are None, which the rules report."""
     first = next(iter(rounds.values()), None)
-    reference = Reference(_standard(first), _shipped_vendor(first.vendor)) if first is not None else Reference()
+    reference = (
+        ReferenceFolders(_standard(first), _shipped_vendor(first.vendor)) if first is not None else ReferenceFolders()
+    )
     entries = [_round(run_dir / name, result, reference) for name, result in rounds.items()]
     ordered = sorted(entries, key=lambda entry: entry.number)
     slug = next((name.split("/")[0] for name in rounds), "")
@@ -207,7 +209,7 @@ def _plan_file(path: Path) -> PlanFile | None:
     return PlanFile(hashlib.sha256(content).hexdigest(), content.decode(errors="replace"))
 
 
-def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundEvidence:
+def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) -> RoundEvidence:
     try:
         data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
     except (OSError, ValidationError):

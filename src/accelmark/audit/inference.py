@@ -221,7 +221,7 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
 def crossing(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Report windows that are longer by the rank's clock than the calls by that of the engine's process.
 
-    Rates and latencies are those of the rank's clock, so that such a difference favours nobody.
+    Rates and latencies are those of the rank's clock, so that such a difference changes none of them.
     """
     share = inference.crossing_share
     if share is not None and share > MAX_CROSSING_SHARE:

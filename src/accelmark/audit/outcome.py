@@ -24,6 +24,12 @@ _ONE_IN_1000: Final = {2: 318.3, 3: 22.33, 4: 10.21, 5: 7.173, 6: 5.893, 7: 5.20
 _MEASURED_TOLERANCE: Final = 1.05
 """Largest MFU against the probe's ceiling, which is a measurement too and may be slightly low."""
 
+_SHARES_OF_PEAK: Final = {
+    FigureName.MFU: "MFU", FigureName.PREFILL_MFU: "MFU of prefill", FigureName.DECODE_MFU: "MFU of decoding",
+    FigureName.DECODE_MBU: "MBU of decoding",
+}  # fmt: skip
+"""Figures that are shares of the chip's peak, in FLOP/s or bytes/s."""
+
 _STATES: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
 
 
@@ -107,10 +113,12 @@ def enough_duration(entry: RoundEvidence) -> Findings:
 @for_each(Evidence.succeeded_rounds)
 def plausible_utilisation(entry: RoundEvidence) -> Findings:
     """Check that no round exceeds the chip's peak, or the ceiling that the probe measured."""
-    stated, measured = entry.result.value_of(FigureName.MFU), entry.result.value_of(FigureName.MFU_MEASURED)
-    if stated is not None and stated > 1:
-        actual = f"MFU {stated:.2f} exceeds the chip's peak: wrong chip or precision, or work was skipped"
-        yield finding("error", "plausible-utilisation", "at most 1", actual)
+    for name, what in _SHARES_OF_PEAK.items():
+        share = entry.result.value_of(name)
+        if share is not None and share > 1:
+            actual = f"{what} {share:.2f} exceeds the chip's peak: wrong chip or precision, or work was skipped"
+            yield finding("error", "plausible-utilisation", "at most 1", actual)
+    measured = entry.result.value_of(FigureName.MFU_MEASURED)
     if measured is not None and measured > _MEASURED_TOLERANCE:
         actual = f"MFU {measured:.2f} against the probe's ceiling: the probe was disturbed, probe again"
         yield finding("warning", "measured-ceiling", "at most 1", actual)

@@ -16,7 +16,7 @@ METRIC_TOLERANCE: Final = 0.005
 """Largest relative difference of a metric: kernels of a vendor round differently from the framework's own."""
 
 NUM_CLOSE_STEPS: Final = 8
-"""Steps over which two honest computations stay close; after that, small differences grow as in any chaotic system."""
+"""Steps over which two correct computations stay close; after that, small differences grow as in any chaotic system."""
 
 MIN_STEPS_WITH_PAIR: Final = 144
 """Steps from which training writes a pair of checkpoints: 8 before it, at most 128 in it, and 8 more."""

@@ -97,7 +97,7 @@ def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
         what = "concurrency" if load.arrival == "closed" else "rates"
         yield finding("error", "load-complete", f"every stage of load.{what}", actual)
     if load.search and not any(stage.is_search for stage in serving.stages):
-        yield finding("error", "load-complete", "a search, as load.search says", "no rate was searched")
+        yield finding("error", "load-complete", "a search (load.search)", "no rate was searched")
 
 
 def _missing(load: LoadSettings, serving: ServingRound) -> list[str]:

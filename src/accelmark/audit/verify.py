@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.audit.evidence import Reference, RoundEvidence
+from accelmark.audit.evidence import ReferenceFolders, RoundEvidence
 from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
 from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
@@ -84,7 +84,7 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
         work, found = read_job(round_dir).work, read_reevaluation(round_dir, place)
         if found is None or not isinstance(work, TrainJob):
             raise RunError(f"{place}: the evaluation job left no records")
-        entry = RoundEvidence(load_round(round_dir / RESULT_FILE), read_job(round_dir), Reference())
+        entry = RoundEvidence(load_round(round_dir / RESULT_FILE), read_job(round_dir), ReferenceFolders())
         findings = [*reevaluation_findings(entry, found), *replay_findings(entry, work, found)]
         name = f"{round_dir.parent.name}/{round_dir.name}"
         checked.append(CheckedAgain(name, found, tuple(findings), work.is_checked))

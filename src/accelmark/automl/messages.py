@@ -51,7 +51,7 @@ Progress = int | EpochReport
 
 
 class TrialListener(NamedTuple):
-    """Receives the progress of a trial, and says whether it must end now; the defaults ignore it and never end it."""
+    """Receives the progress of a trial, and returns whether to end it now; the defaults ignore it and never end it."""
 
     report: Callable[[Progress], None] = lambda progress: None
     should_stop: Callable[[], bool] = lambda: False

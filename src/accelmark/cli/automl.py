@@ -47,9 +47,10 @@ def run(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
-    from accelmark.automl.controller.session import check_without_start, load_config
+    from accelmark.automl.controller.session import check_without_start
+    from accelmark.compat.aiperf import load_search
 
-    loaded, unused = load_config(shipped_file(config, "searches"))
+    loaded, unused = load_search(shipped_file(config, "searches"))
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
         loaded = loaded.model_copy(update={"dataset": loaded.dataset.model_copy(update=given)})

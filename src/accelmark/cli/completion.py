@@ -1,4 +1,4 @@
-"""Shell completion of cases, engines, servers, vendors, run directories and names that ``explain`` knows."""
+"""Shell completion of cases, data sets, engines, servers, vendors, run directories and names that ``explain`` knows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def engines(incomplete: str) -> list[str]:
     from accelmark.spec.plugins.catalog import engine_specs
 
     return [name for name in engine_specs() if name.startswith(incomplete)]
+
+
+def prepared(incomplete: str) -> list[str]:
+    """Complete the name of a data set that is prepared from archives."""
+    from accelmark.datasets.catalogue import preparable
+
+    return [name for name in preparable() if name.startswith(incomplete)]
 
 
 def servers(incomplete: str) -> list[str]:

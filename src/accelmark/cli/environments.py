@@ -59,10 +59,14 @@ def create(
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
         typer.echo(f"{host}: {place} has {listed}")
     if hosts is None:
-        from accelmark.run.environments.registry import Environment, register
+        from accelmark.run.environments.registry import FrameworkEnvironment, register
 
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        register(Environment(framework=framework, path=place, created_at=now, versions=versions[cluster.hosts[0].name]))
+        register(
+            FrameworkEnvironment(
+                framework=framework, path=place, created_at=now, versions=versions[cluster.hosts[0].name]
+            )
+        )
     elif cluster.environments.get(framework) != place:
         typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
 
@@ -143,10 +147,10 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
     from rich.console import Console
 
-    from accelmark.run.environments.progress import Progress
+    from accelmark.run.environments.progress import HostProgress
     from accelmark.run.launchers import launcher_of_hosts
 
-    async def all_hosts(progress: Progress) -> dict[str, Any]:
+    async def all_hosts(progress: HostProgress) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
             launcher = launcher_of_hosts(cluster, Path(directory))
             try:
@@ -162,7 +166,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
                 raise one
         return {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
 
-    with Progress(Console(stderr=True, highlight=False)) as progress:
+    with HostProgress(Console(stderr=True, highlight=False)) as progress:
         return asyncio.run(all_hosts(progress))
 
 

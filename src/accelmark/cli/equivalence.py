@@ -46,7 +46,7 @@ class _Notes(RunObserver):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Request:
+class CheckRequest:
     """A check as the command line gives it."""
 
     case: str
@@ -59,7 +59,7 @@ class Request:
     num_steps: int
 
 
-def compare_frameworks(request: Request, out: Path | None, *, as_json: bool) -> bool:
+def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool) -> bool:
     """Check that each framework computes the same as the reference; returns whether all do.
 
     ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
@@ -106,7 +106,7 @@ def _frameworks(given: str) -> list[str]:
     return names
 
 
-def _plan(request: Request, frameworks: Sequence[str], changed: Mapping[str, object]) -> Plan:
+def _plan(request: CheckRequest, frameworks: Sequence[str], changed: Mapping[str, object]) -> Plan:
     """Plan the reference on one rank, then each framework on one rank and on two."""
     if any(setting.startswith("gradient_accumulation_steps=") for setting in request.settings):
         raise RequestError(f"--set gradient_accumulation_steps: a step has {_NUM_BATCHES} batches here; leave it out")

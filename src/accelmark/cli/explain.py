@@ -1,4 +1,4 @@
-"""Verbs for people who begin: explain a name, write the first files."""
+"""The verbs ``explain`` and ``init``: explain a name; write a run file and a cluster file."""
 
 from __future__ import annotations
 

@@ -36,9 +36,17 @@ def cases(
     family: Annotated[
         str | None, Option(metavar="FAMILY", help="List only this family: vision, language or speech.")
     ] = None,
+    flagperf: Annotated[
+        bool, Option("--flagperf", help="List FlagPerf's models with the cases that carry them.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the cases with their families, tasks, sizes and targets, or show one."""
+    if flagperf:
+        if name or family:
+            raise RequestError("--flagperf lists all models of FlagPerf: give neither a case nor --family")
+        _list_flagperf(as_json=as_json)
+        return
     from accelmark.spec.plugins.case import Family
     from accelmark.spec.plugins.catalog import find, folders, load_case
 
@@ -94,6 +102,22 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "problem" in row:
             options.warn(f"case {row['name']} ({row['from']}) is left out: {row['problem']}")
+
+
+def _list_flagperf(*, as_json: bool) -> None:
+    from rich.console import Console
+
+    from accelmark.compat.flagperf.coverage import coverage
+
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in coverage()], indent=2))
+        return
+    table = options.plain_table("FlagPerf", "task", "case", "note")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    for row in coverage():
+        table.add_row(row.model, row.task, row.case or "-", row.note)
+    Console().print(table)
 
 
 def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
@@ -188,9 +212,9 @@ def check(
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
-        from accelmark.cli.equivalence import Request, compare_frameworks
+        from accelmark.cli.equivalence import CheckRequest, compare_frameworks
 
-        request = Request(name, frameworks, data, vendor, settings or (), synthetic, steps)
+        request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
         if not compare_frameworks(request, out, as_json=as_json):
             raise typer.Exit(EXIT_FAILED)
         return

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.data import app as data
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
@@ -42,7 +43,8 @@ class _GroupedHelp(TyperGroup):
         groups = {
             title: [_NAMES.get(verb.__name__, verb.__name__) for verb in verbs] for title, verbs in _GROUPS.items()
         }
-        for title, names in {**groups, "Search networks": ["automl"], "Install frameworks": ["env"]}.items():
+        apart = {"Search networks": ["automl"], "Install frameworks": ["env"], "Prepare data": ["data"]}
+        for title, names in {**groups, **apart}.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
 
@@ -59,6 +61,7 @@ app = typer.Typer(
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_NAMES.get(_verb.__name__))(_verb)
 app.add_typer(automl, name="automl")
+app.add_typer(data, name="data")
 app.add_typer(environments, name="env")
 
 

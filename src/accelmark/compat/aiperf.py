@@ -7,13 +7,16 @@ import re
 import shlex
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from accelmark.automl.config import AutomlConfig, duration_s
+from accelmark.automl.controller.session import load_config
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import parse
 
@@ -38,15 +41,25 @@ _SEEDS: Final = {
 """(width, channels, classes) -> seed network of the search, data set."""
 _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
+_TOP_LEVEL_KEY: Final = re.compile(r"^trialConcurrency\s*:", re.MULTILINE)
+"""In every configuration of AIPerf's, and in none of ours."""
 _NAME: Final = "aiperf"
 _NAME_LENGTH: Final = 80
 _BATCH_SHARES: Final = (12, 13, 14)
 """AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
 
 
-def is_aiperf(text: str) -> bool:
-    """Return whether a configuration is AIPerf's, by its top-level key ``trialConcurrency``."""
-    return re.search(r"^trialConcurrency\s*:", text, re.MULTILINE) is not None
+def load_search(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
+    """Return a search's configuration, AIPerf's or ours, and the ignored parts of an AIPerf file, with the reasons.
+
+    Raises:
+        SpecError: with all problems.
+    """
+    with suppress(OSError, UnicodeDecodeError):  # load_config reports these
+        text = path.read_text(encoding="utf-8")
+        if _TOP_LEVEL_KEY.search(text) is not None:
+            return read_aiperf(text, str(path))
+    return load_config(path), ()
 
 
 def read_aiperf(text: str, where: str) -> tuple[AutomlConfig, tuple[str, ...]]:

@@ -36,7 +36,7 @@ _ARRAY_NAMES: Final = ("train_images", "train_labels", "held_out_images", "held_
 
 
 @dataclass(frozen=True)
-class ArrayImages:
+class LabeledArrays:
     """Images in memory (number, channels, height, width); ``flip`` mirrors half of them in training."""
 
     pixels: Pixels
@@ -60,9 +60,9 @@ class ArrayImages:
             chosen[mirrored] = chosen[mirrored][..., ::-1]
         return chosen
 
-    def subset(self, indices: Indices) -> ArrayImages:
+    def subset(self, indices: Indices) -> LabeledArrays:
         """Return the images at ``indices``."""
-        return ArrayImages(self.pixels[indices], self.labels[indices], self.flip)
+        return LabeledArrays(self.pixels[indices], self.labels[indices], self.flip)
 
     def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and standard deviation per channel of the first images' pixels, scaled to 0..1."""
@@ -72,7 +72,7 @@ class ArrayImages:
 
 
 @dataclass(frozen=True)
-class FolderImages:
+class LabeledFiles:
     """JPEG or PNG files in one folder per class, decoded to ``side`` x ``side`` pixels on demand."""
 
     files: Sequence[Path]
@@ -110,16 +110,16 @@ class FolderImages:
         array = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
         return array[..., ::-1] if draw is not None and draw[3] < 0.5 else array
 
-    def subset(self, indices: Indices) -> FolderImages:
+    def subset(self, indices: Indices) -> LabeledFiles:
         """Return the images at ``indices``."""
-        return FolderImages([self.files[int(index)] for index in indices], self.labels[indices], self.side)
+        return LabeledFiles([self.files[int(index)] for index in indices], self.labels[indices], self.side)
 
     def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return those of ImageNet's pixels per channel."""
         return _IMAGENET_MEAN_AND_DEVIATION
 
 
-Images = ArrayImages | FolderImages
+Images = LabeledArrays | LabeledFiles
 """Labeled images of one shape; ``labels`` are classes from 0."""
 
 
@@ -153,7 +153,7 @@ def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_at: str) -> ArrayImages:
+def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_at: str) -> LabeledArrays:
     """Check arrays of images and labels; ``images_at`` and ``labels_at`` name them in errors."""
     if images.ndim != 4:
         raise DataError(f"{images_at}: has shape {images.shape}; expected four axes (number, channels, height, width)")
@@ -167,13 +167,13 @@ def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_
         raise DataError(f"{labels_at}: has {len(labels)} labels, but {images_at} has {len(images)} images")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) > np.iinfo(np.int64).max):
         raise DataError(f"{labels_at}: has labels from {labels.min()} to {labels.max()}; expected classes from 0")
-    return ArrayImages(images, labels.astype(np.int64))
+    return LabeledArrays(images, labels.astype(np.int64))
 
 
 def read_fashion_mnist(directory: Path) -> tuple[Images, Images]:
     """Read four IDX files, plain or gzipped: training and held-out images."""
 
-    def split(name: str) -> ArrayImages:
+    def split(name: str) -> LabeledArrays:
         images, labels = f"{name}-images-idx3-ubyte", f"{name}-labels-idx1-ubyte"
         arrays = _idx(directory, images, 3)[:, None], _idx(directory, labels, 1)
         return _labeled(*arrays, str(directory / images), str(directory / labels))
@@ -202,7 +202,7 @@ def read_cifar10(directory: Path) -> tuple[Images, Images]:
     """Read CIFAR-10's binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin."""
     train = [_cifar(directory / f"data_batch_{number}.bin") for number in range(1, 6)]
     pixels, labels = (np.concatenate([part[index] for part in train]) for index in (0, 1))
-    return ArrayImages(pixels, labels, flip=True), ArrayImages(*_cifar(directory / "test_batch.bin"))
+    return LabeledArrays(pixels, labels, flip=True), LabeledArrays(*_cifar(directory / "test_batch.bin"))
 
 
 def _cifar(path: Path) -> tuple[Pixels, Labels]:
@@ -243,7 +243,7 @@ def _folder(folder: Path, names: list[str], side: int) -> Images:
             raise DataError(f"{folder / name}: has no images")
         files.extend(found)
         labels.extend([label] * len(found))
-    return FolderImages(files, np.array(labels, dtype=np.int64), side)
+    return LabeledFiles(files, np.array(labels, dtype=np.int64), side)
 
 
 def imagenet_identity(training: Images, held_out: Images) -> str:
@@ -251,7 +251,7 @@ def imagenet_identity(training: Images, held_out: Images) -> str:
 
     Compares the names of the class folders and the number of images, not the images' content.
     """
-    files = training.files if isinstance(training, FolderImages) else ()
+    files = training.files if isinstance(training, LabeledFiles) else ()
     classes = sorted({file.parent.name for file in files})
     if hashlib.sha256("\n".join(classes).encode()).hexdigest() != IMAGENET_SYNSETS_SHA256:
         return f"folders of {len(classes)} other classes than ImageNet's"
@@ -267,7 +267,7 @@ def read_arrays(path: Path) -> tuple[Images, Images]:
     if missing:
         raise DataError(f"{path}: a split is missing: no {', '.join(missing)}")
 
-    def split(images: str, labels: str) -> ArrayImages:
+    def split(images: str, labels: str) -> LabeledArrays:
         return _labeled(arrays[images], arrays[labels], f"{path}: {images}", f"{path}: {labels}")
 
     return split(*_ARRAY_NAMES[:2]), split(*_ARRAY_NAMES[2:])

@@ -34,7 +34,7 @@ from accelmark.train.loop.clocks import HostLosses
 from accelmark.train.loop.contract import LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.tasks.array_case import ArrayCase, Batches
-from accelmark.train.tasks.arrays import Arrays, SyntheticBatches
+from accelmark.train.tasks.arrays import Arrays, SyntheticArrayBatches
 from accelmark.train.tasks.case_file import case_class
 
 OPTIMIZER_CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
@@ -221,7 +221,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
         if not self.settings.loader.synthetic:
             return self.case.train_batches()
         batch = self.case.synthetic_batch(self.settings.batch_size)
-        return SyntheticBatches(batch, self.settings, self.world_size)
+        return SyntheticArrayBatches(batch, self.settings, self.world_size)
 
     def timed(self, event: Event, build: Callable[[], Any]) -> Any:
         """Call ``build``, and log how long it took."""

@@ -17,7 +17,7 @@ from accelmark.spec.inference import InferSettings
 
 @final
 @dataclass(frozen=True, slots=True)
-class TensorBatches:
+class InMemoryBatches:
     """A data set in memory, as tensors."""
 
     inputs: Sequence[Tensor]

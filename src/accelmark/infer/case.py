@@ -137,7 +137,7 @@ def swap_neighbours(tokens: Tensor, movable: Tensor, generator: Generator) -> Te
     return torch.where(pairs.any(1, keepdim=True), swapped, tokens)
 
 
-class Classification(InferCase):
+class ClassificationCase(InferCase):
     """Prediction of labels by the largest logit along the last dimension; a label of -100 is not counted."""
 
     output_names = ("logits",)

@@ -6,7 +6,8 @@ import importlib
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, final
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError
-from accelmark.spec.inference import EngineOption, InferPrecision
+from accelmark.spec.inference import EngineOption, InferPrecision, OptimizeFor
 
 Source = Literal["onnx", "model", "either"]
+Done = Callable[[list[Tensor], Exception | None], None]
+"""Gets the outputs of a call, or the exception that it raised."""
 
 DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp32": torch.float32,
@@ -48,6 +51,7 @@ class EngineRequest:
     device_type: str
     """The vendor's device type, which may be unknown to PyTorch."""
     threads: int
+    optimize_for: OptimizeFor
     options: Mapping[str, EngineOption]
     work_dir: Path
     """Directory for the engine's files: the compiled engine, caches."""
@@ -74,6 +78,10 @@ class Engine(ABC):
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
+        self.concurrency = 1
+        """Calls that are computed at the same time. An engine with more sets it in its constructor; it then allows
+        calls from as many threads, or overrides :meth:`submit`, and excludes no time."""
+        self._pool: ThreadPoolExecutor | None = None
         self.file: Path | None = None
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
         if request.precision not in self.precisions:
@@ -94,6 +102,22 @@ class Engine(ABC):
         calls later, so do not return buffers that the next call overwrites.
         The seconds are between 0 and the duration of the call.
         """
+
+    def submit(self, inputs: list[Tensor], done: Done) -> None:
+        """Start a call, and return at once; ``done`` is called from any thread when it has ended.
+
+        At most ``concurrency`` calls run at the same time. By default each is a blocking call in a thread.
+        """
+        self._pool = self._pool or ThreadPoolExecutor(self.concurrency, "calls")
+        self._pool.submit(self._call_and_tell, inputs, done)
+
+    def _call_and_tell(self, inputs: list[Tensor], done: Done) -> None:
+        try:
+            outputs, _ = self(inputs)
+        except Exception as error:  # noqa: BLE001 - a runtime may raise anything
+            done([], error)
+        else:
+            done(outputs, None)
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
         """Yield the likeliest next token of each row, ``num_tokens`` times, as soon as it is known.
@@ -256,3 +280,15 @@ def as_list(outputs: object) -> list[Tensor]:
     if found is None or not all(isinstance(each, Tensor) for each in found):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
     return [each for each in found if isinstance(each, Tensor)]
+
+
+def streams_of(request: EngineRequest) -> int:
+    """Return ``engine_options.streams``, the number of calls at the same time (1).
+
+    Raises:
+        RequestError: it is not an integer of at least 1.
+    """
+    streams = number_option(request.options, "streams", 1)
+    if streams < 1:
+        raise RequestError(f"engine_options.streams must be at least 1, found {streams}")
+    return streams

@@ -53,13 +53,13 @@ class FlagPerfEngine(TorchEngine):
         self._call = type(self).made(config, path, model)
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch; return its outputs on the CPU and the seconds that it says were not inference."""
+        """Compute one batch; return its outputs on the CPU and the seconds that it reports as other than inference."""
         given = [self._converted(each) for each in inputs] if self.takes_model else inputs
         outputs, other_s = self._call(given)
         return [output.cpu() for output in as_list(outputs)], float(other_s)
 
     def graph_types(self) -> dict[str, int] | None:
-        """Return None: an ``InferModel`` does not say in which types it computes."""
+        """Return None: an ``InferModel`` does not report in which types it computes."""
         return None
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
 from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import Classification, InferBatch, InferBatches
+from accelmark.infer.case import ClassificationCase, InferBatch, InferBatches
 from accelmark.spec.errors import DataError
 from accelmark.train.tasks.image_folder import MEAN, STD
 
@@ -30,7 +30,7 @@ class _Validation(Dataset[tuple[Tensor, int]]):
         return (sample["image"].float() - self.mean) / self.std, int(sample["label"])
 
 
-class ImageNetCase(Classification):
+class ImageNetCase(ClassificationCase):
     """Classification of normalised images; top-1 accuracy on ``val`` of the data directory."""
 
     input_names = ("image",)

@@ -54,7 +54,7 @@ class ComputeDevice:
     """The device of this process; creating it does not open the device."""
 
     def __init__(self, *, device_type: str, module: str | None, threads: int, required: bool) -> None:
-        """Describe the device; ``module`` registers it with PyTorch, which need not know it unless ``required``."""
+        """Describe the device; ``module`` registers it with PyTorch, which need not support it unless ``required``."""
         try:
             self.device = torch.device(device_type)
         except RuntimeError:

@@ -43,7 +43,7 @@ from accelmark.spec.inference_events import (
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.settings import Scalar
-from accelmark.train.loop.cpu_wait import CpuWait
+from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
 
@@ -263,6 +263,7 @@ class SevenSteps:
             engine_path=str(request.engine_path) if request.engine_path else None,
             work_dir=str(request.work_dir),
             precision=request.precision,
+            optimize_for=request.optimize_for,
             options=dict(request.options),
         )
         self.unhashed = True
@@ -316,6 +317,7 @@ class SevenSteps:
             device=device.device,
             device_type=device.device_type,
             threads=device.threads,
+            optimize_for=settings.optimized_for,
             options=settings.engine_options,
             work_dir=self.work_dir,
         )

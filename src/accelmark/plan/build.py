@@ -199,7 +199,7 @@ class _Planner:
     def _scale_problems(self, key: CaseKey, written: str) -> Iterator[Problem]:
         cluster, where = self.run.cluster, self.run.where
         if key.nnodes > len(cluster.hosts):
-            what = f"asks for {key.nnodes} hosts, the cluster {cluster.name!r} has {len(cluster.hosts)}"
+            what = f"requests {key.nnodes} hosts, the cluster {cluster.name!r} has {len(cluster.hosts)}"
             yield Problem(where, written, what, "add hosts to the cluster file, or lower the fourth part of the key")
         used = cluster.hosts[: key.nnodes]
         without = [host.name for host in used if not host.service_ports]
@@ -208,7 +208,7 @@ class _Planner:
             yield Problem(where, written, what, "give every host at least one, or none any")
         devices = self.run.detected.num_devices if self.run.is_here else None
         if devices is not None and key.nproc > devices:
-            what = f"asks for {key.nproc} devices a host, this one has {devices}"
+            what = f"requests {key.nproc} devices a host, this one has {devices}"
             yield Problem(where, written, what, "lower the fifth part of the key")
 
     def _check_repeated(self, written: str, directory: str) -> None:

@@ -69,7 +69,7 @@ def _inference_side(request: KeyRequest) -> InferCaseSpec:
         what = f"the case {key.model!r} has no inference in framework {key.framework!r}"
         problems.append(Problem(where, str(key), what, nearest(key.framework, present)))
     if key.world_size != 1:
-        what = f"asks for {key.nnodes} hosts with {key.nproc} ranks each; inference runs one rank on one host"
+        what = f"requests {key.nnodes} hosts with {key.nproc} ranks each; inference runs one rank on one host"
         problems.append(Problem(where, str(key), what, f"write {key.model}:{key.framework}"))
     if problems:
         raise SpecError(problems)

@@ -81,7 +81,7 @@ def _problems(
 ) -> Iterator[Problem]:
     key, settings, where = request.key, resolved.settings, request.run.where
     if key.nnodes != 1:
-        yield Problem(where, str(key), f"asks for {key.nnodes} hosts; a server runs on one host")
+        yield Problem(where, str(key), f"requests {key.nnodes} hosts; a server runs on one host")
     for setting, file in (("prompts.file", settings.prompts.file), ("load.trace", settings.load.trace)):
         if file is not None and request.run.is_here and not Path(file).expanduser().is_file():
             yield Problem(resolved.provenance[setting].layer, setting, f"{file} is not a file")
@@ -96,7 +96,7 @@ def _problems(
             yield Problem(where, "endpoint", f"{settings.endpoint!r} is not a URL", "http://HOST:PORT")
         return
     if server.max_devices is not None and key.nproc > server.max_devices:
-        what = f"asks for {key.nproc} devices; {server.title} uses {server.max_devices}"
+        what = f"requests {key.nproc} devices; {server.title} uses {server.max_devices}"
         yield Problem(where, str(key), what)
     if settings.api not in server.apis:
         yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
@@ -131,7 +131,7 @@ def _warnings(server: ServerSpec | None, settings: ServeSettings) -> Iterator[st
     if server is not None and server.tried is None:
         yield f"servers/{server.name}/server.yaml follows the documentation of {server.title} and was never run"
     if settings.endpoint is not None:
-        yield "the endpoint's server, hardware and weights are as its operator says: the result is OPEN at best"
+        yield "server, hardware and weights of the endpoint are stated by its operator: the result is OPEN at best"
 
 
 def _directory(slug: str, settings: ServeSettings) -> str:

@@ -10,7 +10,7 @@ from accelmark.report.charts import KeyedChart, keys_of
 from accelmark.report.load_charts import LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import scale_text
 from accelmark.report.templating import fill, inline
-from accelmark.results.compare.comparison import Comparison, Difference, Effect, Pair, Side
+from accelmark.results.compare.comparison import Effect, FigureDifference, Pair, RunComparison, Side
 from accelmark.results.compare.context import Area, ContextDifference
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     rounds: str
 
 
-def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
+def render_comparison(comparison: RunComparison, *, served: bool = False) -> str:
     """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
     return fill(
         "runs/compare.html",
@@ -63,7 +63,7 @@ def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
     )
 
 
-def _load_charts(comparison: Comparison) -> Iterator[tuple[str, list[KeyedChart]]]:
+def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[KeyedChart]]]:
     """Yield the model and the curves of all runs of each serving case of the baseline."""
     sides: dict[str, list[Side]] = {}
     for pair in comparison.pairs:
@@ -137,7 +137,7 @@ def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:
             yield title, lines
 
 
-def _line(found: Difference) -> Line:
+def _line(found: FigureDifference) -> Line:
     scale = scale_of(found.baseline, found.unit)
     unit = f"\u202f{scale.unit}" if scale.unit else ""
     return Line(
@@ -155,7 +155,7 @@ def _line(found: Difference) -> Line:
     )
 
 
-def _interval(found: Difference) -> str:
+def _interval(found: FigureDifference) -> str:
     if found.relative_interval is not None:
         return f"{signed_percent(found.relative_interval[0])} to {signed_percent(found.relative_interval[1])}"
     if found.interval is not None:
@@ -163,7 +163,7 @@ def _interval(found: Difference) -> str:
     return NOTHING
 
 
-def _half(found: Difference) -> str:
+def _half(found: FigureDifference) -> str:
     if found.relative is not None and found.relative_interval is not None:
         low, high = found.relative_interval
         signed = signed_percent(found.relative).removesuffix(f"{THIN}%")

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import psutil
 from pydantic import ValidationError
@@ -32,6 +33,9 @@ from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.telemetry.host.sampler import BUSY_CPU
+
+_FRAMEWORK: Final = "pytorch"
+"""The framework in which :mod:`accelmark.probe` measures."""
 
 
 def probe(
@@ -126,7 +130,7 @@ def _cache_path(vendor: str, hardware: str) -> Path:
 
 def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluster: ClusterSpec) -> Plan:
     names = tuple(host.name for host in cluster.hosts)
-    key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nnodes=len(names), nproc=nproc)
+    key = CaseKey(model="probe", framework=_FRAMEWORK, hardware=hardware, nnodes=len(names), nproc=nproc)
     device = framework_device(vendor, key.framework)
     job = JobSpec(
         work=probe.model_copy(update={"hosts": names}),

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, final
 
 import psutil
 
@@ -25,6 +25,10 @@ RUN_MARKER: Final = "ACCELMARK_RUN"
 NODE_MARKER: Final = "ACCELMARK_NODE_DIR"
 """Environment variable that every process of one job on one host inherits."""
 
+_RECORD_FILE: Final = ".processes"
+"""In a node directory: identities of the agent's descendants, one in a line."""
+_RECORD_S: Final = (1.0, 10.0)
+"""Time until the first record of descendants, and between later ones."""
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PROC: Final = Path("/proc")
 BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
@@ -136,12 +140,52 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:
-    """Kill the processes of the job in ``node_dir``, by the marker in their environment; returns their number.
+@final
+class DescendantRecord:
+    """Keeps the identities of this process's descendants in a file.
 
-    For processes left by a killed agent.
+    If this process is killed, :func:`sweep` finds them by it, also those without the marker in their environment.
     """
-    swept: set[int] = set()
+
+    def __init__(self, node_dir: Path) -> None:
+        self._path = node_dir / _RECORD_FILE
+        self._due = time.monotonic() + _RECORD_S[0]
+        self._known: set[int] = set()
+
+    def update(self) -> None:
+        """Look for descendants where it is time to, and write them where they changed; a full disk changes nothing."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _RECORD_S[1]
+        pids = {process.pid for process in descendants(os.getpid())}
+        if pids != self._known:
+            lines = [found.model_dump_json() for pid in sorted(pids) if (found := ProcessId.of(pid)) is not None]
+            with contextlib.suppress(OSError):
+                partial = self._path.with_name(f"{_RECORD_FILE}.part")
+                partial.write_text("".join(f"{line}\n" for line in lines))
+                partial.replace(self._path)
+                self._known = pids
+
+    def remove(self) -> None:
+        """Remove the file, once no descendant runs."""
+        self._path.unlink(missing_ok=True)
+
+
+def _recorded(node_dir: Path) -> list[ProcessId]:
+    """Return the descendants that a killed agent recorded and that still run."""
+    try:
+        lines = (node_dir / _RECORD_FILE).read_text().splitlines()
+        return [found for found in map(ProcessId.model_validate_json, lines) if found.alive]
+    except (OSError, ValueError):
+        return []
+
+
+def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:
+    """Kill the processes of the job in ``node_dir``; returns their number.
+
+    For processes left by a killed agent: those that it recorded, and those with the marker in their environment.
+    """
+    swept = {process.pid for process in _recorded(node_dir) if process.send(signal.SIGKILL)}
     deadline = time.monotonic() + timeout_s
     while (left := _marked(NODE_MARKER, str(node_dir))) and time.monotonic() < deadline:
         swept.update(left)

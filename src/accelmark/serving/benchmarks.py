@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.serving.request import Target
+from accelmark.serving.request import Endpoint
 from accelmark.spec.errors import RunError
 from accelmark.spec.serving import SCORES_FILE, BenchmarkScore, ServeSettings
 
@@ -23,7 +23,7 @@ _LAST_LINES: Final = 3
 
 def run_benchmarks(
     settings: ServeSettings,
-    target: Target,
+    target: Endpoint,
     model_dir: Path | None,
     data_dirs: Mapping[str, Path],
     node_dir: Path,

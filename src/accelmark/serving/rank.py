@@ -23,7 +23,7 @@ from accelmark.serving.client.processes import Client
 from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Target
+from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
@@ -40,7 +40,7 @@ from accelmark.spec.serving import (
     ServeStarted,
 )
 from accelmark.spec.settings import Scalar
-from accelmark.train.loop.cpu_wait import CpuWait
+from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
 _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
@@ -130,7 +130,7 @@ class _ServingRun:
         sample = AnswerSample(settings.num_compared, random.Random(settings.seed))
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
-            target = Target(
+            target = Endpoint(
                 base_url=started.endpoint, model=started.served_model, api=settings.api, fields=self._fields()
             )
             requests = self.node_dir / REQUESTS_FILE

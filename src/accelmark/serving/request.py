@@ -38,7 +38,7 @@ class PlannedRequest:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     """A service with the OpenAI-compatible API."""
 
     base_url: str

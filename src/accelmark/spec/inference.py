@@ -20,6 +20,7 @@ from accelmark.spec.settings import Scalar
 InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
 ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]
 EngineOption = Scalar | tuple[Scalar, ...]
+OptimizeFor = Literal["latency", "throughput"]
 
 
 class AnswerLimits(NamedTuple):
@@ -132,6 +133,10 @@ class InferSettings(Spec):
     """Warm-up calls after the first call, which is timed separately."""
     threads: PositiveInt | None = None
     """CPU threads; null: the number of cores that this process may use."""
+    optimize_for: OptimizeFor | None = None
+    """What the engine is compiled and called for: ``throughput`` lets an engine that can compute several calls at the
+    same time, ``latency`` one after the other. Null: ``latency`` if the scenarios single_stream or multi_stream are
+    measured, else ``throughput``."""
     engine_timeout_s: PositiveFloat = 1500.0
     """Longest wait for the engine: for its compilation, and for a window of calls. A rank that logs nothing for 1,800 s
     is ended without naming the step."""
@@ -165,6 +170,12 @@ class InferSettings(Spec):
     """Generated answers that are compared with the framework's greedy answers."""
     engine_options: dict[str, EngineOption] = Field(default_factory=dict)
     """Options of one engine, among them the keys that a vendor adds to the configurations."""
+
+    @property
+    def optimized_for(self) -> OptimizeFor:
+        """``optimize_for``, or what follows from the scenarios where it is null."""
+        streams = {"single_stream", "multi_stream"}.intersection(self.scenarios)
+        return self.optimize_for or ("latency" if streams else "throughput")
 
     @model_validator(mode="after")
     def _possible(self) -> InferSettings:

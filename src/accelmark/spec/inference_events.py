@@ -73,7 +73,9 @@ class ForwardWindow(Spec):
     """Batches whose outputs contain NaN or infinity."""
     crossing_ms: float | None = None
     """The window by the rank's clock without its calls by that of the engine's process. The durations of the calls are
-    scaled, so that they add up to the window. Null for the framework, which computes in the rank."""
+    scaled, so that they fill the window. Null for the framework, which computes in the rank."""
+    computed_ms: float | None = None
+    """Duration of all calls where several are computed at the same time; null: they add up to it."""
 
 
 class InferEvaluation(Spec):

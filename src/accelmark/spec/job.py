@@ -273,6 +273,8 @@ class RankExit(Spec):
     signal: str | None = None
     reason: str | None = None
     """One line with the cause: the exception, the signal, the limit."""
+    lost_connection: bool = False
+    """Whether that is an error that ranks raise after another rank has ended."""
     last_lines: tuple[str, ...] = ()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ MAX_LINE_BYTES: Final = 16 * 2**20
 """Longer lines are cut off here by the reader."""
 
 _PREFIX: Final = PERFLOG_PREFIX.encode()
+_NAME: Final = re.compile(re.escape(_PREFIX) + rb'\{"event": "([A-Z_]+)"')
 _ENCODER: Final = json.JSONEncoder(allow_nan=False)
 _MAX_LISTED_LINES: Final = 5
 
@@ -136,6 +138,11 @@ def decode_line(line: bytes | str) -> list[PerfLogRecord]:
         return [whole]
     records = (_decode(piece[: piece.rfind(b"}") + 1]) for piece in rest.split(_PREFIX))
     return [record for record in records if record is not None]
+
+
+def event_names(data: bytes) -> set[str]:
+    """Return the names of the events in complete lines that AccelMark wrote, without decoding their values."""
+    return {name.decode() for name in _NAME.findall(data)}
 
 
 def _decode(text: bytes) -> PerfLogRecord | None:

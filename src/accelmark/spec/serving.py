@@ -227,7 +227,7 @@ class RequestRecord(Spec):
     prompt: int
     """Number of the prompt; the same number is the same prompt."""
     due_s: float
-    """When the load wanted it sent; latencies count from here."""
+    """When it was due; latencies count from here."""
     sent_s: float | None = None
     """When its last byte was given to the kernel; null where no connection was made."""
     first_s: float | None = None

@@ -135,7 +135,7 @@ class Attack(BaseModel):
         """Write the vendor's folder, run the case with it, and read the verdict."""
         files = dict(self.files)
         if self.extern:
-            files["cases/short-pytorch/extern/__init__.py"] = EXTERN_HEAD + self.extern
+            files[f"cases/{self.key.partition(':')[0]}-pytorch/extern/__init__.py"] = EXTERN_HEAD + self.extern
         if self.engine:
             files["engines/cheat.py"] = ENGINE_HEAD + self.engine.replace("{{accuracy}}", str(bench.accuracy))
         if self.cluster:

@@ -19,6 +19,8 @@ import yaml
 
 ROOT: Final = Path(__file__).parents[3]
 CASE: Final = Path(__file__).with_name("case")
+CASES: Final = {"short": 2, "long": 6}
+"""Names of the case, by its number of epochs of 100 steps."""
 _NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_027}
 """The last batch of inference is a short one: 1,027 = 16 x 64 + 3."""
 _TIMEOUT_S: Final = 600
@@ -95,10 +97,15 @@ class Bench:
                 files.append({"path": name, "sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)})
         for file in CASE.glob("*.py"):
             shutil.copy(file, case)
+        _write_weights(case, data)
         settings = yaml.safe_load((CASE / "case.yaml").read_text())
         settings["data"][0]["files"] = files
-        (case / "case.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-        _write_weights(case, data)
+        for name, epochs in CASES.items():
+            settings["name"] = name
+            settings["train"]["settings"]["end"]["max_epochs"] = epochs
+            if name != case.name:
+                shutil.copytree(case, case.with_name(name))
+            (case.with_name(name) / "case.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         return cls(root)
 
     @property

@@ -25,13 +25,13 @@ FILE: Final = Path(__file__).with_name("outcomes.json")
 PAGE: Final = ROOT / "docs" / "adversary.md"
 RECORDING: Final = os.environ.get("ADVERSARY_RECORD") == "1"
 
-HEAD: Final = """# What cheats, and what is found
+HEAD: Final = """# Attacks and their detection
 
 Written by the tests (`ADVERSARY_RECORD=1 make test-adversary`), which carry out each row with the real command and read
 the verdict. The definitions are in `tests/audit/adversary/attacks/`. The case is a small convolutional network on
 generated images, trained for a few seconds on CPU cores. Nothing here was tried on an accelerator.
 
-## Who could cheat
+## Threat model
 
 | Who | Controls | Is found by | Is not found |
 |---|---|---|---|

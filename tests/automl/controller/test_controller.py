@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.controller.controller import Observer, SearchController
-from accelmark.automl.controller.journal import Journal, Note, Proposed, SearchDirectory, SessionEnded, read_journal
+from accelmark.automl.controller.journal import Journal, Proposed, Remark, SearchDirectory, SessionEnded, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
 from accelmark.automl.scoring.score import Scoreboard, summarise, verify_search
@@ -134,7 +134,7 @@ def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_pat
     for name in ("journal.jsonl", "automl.json", "network.json"):
         (tmp_path / name).write_text((finished.path / name).read_text())
     with closing(Journal(tmp_path)) as journal:
-        journal.write(Note(clock_s=1.0, text="<script>alert(1)</script>"))
+        journal.write(Remark(clock_s=1.0, text="<script>alert(1)</script>"))
     page = write_report(SearchDirectory(tmp_path))[0].read_text()
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -260,12 +260,12 @@ def test_a_search_is_held_by_one_controller_at_a_time(finished: SearchDirectory)
 
 def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
-        journal.write(Note(clock_s=1.0, text="whole"))
+        journal.write(Remark(clock_s=1.0, text="whole"))
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b'{"event":"note","clo')
     assert len(read_journal(tmp_path)) == 1
     with closing(Journal(tmp_path)) as journal:
-        journal.write(Note(clock_s=2.0, text="after"))
+        journal.write(Remark(clock_s=2.0, text="after"))
     assert [event.event for event in read_journal(tmp_path)] == ["note", "note"]
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     with pytest.raises(RunError, match="line 1"):

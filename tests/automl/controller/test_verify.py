@@ -15,7 +15,7 @@ from accelmark.automl.controller.journal import (
     CONFIG_FILE,
     JOURNAL_FILE,
     Journal,
-    Note,
+    Remark,
     SearchDirectory,
     SessionEnded,
     follow_hashes,
@@ -267,8 +267,8 @@ def test_a_journal_without_hashes_is_disclosed_and_can_be_continued(tmp_path: Pa
     assert verified.verdict == "VALID"
     assert "no line of the journal has a hash" in " ".join(verified.disclosures)
     with closing(Journal(run.path)) as journal:
-        journal.write(Note(clock_s=86.0, text="taken up"))
-        journal.write(Note(clock_s=86.0, text="again"))
+        journal.write(Remark(clock_s=86.0, text="taken up"))
+        journal.write(Remark(clock_s=86.0, text="again"))
     assert _chain(run) == (len(bare) + 2, len(bare), None)
     assert f"none of the first {len(bare)} lines" in " ".join(verify_search(run).disclosures)
     path.write_bytes(path.read_bytes().replace(b"taken up", b"put down"))

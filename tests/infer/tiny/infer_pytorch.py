@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.batches import TensorBatches
+from accelmark.infer.batches import InMemoryBatches
 from accelmark.infer.case import InferBatch, InferCase
 from accelmark.spec.errors import DataError
 
@@ -15,13 +15,13 @@ from accelmark.spec.errors import DataError
 class Case(InferCase):
     """Images of 8 x 8 in ten classes."""
 
-    def build_dataloader(self) -> TensorBatches:
+    def build_dataloader(self) -> InMemoryBatches:
         images = self._images(self.number("items"), seed=3)
         if "data" in self.data_dirs and not any(self.data_dirs["data"].iterdir()):
             raise DataError(f"{self.data_dirs['data']}: is empty")
         with torch.inference_mode():
             labels = _model(noise=0.02)(images).argmax(1)
-        return TensorBatches((images,), labels, self.settings.batch_size)
+        return InMemoryBatches((images,), labels, self.settings.batch_size)
 
     def _images(self, items: int, seed: int) -> Tensor:
         return torch.randn(items, 1, 8, 8, generator=torch.Generator().manual_seed(seed))

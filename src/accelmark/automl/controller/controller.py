@@ -109,7 +109,7 @@ class SearchController:
         self._state.apply(event)
 
     def _note(self, text: str) -> None:
-        self._write(journal.Note(clock_s=self._now(), text=text))
+        self._write(journal.Remark(clock_s=self._now(), text=text))
 
     def _begin(self) -> None:
         if self._tuner is not None:
@@ -170,7 +170,7 @@ class SearchController:
                     self._replaced.pop(worker, None)
         replacing = any(times <= _MAX_REPLACEMENTS for times in self._replaced.values())
         if not self._running and not self._idle and not replacing:
-            raise RunError("no worker is left; the notes in the journal say why each was lost")
+            raise RunError("no worker is left; the journal states why each was lost")
         stall_s = self._config.training.stall
         for worker, running in list(self._running.items()):
             if self._now() - running.last_progress_s > stall_s:

@@ -97,7 +97,7 @@ class Heartbeat(_Event):
     clock_s: NonNegative
 
 
-class Note(_Event):
+class Remark(_Event):
     """A remark for readers: a worker lost, a trial retried."""
 
     event: Literal["note"] = "note"
@@ -115,7 +115,7 @@ class SessionEnded(_Event):
 
 
 Event = Annotated[
-    SessionBegan | Proposed | Valued | TrialEvent | EpochEvent | Heartbeat | Note | SessionEnded,
+    SessionBegan | Proposed | Valued | TrialEvent | EpochEvent | Heartbeat | Remark | SessionEnded,
     Field(discriminator="event"),
 ]
 
@@ -197,7 +197,7 @@ class SearchState:
     """By trial and attempt."""
     epochs: list[EpochRecord] = field(default_factory=list)
     individuals: list[Individual] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Remark] = field(default_factory=list)
     clock_s: float = 0.0
     sessions: list[SessionBegan] = field(default_factory=list)
     ended: SessionEnded | None = None
@@ -240,7 +240,7 @@ class SearchState:
                 if key not in self.attempts:
                     raise RunError(f"an epoch of trial {key[0]}, attempt {key[1]}, which was not started before")
                 self.epochs.append(epoch)
-            case Note():
+            case Remark():
                 self.notes.append(event)  # notes do not advance the run's clock
             case Heartbeat(clock_s=clock_s):
                 pass

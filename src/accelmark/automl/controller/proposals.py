@@ -37,7 +37,7 @@ class Proposals:
         """Of the network that is being prepared."""
 
     def fill(self, *, wait: bool = False) -> None:
-        """Add the network that is ready and prepare as many as the scheduler wants; ``wait`` for them."""
+        """Add the network that is ready and prepare as many as the scheduler requests; ``wait`` for them."""
         while True:
             if self._next is not None and (wait or self._next.done()):
                 try:

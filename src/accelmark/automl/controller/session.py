@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from accelmark.automl.model.seeds import SEEDS, resolve_network
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.pool import WorkerPool, ray_workers
 from accelmark.automl.records import Hyperparameters
-from accelmark.compat.aiperf import is_aiperf, read_aiperf
 from accelmark.datasets.images import read_weights
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.model import parse, read_yaml
@@ -32,15 +31,12 @@ from accelmark.telemetry.monitor import recording
 _PATHS: Final = {"dataset": ("directory", "train_directory", "held_out_directory"), "search": ("initial_weights",)}
 
 
-def load_config(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
-    """Return a configuration, AIPerf's or ours, and the parts of an AIPerf file that have no effect, with the reasons.
+def load_config(path: Path) -> AutomlConfig:
+    """Return the configuration in a search file. Relative paths are relative to it.
 
-    Relative paths are relative to the file. Raises SpecError with all problems.
+    Raises:
+        SpecError: with all problems.
     """
-    with suppress(OSError, UnicodeDecodeError):  # read_yaml reports these
-        text = path.read_text(encoding="utf-8")
-        if is_aiperf(text):
-            return read_aiperf(text, str(path))
     config = parse(AutomlConfig, read_yaml(path), str(path))
     changes: dict[str, Any] = {}
     for section, names in _PATHS.items():
@@ -49,7 +45,7 @@ def load_config(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
         changes[section] = given.model_copy(update={name: one.resolve() for name, one in paths.items()})
     if config.network not in SEEDS and (path.parent / config.network).is_file():
         changes["network"] = str((path.parent / config.network).resolve())
-    return config.model_copy(update=changes), ()
+    return config.model_copy(update=changes)
 
 
 def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:

@@ -224,7 +224,9 @@ def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
                 yield right, "clock", expected, f"a session began at {clock_s:.1f} s"
                 time_s = clock_s
             case (
-                journal.Heartbeat(clock_s=time_s) | journal.Note(clock_s=time_s) | journal.SessionEnded(clock_s=time_s)
+                journal.Heartbeat(clock_s=time_s)
+                | journal.Remark(clock_s=time_s)
+                | journal.SessionEnded(clock_s=time_s)
             ):
                 clock_s = max(clock_s, time_s)
             case journal.TrialEvent(trial=record):
@@ -264,7 +266,7 @@ def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
                 first_s = second_s = inf
             case journal.SessionEnded():
                 first_s = second_s = event.clock_s
-            case journal.Heartbeat() | journal.Note():
+            case journal.Heartbeat() | journal.Remark():
                 first_s, second_s = event.clock_s, first_s
     return bounds[::-1]
 

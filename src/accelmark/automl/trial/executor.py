@@ -21,7 +21,7 @@ from accelmark.automl.model.seeds import small
 from accelmark.automl.records import EpochReport, Hyperparameters, TrialStatus
 from accelmark.automl.search.schedule import stops_early
 from accelmark.automl.trial.module import TrialCase, TrialInput, load_weights, to_weights
-from accelmark.datasets.images import ArrayImages
+from accelmark.datasets.images import LabeledArrays
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
@@ -257,7 +257,7 @@ class _Trial:
             executed = case.module.network.digest if case.module is not None else None
             facts |= {"weights": case.started_from, "executed": executed}
         if started is not None:
-            # Autocast's type, else the parameters', where fp32 may be TF32; the rules know no bits of other types.
+            # Autocast's type, else the parameters', where fp32 may be TF32; the rules have no width for other types.
             kind = started.compute_type or "unknown"
             precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
             facts |= {"precision": precision, "device": started.device_name}
@@ -282,7 +282,7 @@ def warm_up(place: RankContext) -> None:
     """Train a tiny network, so that one-time initialization is not part of a trial."""
     size, classes = 8, 2
     number = 4 * place.ranks.world_size
-    images = ArrayImages(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)
+    images = LabeledArrays(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)
     dataset = Dataset("warm-up", images, images, images, (0.0,), (1.0,), "", "warm-up")
     order = TrialOrder(
         round=1,

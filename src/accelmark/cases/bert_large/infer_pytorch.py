@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import Classification, InferBatch, swap_neighbours
+from accelmark.infer.batches import InMemoryBatches
+from accelmark.infer.case import ClassificationCase, InferBatch, swap_neighbours
 from accelmark.infer.weights import pretrained
 from accelmark.spec.errors import DataError
 
 
-class Case(Classification):
+class Case(ClassificationCase):
     """Sequences from ``bert_large/sequences.safetensors`` below the data directory.
 
     It holds ``tokens``, ``mask`` and ``labels`` of shape (sequences, length), int64; a label of -100 is not masked.
@@ -24,7 +24,7 @@ class Case(Classification):
     input_names = ("tokens", "mask")
     metric = "mlm_accuracy"
 
-    def build_dataloader(self) -> TensorBatches:
+    def build_dataloader(self) -> InMemoryBatches:
         """Read the prepared sequences."""
         directory = self.data_dirs.get("sequences")
         path = (directory or Path()) / "sequences.safetensors"
@@ -36,7 +36,7 @@ class Case(Classification):
         held = load_file(path)
         if not {"tokens", "mask", "labels"} <= held.keys():
             raise DataError(f"{path}: has to hold tokens, mask and labels, found {', '.join(sorted(held))}")
-        return TensorBatches((held["tokens"], held["mask"]), held["labels"], self.settings.batch_size)
+        return InMemoryBatches((held["tokens"], held["mask"]), held["labels"], self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         """Build the network, with the weights from the data directory."""

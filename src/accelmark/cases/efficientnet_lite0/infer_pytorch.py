@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.infer.batches import TensorBatches
+from accelmark.infer.batches import InMemoryBatches
 from accelmark.infer.case import InferBatches
 from accelmark.infer.imagenet import ImageNetCase
 from accelmark.train.tasks.image_folder import centre_box, opened_image
@@ -40,7 +40,7 @@ class Case(ImageNetCase):
         accepted = torch.zeros(len(_PHOTOS), self.number("num_classes"), dtype=torch.bool)
         for row, classes in enumerate(_PHOTOS.values()):
             accepted[row, list(classes)] = True
-        return TensorBatches((images,), accepted, self.settings.batch_size)
+        return InMemoryBatches((images,), accepted, self.settings.batch_size)
 
     def _photo(self, name: str) -> Tensor:
         side = self.number("image_size")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._passages import read_text
 from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, mean_state
-from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import Classification, InferBatch, swap_neighbours
+from accelmark.infer.batches import InMemoryBatches
+from accelmark.infer.case import ClassificationCase, InferBatch, swap_neighbours
 
 CONFIG: Final = EncoderConfig(
     hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12, vocab_size=30522, max_positions=512
@@ -35,20 +35,20 @@ class SentenceEncoder(nn.Module):
         return F.normalize(mean_state(self.encoder(tokens, mask.bool()), mask))
 
 
-class Case(Classification):
+class Case(ClassificationCase):
     """Embedding of the held-out act's passages, tokenised in memory; the evaluation applies the probe."""
 
     input_names = ("tokens", "mask")
     output_names = ("sentence",)
     metric = "accuracy"
 
-    def build_dataloader(self) -> TensorBatches:
+    def build_dataloader(self) -> InMemoryBatches:
         """Read and tokenise the passages."""
         sizes = {name: self.number(name) for name in ("seq_length", "passage_chars")}
         dirs, limit = self.data_dirs, self.number("passages")
         tokens, mask, labels = read_text(dirs["shakespeare"], dirs["minilm"], held_out=True, limit=limit, **sizes)
         self.probe = load_file(PROBE)
-        return TensorBatches((tokens, mask), labels, self.settings.batch_size)
+        return InMemoryBatches((tokens, mask), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         """Build the encoder with its packaged weights."""

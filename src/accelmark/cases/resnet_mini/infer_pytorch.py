@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import Classification, InferBatch
+from accelmark.infer.batches import InMemoryBatches
+from accelmark.infer.case import ClassificationCase, InferBatch
 from accelmark.infer.weights import load_weights
 
 _WEIGHTS: Final = Path(__file__).with_name("weights.safetensors")
@@ -31,15 +31,15 @@ class _FromNormalised(nn.Module):
         return logits
 
 
-class Case(Classification):
+class Case(ClassificationCase):
     """Image classification; the normalised test images are kept in memory."""
 
     input_names = ("image",)
 
-    def build_dataloader(self) -> TensorBatches:
+    def build_dataloader(self) -> InMemoryBatches:
         """Read the test split."""
         images, labels = map(torch.from_numpy, read_split(self.data_dirs["fashion_mnist"], "test"))
-        return TensorBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
+        return InMemoryBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         """Build the network with the packaged weights."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import TextToText
+from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.train.tasks.text_files import JsonLines
 from accelmark.train.tasks.text_scores import Rouge1
 
@@ -39,6 +39,6 @@ class Case(TextToText):
         path = self.data_dirs[self.samples] / ("train/train.jsonl" if train else "val/val.jsonl")
         return JsonLines(path, ["article", "highlights"])
 
-    def tokenizer_file(self) -> Path:
+    def tokenizer(self) -> Tokenizer:
         """Return the checkpoint's tokenizer."""
-        return self.data_dirs[self.weights] / "hf" / "tokenizer.json"
+        return read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))

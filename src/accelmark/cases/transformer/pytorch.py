@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
+from tokenizers import Tokenizer
 from transformers import MarianConfig, MarianMTModel, PreTrainedModel
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import TextToText
+from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.train.tasks.text_files import Parallel
 from accelmark.train.tasks.text_scores import Bleu
 
@@ -51,6 +52,6 @@ class Case(TextToText):
         split = self.data_dirs[self.samples] / ("train" if train else "test")
         return Parallel([split / "text.en", split / "text.de"])
 
-    def tokenizer_file(self) -> Path:
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of both languages."""
-        return self.data_dirs[self.samples] / "tokenizer" / "tokenizer.json"
+        return read_tokenizer(self.data_dirs[self.samples] / "tokenizer" / "tokenizer.json", self.number("vocab_size"))

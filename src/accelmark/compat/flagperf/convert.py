@@ -130,7 +130,7 @@ def _take_number(item: Given, taken: dict[str, Given]) -> str:
 def _take_precision(item: Given, taken: dict[str, Given]) -> str:
     """Take a switch that names a precision, or return why not."""
     if item.value is False:
-        return "False does not say which precision it is instead: the case's own stays; fp32 and tf32 are the others"
+        return "False does not say which precision it is instead: the case's own is kept; set precision to fp32 or tf32"
     if item.value is not True:
         return f"is neither True nor False: {item.value!r}; set precision to fp16 or bf16 where it means that"
     before = taken.get("precision")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.compat.flagperf.coverage import equivalent
 from accelmark.compat.flagperf.parse import TABLES, Given, Values
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.inference import InferCaseSpec, InferSettings
@@ -28,7 +29,8 @@ def case_of(path: Path) -> str:
     """Return AccelMark's name of the case that a file belongs to, by its folder."""
     folder = path.absolute().parent
     name = folder.parent.name if folder.name == _OVERRIDES else folder.name
-    return str(TABLES["cases"].get(name, name))
+    found = equivalent(name, "infer")
+    return name if found is None or found.case is None else found.case
 
 
 def layer_of(given: Iterable[Given], case: str, left_over: list[Problem]) -> Values:

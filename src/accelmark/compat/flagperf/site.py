@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from accelmark.compat.flagperf.coverage import Task, equivalent
 from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, flag, text, texts, whole
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.key import CaseKey
@@ -122,12 +123,12 @@ def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, 
     for item in cases:
         table = item.read(_table)
         for key, data in table.items():
-            wanted, changed = _own_key(key, cluster)
+            wanted, differs = _converted(key, cluster)
             why = _take_case(wanted, data, len(cluster.get("hosts", ("localhost",))), listed)
             if why:
                 left_over.append(item.left(f"{key}: {why}"))
-            elif changed:
-                left_over.append(item.left(f"{key}: becomes {wanted}: {changed}"))
+            elif differs:
+                left_over.append(item.left(f"{key}: becomes {wanted}: {differs}"))
         if not table:
             left_over.append(item.left("names no case"))
     level = given.get("FLAGPERF_LOG_LEVEL")
@@ -161,7 +162,7 @@ def _take_case(written: str, data: str | None, num_hosts: int, listed: dict[tupl
     except SpecError as error:
         return "; ".join(problem.what for problem in error.problems)
     case = {"key": written, **({"data": data} if data else {})}
-    is_inference = written.count(":") == 1
+    is_inference = _task(written) == "infer"
     if is_inference:
         case["task"] = "infer"
     if why := _cannot_run(key, num_hosts, is_inference=is_inference):
@@ -170,27 +171,38 @@ def _take_case(written: str, data: str | None, num_hosts: int, listed: dict[tupl
     return "" if before == case else f"is given twice, also as {before['key']} with {before.get('data') or 'no data'}"
 
 
-def _own_key(written: str, cluster: Values) -> tuple[str, str]:
-    """Return a key with AccelMark's names of its case and framework, and why it differs from the one written.
+def _task(written: str) -> Task:
+    """Return the task of a key; that of inference has two parts only."""
+    return "infer" if written.count(":") == 1 else "train"
 
-    A framework version that the vendor has no image of is left out.
+
+def _converted(written: str, cluster: Values) -> tuple[str, str]:
+    """Return a key with AccelMark's names of its case and framework.
+
+    A framework version that the vendor has no image of is left out. The second value is what differs from the key as it
+    was written, if more than a name.
     """
     model, *parts = written.strip().split(":")
-    why = "this is AccelMark's name of the case" if model in TABLES["cases"] else ""
+    found = equivalent(model, _task(written))
+    name = model if found is None or found.case is None else found.case
+    differs = [found.note] if found is not None and name != model and found.note else []
     vendor = cluster.get("vendor")
-    own = TABLES["frameworks"].get(parts[0].partition("_")[0]) if parts else None
-    if own is not None:
-        parts[0], why = own["name"], own["why"]
+    if parts and (own := TABLES["frameworks"].get(parts[0].partition("_")[0])) is not None:
+        differs.append(own["why"])
+        parts[0] = own["name"]
     elif parts and vendor is not None and "container" in cluster:
         has_image = (find("vendors", vendor).path / "images" / parts[0] / "Dockerfile").is_file()
-        if not has_image and "_" in parts[0]:
-            parts[0], why = parts[0].partition("_")[0], "the vendor has no image of this version"
-    return ":".join([TABLES["cases"].get(model, model), *parts]), why
+        without = parts[0] if has_image else parts[0].partition("_")[0]
+        differs += ["the vendor has no image of this version"] if without != parts[0] else []
+        parts[0] = without
+    return ":".join([name, *parts]), "; ".join(differs)
 
 
 def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
     """Return why AccelMark would refuse a key, with what to do; empty if it would not."""
     if key.model not in folders("cases"):
+        if (model := equivalent(key.model, "infer" if is_inference else "train")) is not None:
+            return f"no case carries it: {model.note}"
         return f"AccelMark has no such case ({nearest(key.model, folders('cases'))})"
     folder, task, prefix = find("cases", key.model).path, *(("infer", "infer_") if is_inference else ("train", ""))
     known = [name for name in folders("frameworks") if (folder / f"{prefix}{name}.py").is_file()]
@@ -200,7 +212,7 @@ def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
     if key.framework not in (*known, *trainers):
         return f"the case has no framework {key.framework!r}: write {key.model}:{' or '.join(known)}"
     if key.nnodes > num_hosts:
-        return f"asks for {key.nnodes} hosts, HOSTS lists {num_hosts}"
+        return f"requests {key.nnodes} hosts, HOSTS lists {num_hosts}"
     return ""
 
 

@@ -126,7 +126,7 @@ class CheckedPass:
         )
         process.expect(output, size, 1)
         call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
-        wanted = max(self.settings.log_freq, math.ceil(_WINDOW_S / call_s))
+        wanted = max(self.settings.log_freq, math.ceil(_WINDOW_S * process.concurrency / call_s))
         largest = max(sum(process.slots.item_bytes()), sum(output.item_bytes()), 1) * size
         num_batches = -(-self.batches.num_items // size)
         self.window_calls = max(1, min(wanted, _MAX_BYTES // largest, _MAX_CALLS, num_batches))
@@ -175,8 +175,8 @@ class CheckedPass:
         self.score.add(timed.outputs, chunk.labels)
         nonfinite = sum(not is_finite([each[rows] for each in timed.outputs]) for rows in chunk.calls())
         scored_s = time.perf_counter() - began
-        # The clock of the engine's process counts only as far as its calls add up to the window by this clock.
-        scale = timed.took_s * 1000 / max(sum(timed.calls_s), 1e-9)
+        # The clock of the engine's process counts only as far as its calls fill the window by this clock.
+        scale = timed.took_s * 1000 / max(timed.computed_s, 1e-9)
         window = ForwardWindow(
             phase="inference",
             pass_number=pass_number,
@@ -187,7 +187,8 @@ class CheckedPass:
             not_inference_ms=tuple(other * scale for other in timed.excluded_s),
             wall_ms=(load_s + timed.took_s + scored_s) * 1000,
             nonfinite_batches=nonfinite,
-            crossing_ms=(timed.took_s - sum(timed.calls_s)) * 1000,
+            crossing_ms=(timed.took_s - timed.computed_s) * 1000,
+            computed_ms=timed.took_s * 1000 if self.process.concurrency > 1 else None,
         )
         self.emit(Event.FORWARD, window)
         self._compare(chunk, timed.outputs, whole=pass_number == 1)

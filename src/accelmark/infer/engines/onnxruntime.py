@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, text_options
+from accelmark.infer.engine import EngineRequest, streams_of, text_options
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import nearest
 
@@ -33,10 +33,11 @@ class Engine(Base):
     """A session on the providers in ``engine_options.providers``, or on the default one for the device.
 
     ``engine_options.spinning`` lets idle threads spin, which is slightly faster on an otherwise idle machine.
+    ``engine_options.streams`` is the number of calls at the same time (1), which share the threads.
     """
 
     precisions = ("fp32", "fp16", "int8")
-    known_options = frozenset({"providers", "spinning"})
+    known_options = frozenset({"providers", "spinning", "streams"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:
@@ -46,12 +47,13 @@ class Engine(Base):
         existing = self.engine_file()
         source = existing or self._in_precision(self.onnx_file())
         options = self.ort.SessionOptions()
-        options.intra_op_num_threads = request.threads
+        self.concurrency = streams_of(request)
+        options.intra_op_num_threads = max(1, request.threads // self.concurrency)
         options.log_severity_level = 3
+        on_cpu = self.providers[0] == _CPU
         # Spinning threads occupy cores: inference on a busy machine becomes ten times slower.
         spins = bool(request.options.get("spinning", False))
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
-        on_cpu = self.providers[0] == _CPU
         kept = request.work_dir / f"{self.name}.onnx"
         if existing is None and on_cpu:
             options.optimized_model_filepath = str(kept)

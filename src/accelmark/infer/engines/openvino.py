@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, text_options
+from accelmark.infer.engine import EngineRequest, streams_of, text_options
 from accelmark.infer.failures import InferenceError
 from accelmark.spec.inference import InferPrecision
 
@@ -23,10 +24,13 @@ _PARSE_WORDS: Final = ("parse", "protobuf", "unable to read", "invalid")
 
 
 class Engine(Base):
-    """A compiled model on ``engine_options.ov_device``, or on the default device for the device type."""
+    """A compiled model on ``engine_options.ov_device``, or on the default device for the device type.
+
+    For throughput OpenVINO chooses how many calls it computes at the same time, unless ``engine_options.streams`` does.
+    """
 
     precisions = ("fp32", "bf16", "fp16")
-    known_options = frozenset({"ov_device"})
+    known_options = frozenset({"ov_device", "streams"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:
@@ -40,11 +44,15 @@ class Engine(Base):
         existing = self.engine_file()
         settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
-            "PERFORMANCE_HINT": "LATENCY",
+            "PERFORMANCE_HINT": request.optimize_for.upper(),
+            **({"NUM_STREAMS": streams_of(request)} if "streams" in request.options else {}),
             **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),
         }
         self.compiled = self._load(existing, settings) if existing else self._compile(self.onnx_file(), settings)
-        self.infer_request = self.compiled.create_infer_request()
+        if request.optimize_for == "throughput" or "streams" in request.options:
+            self.concurrency = int(self.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        self.held = threading.local()
+        """An inference request for each thread."""
 
     def _target(self) -> str:
         named = text_options(self.request.options, "ov_device")
@@ -78,7 +86,9 @@ class Engine(Base):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
-        results = self.infer_request.infer([each.numpy() for each in inputs], share_inputs=True)
+        if not hasattr(self.held, "infer_request"):
+            self.held.infer_request = self.compiled.create_infer_request()
+        results = self.held.infer_request.infer([each.numpy() for each in inputs], share_inputs=True)
         return [from_numpy(each) for each in results.to_tuple()], 0.0
 
     def fingerprint(self) -> dict[str, str]:
@@ -89,7 +99,12 @@ class Engine(Base):
         """Return the version, the device, and the precision that the plug-in reports."""
         computed = str(self.compiled.get_property("INFERENCE_PRECISION_HINT"))
         name = str(self.core.get_property(self.target, "FULL_DEVICE_NAME"))
-        return {"openvino": self.ov.__version__, "ov_device": f"{self.target} {name}", "precision": computed}
+        return {
+            "openvino": self.ov.__version__,
+            "ov_device": f"{self.target} {name}",
+            "precision": computed,
+            "streams": str(self.compiled.get_property("NUM_STREAMS")),
+        }
 
     def graph_types(self) -> dict[str, int] | None:
         """Return the run-time precisions of the compiled model's convolutions and matrix products."""
@@ -103,4 +118,4 @@ class Engine(Base):
 
     def close(self) -> None:
         """Release the compiled model."""
-        del self.infer_request, self.compiled
+        del self.held, self.compiled

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from accelmark.infer.batches import TensorBatches
+from accelmark.infer.batches import InMemoryBatches
 from accelmark.infer.case import InferBatch, InferCase, swap_neighbours
 from accelmark.infer.language_model.model import load_model
 from accelmark.serving.model import ServedModel
@@ -44,7 +44,7 @@ class LanguageModelCase(InferCase):
         self.directory = model.directory
 
     @final
-    def build_dataloader(self) -> TensorBatches:
+    def build_dataloader(self) -> InMemoryBatches:
         """Tokenise the text."""
         encode = self.served.tokens
         assert encode is not None  # noqa: S101 - checked at the start
@@ -54,7 +54,7 @@ class LanguageModelCase(InferCase):
         wanted = min(self.number("windows"), len(tokens) // length)
         begins = np.linspace(0, len(tokens) - length, wanted).astype(np.int64).tolist()
         windows = torch.tensor([tokens[begin : begin + length] for begin in begins])
-        return TensorBatches((windows,), windows[:, 1:].clone(), self.settings.batch_size)
+        return InMemoryBatches((windows,), windows[:, 1:].clone(), self.settings.batch_size)
 
     @final
     def create_model(self) -> nn.Module:

@@ -21,7 +21,18 @@ from torch import Tensor, nn
 
 from accelmark.infer.failures import InferenceError, restored, shortened
 from accelmark.infer.process.memory import Slots, aligned, create_memory, mapped
-from accelmark.infer.process.worker import DONE, ECHO, GENERATE, PICK, RUN, TOKENS
+from accelmark.infer.process.worker import (
+    DONE,
+    ECHO,
+    ENDED,
+    GENERATE,
+    PICK,
+    RUN,
+    START,
+    TIMES_BYTES,
+    TOKENS,
+    times_of,
+)
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import FolderRef
 
@@ -48,6 +59,8 @@ class TimedWindow:
     """Durations of the calls, by the clock of the engine's process."""
     excluded_s: Sequence[float]
     """Part of each call that the engine reports as not inference."""
+    computed_s: float
+    """From the beginning of the first call to the end of the last, by the same clock."""
     outputs: list[Tensor]
     """Copies of the outputs, with the rows of all calls in their order."""
 
@@ -73,6 +86,8 @@ class EngineProcess:
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.is_busy = False
         """Whether an answer is missing."""
+        self.concurrency = 1
+        """Calls that the engine computes at the same time."""
         self.slots: Slots
         self.answers: Slots
         self.staged: Tensor
@@ -112,6 +127,7 @@ class EngineProcess:
         named = [(folder.model_dump(mode="json"), module) for folder, module in modules]
         details: dict[str, Any] = self.ask("compile", request=request, modules=named)
         os.ftruncate(self.descriptors[0], 0)
+        self.concurrency = details["concurrency"]
         return details
 
     def arrange(self, slots: Slots, warm: Call, batch: Sequence[Tensor]) -> None:
@@ -130,9 +146,12 @@ class EngineProcess:
         found = self.ask("warm_up", calls=calls)
         return Slots.of(found), time.perf_counter() - began
 
-    def expect(self, output: Slots, num_items: int, num_calls: int) -> None:
-        """Provide memory for the answers of windows of up to ``num_items`` items in ``num_calls`` calls."""
-        self.answers = Slots(output.rows, num_items, 1, aligned(16 * num_calls))
+    def expect(self, output: Slots, num_items: int, num_calls: int, num_slots: int = 1) -> None:
+        """Provide memory for the answers of windows of up to ``num_items`` items in ``num_calls`` calls.
+
+        Calls that are started need a slot each.
+        """
+        self.answers = Slots(output.rows, num_items, num_slots, aligned(TIMES_BYTES * num_calls))
         self.num_calls = num_calls
         os.ftruncate(self.descriptors[1], self.answers.end)
         self.outputs = mapped(self.descriptors[1])
@@ -160,8 +179,9 @@ class EngineProcess:
         took_s = time.perf_counter() - began
         outputs = [each.clone() for each in self.answers.views(self.outputs, 0, sum(size for _, size in calls))]
         self._answer()
-        times = self.outputs[: 16 * self.num_calls].view(torch.float64).view(2, self.num_calls)[:, : len(calls)]
-        return TimedWindow(took_s, times[0].tolist(), times[1].tolist(), outputs)
+        durations, excluded, begins = times_of(self.outputs, self.num_calls)[:, : len(calls)]
+        computed_s = float((begins + durations).max() - begins.min())
+        return TimedWindow(took_s, durations.tolist(), excluded.tolist(), computed_s, outputs)
 
     def pick(self, indices: Sequence[int]) -> list[Tensor]:
         """Compute one call of items of the first slot; return its outputs, which the next call overwrites.
@@ -170,7 +190,27 @@ class EngineProcess:
             AccelmarkError: the engine failed.
         """
         self._exchange(PICK + torch.tensor(indices, dtype=torch.int64).numpy().tobytes())
-        return self.answers.views(self.outputs, 0, len(indices))
+        return self.answers_of(0, len(indices))
+
+    def start(self, slot: int, indices: Sequence[int]) -> None:
+        """Start a call of items of the first slot, whose answers go to a slot that no running call has.
+
+        Raises:
+            AccelmarkError: the engine's process ended.
+        """
+        self._send(START + torch.tensor([slot, *indices], dtype=torch.int64).numpy().tobytes())
+
+    def ended(self) -> int:
+        """Wait until a call that was started has ended; return its slot, whose answers :meth:`answers_of` returns.
+
+        Raises:
+            AccelmarkError: a call failed.
+        """
+        return int.from_bytes(self._answer()[1:], sys.byteorder)
+
+    def answers_of(self, slot: int, num_items: int) -> list[Tensor]:
+        """Return the outputs in a slot, which the next call in it overwrites."""
+        return self.answers.views(self.outputs, slot, num_items)
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[tuple[int, Tensor]]:
         """Yield when the next tokens of all rows arrived (``time.monotonic_ns``), and these, ``num_tokens`` times.
@@ -242,7 +282,7 @@ class EngineProcess:
         if message[:1] == TOKENS:
             self.is_busy = True
             return message
-        if message != DONE and "error" in (reply := json.loads(message)):
+        if message != DONE and message[:1] != ENDED and "error" in (reply := json.loads(message)):
             raise restored(reply["error"])
         return message
 

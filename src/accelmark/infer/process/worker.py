@@ -11,18 +11,20 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.contract import check_outputs, check_separate_memory
-from accelmark.infer.engine import Engine, EngineRequest
+from accelmark.infer.engine import Done, Engine, EngineRequest
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import described
 from accelmark.infer.hashes import code_of, engine_hashes
@@ -36,6 +38,10 @@ RUN: Final = b"r"
 """Compute the calls that were prepared."""
 PICK: Final = b"p"
 """Compute one call of the items whose indices (int64) follow."""
+START: Final = b"s"
+"""Start a call: the slot of its answers and its items' indices (int64) follow."""
+ENDED: Final = b"d"
+"""A call that was started has its answers in the slot (int64) that follows."""
 GENERATE: Final = b"g"
 """Generate text: the number of prompts and of new tokens and the prompts' tokens (int64) follow."""
 TOKENS: Final = b"t"
@@ -43,6 +49,8 @@ TOKENS: Final = b"t"
 ECHO: Final = b"e"
 """Do nothing: measures the crossing."""
 
+TIMES_BYTES: Final = 24
+"""Memory for the times of a call."""
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
@@ -59,6 +67,10 @@ class Worker:
     sizes: list[int]
     picked: list[Tensor]
     warm: list[Tensor]
+    begins: list[float]
+    """When each call of the window began, and ended."""
+    ends: list[float]
+    excluded: list[float]
 
     def __init__(self, descriptors: tuple[int, int]) -> None:
         self.descriptors = descriptors
@@ -99,10 +111,11 @@ class Worker:
                 device_type=self.device.device_type,
                 threads=self.device.threads,
                 precision=request["precision"],
+                optimize_for=request["optimize_for"],
                 options=options,
             )
         )
-        details: dict[str, Any] = dict(self.engine.describe())
+        details: dict[str, Any] = {**self.engine.describe(), "concurrency": self.engine.concurrency}
         if self.engine.file is not None:
             details["engine_file"] = str(self.engine.file)
         if (types := self.engine.graph_types()) is not None:
@@ -131,10 +144,10 @@ class Worker:
         return Slots.like(results[0][0], 1, 1).values()
 
     def expect(self, answers: list[Any], num_calls: int) -> None:
-        """Map the memory for the answers, and for the durations of ``num_calls`` calls in front of it."""
+        """Map the memory for the answers, and for the times of ``num_calls`` calls in front of it."""
         self.outputs = mapped(self.descriptors[1])
         self.answers = Slots.of(answers)
-        self.times = self.outputs[: 16 * num_calls].view(torch.float64).view(2, num_calls)
+        self.times = times_of(self.outputs, num_calls)
 
     def prepare(self, calls: list[tuple[int, int]], *, warm: bool = True) -> None:
         """Make the calls of a window, and compute one untimed call if ``warm``: threads awake, code in caches."""
@@ -144,8 +157,11 @@ class Worker:
         if warm:
             self.engine([each.clone() for each in self.warm])
 
-    def run(self) -> list[float]:
-        """Compute the window that was prepared; return the instants between its calls."""
+    def run(self) -> None:
+        """Compute the window that was prepared."""
+        if self.engine.concurrency > 1:
+            self._run_concurrently()
+            return
         engine, clock = self.engine, time.perf_counter
         results: list[Any] = []
         append = results.append
@@ -156,12 +172,57 @@ class Worker:
             mark(clock())
         self._keep(results, self.sizes, self.room)
         self.excluded = [other for _, other in results]
-        return instants
+        self.begins, self.ends = instants[:-1], instants[1:]
+
+    def _run_concurrently(self) -> None:
+        engine, clock, number = self.engine, time.perf_counter, len(self.calls)
+        results: list[Any] = [None] * number
+        begins = self.begins = [0.0] * number
+        ends = self.ends = [0.0] * number
+        errors: SimpleQueue[Exception | None] = SimpleQueue()
+        free = threading.Semaphore(engine.concurrency)
+
+        def ending(index: int) -> Done:
+            def done(outputs: list[Tensor], error: Exception | None) -> None:
+                ends[index] = clock()
+                free.release()
+                results[index] = (outputs, 0.0)
+                errors.put(error)
+
+            return done
+
+        for index, inputs in enumerate(self.calls):
+            free.acquire()
+            begins[index] = clock()
+            engine.submit(inputs, ending(index))
+        found = [errors.get() for _ in self.calls]
+        if error := next((each for each in found if each is not None), None):
+            raise error
+        self._keep(results, self.sizes, self.room)
+        self.excluded = [0.0] * number
 
     def pick(self, indices: Tensor) -> None:
         """Compute one call of the items with these indices in the first slot."""
         result = self.engine([each.index_select(0, indices) for each in self.picked])
         self._keep([result], [len(indices)], self.answers.views(self.outputs, 0, len(indices)))
+
+    def start(self, sent: Tensor, reply: Callable[[bytes], None]) -> None:
+        """Start a call of the items with these indices in the first slot; reply when it has ended."""
+        slot, indices = int(sent[0]), sent[1:].clone()
+
+        def done(outputs: list[Tensor], error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                with torch.inference_mode():  # which the shared memory was mapped in
+                    self._keep([(outputs, 0.0)], [len(indices)], self.answers.views(self.outputs, slot, len(indices)))
+            except Exception as raised:  # noqa: BLE001 - an engine may raise anything
+                traceback.print_exception(raised)
+                reply(error_reply(raised))
+            else:
+                reply(ENDED + sent[:1].numpy().tobytes())
+
+        self.engine.submit([each.index_select(0, indices) for each in self.picked], done)
 
     def generate(self, sent: Tensor) -> Iterator[bytes]:
         """Yield the tokens of each step as a message."""
@@ -169,11 +230,10 @@ class Worker:
         for tokens in self.engine.generate(sent[2:].view(batch, -1).clone(), num_tokens):
             yield TOKENS + tokens.to(torch.int64).contiguous().numpy().tobytes()
 
-    def report(self, instants: list[float]) -> None:
-        """Write durations to shared memory, after the rank has taken the time of the window."""
-        taken = torch.tensor(instants, dtype=torch.float64)
-        self.times[0, : len(self.calls)] = taken.diff()
-        self.times[1, : len(self.calls)] = torch.tensor(self.excluded, dtype=torch.float64)
+    def report(self) -> None:
+        """Write the times of the calls to shared memory, after the rank has taken the time of the window."""
+        begins, ends, excluded = torch.tensor((self.begins, self.ends, self.excluded), dtype=torch.float64)
+        self.times[:, : len(self.calls)] = torch.stack((ends - begins, excluded, begins))
 
     def usage(self) -> dict[str, Any]:
         """Return the engine's peak device memory."""
@@ -213,6 +273,12 @@ def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what an interruption of the terminal ends
     connection: Connection[Any, Any] = Connection(connection_fd)
     worker = worker_type((inputs_fd, outputs_fd))
+    sending = threading.Lock()
+
+    def reply(message: bytes) -> None:
+        with sending:
+            connection.send_bytes(message)
+
     with torch.inference_mode():  # entered once, not in each call
         while True:
             try:
@@ -220,31 +286,47 @@ def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
             except (EOFError, OSError):
                 return
             try:
-                _serve(connection, worker, message)
+                _serve(worker, message, reply)
             except Exception as error:  # noqa: BLE001 - an engine may raise anything
                 traceback.print_exc()
-                connection.send_bytes(json.dumps({"error": described(error)}).encode())
+                reply(error_reply(error))
 
 
-def _serve(connection: Connection[Any, Any], worker: Worker, message: bytes) -> None:
+def error_reply(error: Exception) -> bytes:
+    """Return the reply of a command that failed."""
+    return json.dumps({"error": described(error)}).encode()
+
+
+def times_of(memory: Tensor, num_calls: int) -> Tensor:
+    """Return the times of calls in s, of shape (3, calls): durations, parts that are not inference, beginnings."""
+    return memory[: TIMES_BYTES * num_calls].view(torch.float64).view(3, num_calls)
+
+
+def _serve(worker: Worker, message: bytes, reply: Callable[[bytes], None]) -> None:
     if message == RUN:
-        instants = worker.run()
-        connection.send_bytes(DONE)
-        worker.report(instants)
-        connection.send_bytes(DONE)
+        worker.run()
+        reply(DONE)
+        worker.report()
+        reply(DONE)
     elif message == ECHO:
-        connection.send_bytes(DONE)
+        reply(DONE)
     elif message[:1] == GENERATE:
-        for tokens in worker.generate(torch.frombuffer(bytearray(message[1:]), dtype=torch.int64)):
-            connection.send_bytes(tokens)
-        connection.send_bytes(DONE)
+        for tokens in worker.generate(_numbers(message)):
+            reply(tokens)
+        reply(DONE)
     elif message[:1] == PICK:
-        worker.pick(torch.frombuffer(bytearray(message[1:]), dtype=torch.int64))
-        connection.send_bytes(DONE)
+        worker.pick(_numbers(message))
+        reply(DONE)
+    elif message[:1] == START:
+        worker.start(_numbers(message), reply)
     else:
         command, values = json.loads(message)
         found = getattr(worker, command)(**values)
-        connection.send_bytes(json.dumps({"reply": found}).encode())
+        reply(json.dumps({"reply": found}).encode())
+
+
+def _numbers(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message[1:]), dtype=torch.int64)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.failures import Context
-from accelmark.infer.scenarios.library import Library, Samples
+from accelmark.infer.scenarios.library import AnswerSamples, Library
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import Look, RequestQueue
 from accelmark.spec.inference import ScenarioName
@@ -41,7 +41,7 @@ class Scenarios:
         self.settings = self.checked.settings
         self.library = Library(self.checked, max(self.settings.batch_size, self.settings.multi_stream_samples))
         self.minimum = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries)
-        self.samples = Samples(self.library)
+        self.samples = AnswerSamples(self.library)
         self.crossing_us = self.checked.process.crossing_s() * 1e6
 
     def run(self) -> Iterator[ScenarioResult]:
@@ -53,11 +53,11 @@ class Scenarios:
             "server": self._server,
         }
         for name in self.settings.scenarios:
-            self.samples = Samples(self.library)
+            self.samples = AnswerSamples(self.library)
             yield kinds[name]()
 
     def _offline(self) -> ScenarioResult:
-        rate = self.settings.batch_size / self._call_s(self.settings.batch_size)
+        rate = self._rate()
         for _ in range(2):  # again where the estimate was too low for the minimum duration
             # LoadGen advises to expect more than the measured rate.
             expected = replace(self.minimum, queries_per_s=rate * _HEADROOM)
@@ -79,7 +79,7 @@ class Scenarios:
         return self._result(name, log, f"latency_{percentile}_ms", figure, expected)
 
     def _server(self) -> ScenarioResult:
-        bound_ms, size = self.settings.server_latency_bound_ms, self.settings.batch_size
+        bound_ms = self.settings.server_latency_bound_ms
         logs: dict[float, LoadGenLog] = {}
 
         def meets_bound(rate: float) -> bool:
@@ -88,7 +88,7 @@ class Scenarios:
             logs[rate] = self._run("server", expected, log_dir)
             return logs[rate].bound_met
 
-        best = highest(meets_bound, size / self._call_s(size))
+        best = highest(meets_bound, self._rate())
         shown = min(logs) if best is None else best
         expected = replace(self.minimum, queries_per_s=shown, latency_bound_ms=bound_ms)
         result = self._result("server", logs[shown], "queries_per_second", best, expected)
@@ -107,20 +107,26 @@ class Scenarios:
         """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
         if self.library.expected is None:
             return None
-        every = Samples(self.library, share=1.0)
+        every = AnswerSamples(self.library, share=1.0)
         log_dir = self.log_dir(name) / "accuracy"
         run_loadgen(name, expected, self._queue(name, expected, every.take), len(self.library), log_dir, accuracy=True)
         return every.compared()
 
     def _queue(self, name: ScenarioName, expected: LoadGenSettings, look: Look) -> RequestQueue:
-        batched = name in ("offline", "server")
+        batched, process = name in ("offline", "server"), self.checked.process
         return RequestQueue(
-            self.checked.process.pick,
+            process.pick,
             look,
+            overlapped=process if batched and process.concurrency > 1 else None,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
             context=replace(self.context, activity=f"scenario {name}"),
         )
+
+    def _rate(self) -> float:
+        """Return an estimate of the most items per second."""
+        size = self.settings.batch_size
+        return self.checked.process.concurrency * size / self._call_s(size)
 
     def _call_s(self, size: int) -> float:
         """Return the median duration of a call of ``size`` items in s, after a warm-up call."""

@@ -47,7 +47,7 @@ class Library:
         whole = [torch.cat([each, more]) for each, more in zip(self.inputs, room, strict=True)]
         warm = min(len(self), checked.settings.batch_size)
         self.process.arrange(Slots.like(whole, len(whole[0]), 1), (0, warm), whole)
-        self.process.expect(self.process.answers, largest_call, 1)
+        self.process.expect(self.process.answers, largest_call, 1, self.process.concurrency)
         self.expected: list[Tensor] | None = None
         if checked.reference is not None:
             parts = [
@@ -60,7 +60,7 @@ class Library:
         return len(self.inputs[0])
 
     def repeat_check(self, size: int) -> RepeatCheck:
-        """Compare the time of items that are new to the engine with that of the library's, which it was asked often."""
+        """Compare the time of items that are new to the engine with that of the library's, which it computed often."""
         size = min(size, len(self))
         new = range(len(self), len(self) + size)
         calls_ms: list[list[float]] = []
@@ -87,7 +87,7 @@ class Library:
 
 
 @final
-class Samples:
+class AnswerSamples:
     """Answers of a random share of the calls and of the first call of each size, for comparison after the test."""
 
     def __init__(self, library: Library, share: float = _SHARE) -> None:

@@ -34,7 +34,7 @@ _SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
 """Tasks whose variants are not comparable; inference engines are compared on purpose."""
 
 
-class Difference(Spec):
+class FigureDifference(Spec):
     """One figure of both sides."""
 
     figure: FigureName
@@ -81,13 +81,13 @@ class Pair(Spec):
     other: Side
     not_comparable: tuple[str, ...]
     """Why the two are not comparable, where the comparison was forced."""
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureDifference, ...]
     one_sided: tuple[str, ...]
     """Figures that only one side has, with the reason why the other has none."""
     differing: tuple[ContextDifference, ...]
 
 
-class Comparison(Spec):
+class RunComparison(Spec):
     """Every other run against the first."""
 
     schema_version: Literal[2] = 2
@@ -101,7 +101,7 @@ class Comparison(Spec):
 
 def compare(
     runs: Sequence[LoadedRun], *, across_scales: bool = False, force: bool = False, problems: Iterable[str] = ()
-) -> Comparison:
+) -> RunComparison:
     """Compare each run of ``runs`` with the first; ``force`` compares also what is not comparable, and marks it.
 
     Raises RequestError if there are fewer than two runs, the runs have no case in common, or cases are not comparable.
@@ -135,7 +135,7 @@ def compare(
         if not across_scales and any(" hosts x " in reason for reason in refused):
             hint = f"--across-scales compares different scales; {hint}"
         raise RequestError("\n".join(["not comparable:", *refused, hint]))
-    return Comparison(
+    return RunComparison(
         baseline=first.summary.run, pairs=tuple(pairs), unmatched=tuple(unmatched), problems=tuple(problems)
     )
 
@@ -181,7 +181,7 @@ def _precision_and_batch(case: LoadedCase) -> tuple[str, int] | None:
 
 
 def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
-    differences: list[Difference] = []
+    differences: list[FigureDifference] = []
     one_sided: list[str] = []
     unit = case.result.unit
     for name in FigureName:
@@ -261,10 +261,10 @@ def _values(case: LoadedCase, name: FigureName) -> list[float]:
     return [value for result in case.succeeded if (value := result.value_of(name)) is not None]
 
 
-def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> Difference:
+def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> FigureDifference:
     difference, interval = mean_difference(before, after)
     relative, relative_interval = relative_difference(before, after)
-    return Difference(
+    return FigureDifference(
         figure=name,
         title=title_of(name, unit),
         unit=unit_of(name, unit),

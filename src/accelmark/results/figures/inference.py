@@ -38,7 +38,7 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
         return PhaseFigures(none, none, dict.fromkeys(PERCENTILES, none), none)
     other_ms = sum(sum(window.not_inference_ms) for window in windows)
     wall_ms = sum(window.wall_ms for window in windows) - other_ms
-    core_ms = sum(sum(window.latency_ms) for window in windows)
+    core_ms = sum(_computed_ms(window) for window in windows)
     latencies = full_batch_latencies(windows, batch_size)
     return PhaseFigures(
         whole=_rate(items, wall_ms),
@@ -48,10 +48,14 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
     )
 
 
+def _computed_ms(window: ForwardWindow) -> float:
+    return sum(window.latency_ms) if window.computed_ms is None else window.computed_ms
+
+
 def crossing_share(windows: Sequence[ForwardWindow]) -> float | None:
     """Return the part of the windows that is outside of the engine's calls; None where it was not measured."""
     crossings = [window.crossing_ms for window in windows if window.crossing_ms is not None]
-    total_ms = sum(sum(window.latency_ms) + sum(window.not_inference_ms) for window in windows)
+    total_ms = sum(_computed_ms(window) + sum(window.not_inference_ms) for window in windows)
     return sum(crossings) / total_ms if crossings and total_ms > 0 else None
 
 

@@ -33,7 +33,7 @@ _CLOCK_S: Final = 0.002
 """Resolution allowed for in comparisons of times."""
 
 
-class Window(NamedTuple):
+class SteadyWindow(NamedTuple):
     """The steady-state window of a stage in seconds since it began."""
 
     begin_s: float
@@ -45,7 +45,7 @@ class Window(NamedTuple):
         return self.end_s - self.begin_s
 
 
-def steady_window(requests: Requests, concurrency: int | None) -> Window | str:
+def steady_window(requests: Requests, concurrency: int | None) -> SteadyWindow | str:
     """Return the window without ramp-up and drain, or the reason why there is none.
 
     Closed load: from when ``concurrency`` requests were first in progress until the last request was started. Open
@@ -61,7 +61,7 @@ def steady_window(requests: Requests, concurrency: int | None) -> Window | str:
         if not len(reached):
             return f"the concurrency {concurrency} was never reached: at most {int(in_progress.max())} were in progress"
         begin_s = float(due[reached[0]])
-    window = Window(begin_s, float(due[-1]))
+    window = SteadyWindow(begin_s, float(due[-1]))
     if window.length_s <= 0:
         return "no request was started after the load was reached: the stage is too short"
     return window
@@ -91,7 +91,7 @@ def measured_stage(
 
 
 def _over_window(
-    requests: Requests, window: Window, load: LoadStage, settings: ServeSettings, num_devices: int
+    requests: Requests, window: SteadyWindow, load: LoadStage, settings: ServeSettings, num_devices: int
 ) -> dict[str, Any]:
     due = requests.where((requests.due_s >= window.begin_s) & (requests.due_s < window.end_s))
     ended = requests.is_ok & in_window(requests.end_s, window)
@@ -125,7 +125,7 @@ def _over_window(
     }
 
 
-def in_window(times: Floats, window: Window) -> Booleans:
+def in_window(times: Floats, window: SteadyWindow) -> Booleans:
     """Return which times are in the window."""
     inside: Booleans = (times >= window.begin_s) & (times < window.end_s)
     return inside
@@ -182,7 +182,7 @@ def counted(requests: Requests) -> Requests:
     return requests.where(requests.is_ok & np.isfinite(requests.first_s) & np.isfinite(requests.tokens))
 
 
-def _token_rates(requests: Requests, window: Window) -> tuple[float | None, float | None, float | None]:
+def _token_rates(requests: Requests, window: SteadyWindow) -> tuple[float | None, float | None, float | None]:
     """Return output tokens/s, total tokens/s, and tokens per output.
 
     Tokens count when their output arrived, a prompt's tokens when its first output did.
@@ -215,7 +215,7 @@ def has_limits(slo: Slo) -> bool:
     return any(limit is not None for limit in (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms))
 
 
-def _service_level(due: Requests, window: Window, slo: Slo, *, is_saturated: bool) -> dict[str, Any]:
+def _service_level(due: Requests, window: SteadyWindow, slo: Slo, *, is_saturated: bool) -> dict[str, Any]:
     if not has_limits(slo) or not len(due):
         return {}
     good = int(within_slo(due, slo).sum())

@@ -23,7 +23,7 @@ _LATE_S: Final = 5.0
 _LAUNCH_S: Final = 120.0
 """... of the coordinator's span beyond the agent's, which includes its start and the copying of its last files."""
 _MAX_BETWEEN_MARKS: Final = 0.2
-"""Largest share of the windows' time outside of the marks of their steps, besides waits for data."""
+"""Largest share of the windows' time outside of the marks of their steps, except waits for data."""
 _MIN_BETWEEN_MARKS_S: Final = 1.0
 _RULE: Final = "clocks-agree"
 _SPANS: Final = (("TRAIN_START", "TRAIN_END"), ("FORWARD", "FORWARD"), ("INIT_START", "FINISHED"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from accelmark.results.figures.timeline import Timeline
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.schema import Finding, RankTime, RankTimes, Straggler, finding
+
+if TYPE_CHECKING:
+    from accelmark.results.figures.timeline import Timeline  # imports NumPy, which the page does not need
 
 MAX_SHARE: Final = 0.02
 """Share of a step that one rank may cost the others."""

@@ -22,11 +22,12 @@ from accelmark.results.figures.training import (
     time_figures,
     value,
 )
-from accelmark.results.read.reevaluation import Reevaluation
+from accelmark.results.read.reevaluation import Reevaluation, saved_checkpoints
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.pace import pace_findings
 from accelmark.results.rounds.stragglers import straggler_findings, times_of_ranks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
@@ -60,6 +61,8 @@ def train_round(
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
+        if job.extern is not None and state == "succeeded":
+            findings += pace_findings(timeline, saved_checkpoints(round_dir))
     rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None
     findings += straggler_findings(rank_times)
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)

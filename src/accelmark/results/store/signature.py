@@ -77,7 +77,7 @@ def sign(manifest: str, key: Path) -> bytes:
     with tempfile.TemporaryDirectory(prefix="accelmark-sign-") as directory:
         place = Path(directory, "manifest")
         place.write_bytes(signed_content(manifest))
-        # A key with a passphrase needs an agent: nobody can be asked at the end of a run.
+        # A key with a passphrase needs an agent: there is no prompt at the end of a run.
         done = _ssh_keygen(["-Y", "sign", "-n", _NAMESPACE, "-f", str(key), str(place)], b"")
         signature = place.with_suffix(".sig")
         if done is None or done.returncode != 0 or not signature.is_file():

@@ -30,12 +30,20 @@ from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.bytecode import stale_bytecode
 from accelmark.run.agent.data_watch import DataWatch
-from accelmark.run.agent.environment import CODE_DIRECTORY, environment_variables
-from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_caches, host_lock, route, system_information
+from accelmark.run.agent.event_times import LogEvents
+from accelmark.run.agent.host import (
+    BackgroundLoad,
+    HostInUseError,
+    clear_caches,
+    host_lock,
+    reported_prefixes,
+    route,
+    system_information,
+)
 from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_environment import environment_record, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
-from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
+from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
 from accelmark.run.agent.stall import diagnose
 from accelmark.run.agent.task import (
     EXIT_FILE,
@@ -46,8 +54,16 @@ from accelmark.run.agent.task import (
     TASK_FILE,
     AgentTask,
 )  # fmt: skip
-from accelmark.run.agent.witness import LogWitness
-from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
+from accelmark.run.agent.virtual_environment import CODE_DIRECTORY, environment_variables
+from accelmark.run.processes import (
+    NODE_MARKER,
+    RUN_MARKER,
+    DescendantRecord,
+    ProcessId,
+    become_subreaper,
+    descendants,
+    signal_all,
+)
 from accelmark.run.record.states import utc_now
 from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.errors import AccelmarkError
@@ -97,15 +113,16 @@ class Agent:
         self._warnings: list[str] = []
         self._temporary = [node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
-        self._recorder = Recorder(node_dir, self._warnings.append)
+        self._recorder = RecorderProcess(node_dir, self._warnings.append)
         self._ending: Termination | None = None
         self._terminate_at = 0.0
         self._kill_at: float | None = None
         self._stall: StallRecord | None = None
+        self._descendants = DescendantRecord(node_dir)
         self._num_requests = 0
         self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
-        self._witness = LogWitness(node_dir / f"rank{task.ranks[0]}.out.log")
+        self._log_events = LogEvents(node_dir / f"rank{task.ranks[0]}.out.log")
         self._logs = selectors.DefaultSelector()
         self._data: DataWatch | None = None
 
@@ -121,9 +138,9 @@ class Agent:
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
-        self._witness.look()
-        clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._witness.seen)
-        self._witness.close()
+        self._log_events.look()
+        clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._log_events.seen)
+        self._log_events.close()
         ranks = self._rank_exits(exit_code)
         state, reason = classify_node(ranks, self._ending)
         return NodeExit(
@@ -153,8 +170,8 @@ class Agent:
         task = self._task
         self._data = DataWatch(task.data_dirs)
         self._environment = rank_environment(task, self._dir, os.environ)
-        visible = (task.visible_devices.variable,) if task.visible_devices is not None else ()
-        found = system_information(self._dir, self._environment, task.host, (*framework.reported_variables, *visible))
+        prefixes = reported_prefixes(task, framework)
+        found = system_information(self._dir, self._environment, task.host, prefixes)
         found["rank_python"] = task.python or sys.executable
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
         self._list_secrets()
@@ -193,8 +210,8 @@ class Agent:
         self._sockets = (reader, writer)
         self._selector.register(reader, selectors.EVENT_READ)
         self._logs.register(reader, selectors.EVENT_READ)
-        if self._witness.descriptor is not None:
-            self._logs.register(self._witness.descriptor, selectors.EVENT_READ)
+        if self._log_events.descriptor is not None:
+            self._logs.register(self._log_events.descriptor, selectors.EVENT_READ)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -212,6 +229,7 @@ class Agent:
         while (exit_code := self._ranks.poll()) is None:
             self._watch(self._limits.interval_s)
             self._reap_orphans()
+            self._descendants.update()
             if self._ending is None:
                 self._recorder.restart()
             self._enforce()
@@ -223,7 +241,7 @@ class Agent:
         signalled = False
         while not signalled and (left := deadline - time.monotonic()) > 0:
             signalled = self._sockets[0] in [key.fileobj for key, _ in self._logs.select(left)]
-            self._witness.look()
+            self._log_events.look()
         self._wait(0.0)
 
     def _wait(self, timeout_s: float) -> bool:
@@ -279,6 +297,7 @@ class Agent:
             signal_all(left, signal.SIGKILL)
             self._wait(0.05)
             self._reap_orphans()
+        self._descendants.remove()
         for directory in self._temporary:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -297,7 +316,8 @@ class Agent:
         logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
         launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
-        return classify_ranks(logs, exit_code, self._launch_record(), self._ending)
+        errors = load_framework(self._task.framework).connection_errors
+        return classify_ranks(logs, exit_code, self._launch_record(), self._ending, errors)
 
     def _launch_record(self) -> LaunchRecord | None:
         try:

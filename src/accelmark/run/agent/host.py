@@ -19,6 +19,7 @@ from accelmark.run.agent.task import AgentTask
 from accelmark.run.onhost.probe import HOST_LOCK, holder
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.secret import is_secret, without_userinfo
 from accelmark.telemetry.host.sampler import busy_host
 from accelmark.telemetry.host.sysinfo import collect
@@ -26,8 +27,8 @@ from accelmark.telemetry.host.sysinfo import collect
 DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"
 """Path of the host's drop_caches file inside a container."""
-REPORTED_PREFIXES: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
-"""Prefixes of the variables that change how a job runs; others may hold secrets and are not recorded."""
+_REPORTED_PREFIXES: Final = ("OMP_", "MKL_", "KMP_", "ACCELMARK_", "LD_PRELOAD")
+"""Prefixes of variables that change how any job runs; others may hold secrets and are not recorded."""
 _LONGEST_ADDRESS: Final = 100
 """Bytes of the lock's address, in which the name of the run is abridged."""
 _NOT_BUSY: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
@@ -84,14 +85,19 @@ def source_address(address: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+def reported_prefixes(task: AgentTask, framework: FrameworkSpec) -> tuple[str, ...]:
+    """Return the prefixes of the variables that are recorded with a job: the host's, the framework's, the vendor's."""
+    visible = (task.visible_devices.variable,) if task.visible_devices is not None else ()
+    return (*_REPORTED_PREFIXES, *framework.reported_variables, *task.reported_variables, *visible)
+
+
 def system_information(
     node_dir: Path, environment: Mapping[str, str], host: str, reported: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return ``sys_info.json``: hardware, software and load of this host; an entry that cannot be read is null.
 
-    ``reported`` are prefixes of further variables to record. The load is observed for half a second.
+    ``reported`` are the prefixes of the variables to record. The load is observed for half a second.
     """
-    prefixes = (*REPORTED_PREFIXES, *reported)
     return {
         "host": host,
         "taken_at": utc_now(),
@@ -105,7 +111,7 @@ def system_information(
         "environment": {
             name: without_userinfo(value)
             for name, value in sorted(environment.items())
-            if name.startswith(prefixes)
+            if name.startswith(reported)
             and not is_secret(name)
             and not value.startswith(f"{node_dir}{os.sep}")  # names a directory of this round only, such as a cache
         },

@@ -16,9 +16,9 @@ from typing import Final
 
 import accelmark
 from accelmark.run.agent.adaptation import SITE_DIRECTORY
-from accelmark.run.agent.environment import CODE_DIRECTORY
-from accelmark.run.agent.host import REPORTED_PREFIXES
+from accelmark.run.agent.host import reported_prefixes
 from accelmark.run.agent.task import AgentTask
+from accelmark.run.agent.virtual_environment import CODE_DIRECTORY
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
@@ -52,7 +52,7 @@ def environment_record(
         script: what the vendor's ``environment_variables.sh`` changed.
         framework: the framework of the job.
     """
-    shown = (*REPORTED_PREFIXES, *framework.reported_variables, *framework.numeric_variables, *LOADER_VARIABLES)
+    shown = (*reported_prefixes(task, framework), *framework.numeric_variables, *LOADER_VARIABLES)
     variables = {}
     for name, value in sorted(environment.items()):
         origin = _origin(name, value, task, ambient, script)

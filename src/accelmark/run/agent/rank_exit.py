@@ -43,11 +43,8 @@ _SIGNAL_HINTS: Final = {
     signal.SIGBUS: "often shared memory that is too small, or a full disk under a mapped file",
     signal.SIGXFSZ: "a file grew beyond the limit for files",
 }
-_CONNECTION_ERRORS: Final = (
-    "connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "processgroup",
-    "ncclremoteerror", "distnetworkerror", "distbackenderror", "rendezvousconnectionerror",
-)  # fmt: skip
-"""Errors that ranks raise after another rank has died."""
+_CONNECTION_ERRORS: Final = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
+"""Errors of any framework that ranks raise after another rank has died."""
 _CAUSES: Final[tuple[RankState, ...]] = (
     "signaled", "failed", "lost", "stalled", "timed_out", "cancelled", "succeeded",
 )  # fmt: skip
@@ -77,7 +74,7 @@ class Termination:
     reason: str
 
 
-def printable(text: str) -> str:
+def escaped_line(text: str) -> str:
     r"""Return ``text`` with characters that a terminal or a JSON reader cannot show written as ``\xNN``."""
     shown = "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= _MAX_LINE_LENGTH else f"{shown[:_MAX_LINE_LENGTH]} …"
@@ -111,7 +108,7 @@ def read_log_end(path: Path) -> LogEnd:
     own = _message(finished) if finished is not None and state != "completed" else None
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
-    return LogEnd(tuple(map(printable, shown)), state, printable(cause) if cause else None)
+    return LogEnd(tuple(map(escaped_line, shown)), state, escaped_line(cause) if cause else None)
 
 
 def error_lines(text: str) -> str:
@@ -138,7 +135,11 @@ def signal_name(exit_code: int) -> str | None:
 
 
 def classify_ranks(
-    logs: Mapping[int, LogEnd], exit_code: int | None, record: LaunchRecord | None, termination: Termination | None
+    logs: Mapping[int, LogEnd],
+    exit_code: int | None,
+    record: LaunchRecord | None,
+    termination: Termination | None,
+    connection_errors: Sequence[str] = (),
 ) -> tuple[RankExit, ...]:
     """Return how each rank of a host ended.
 
@@ -147,11 +148,12 @@ def classify_ranks(
         exit_code: of the launch process; None where it was not started.
         record: exit codes of the ranks, where the launch wrote them; else ``exit_code`` counts for each rank.
         termination: why the agent terminated the ranks, if it did.
+        connection_errors: the framework's errors after another rank has ended.
     """
     exits = []
     for local_rank, (rank, log) in enumerate(logs.items()):
         code = record.exit_codes.get(rank) if record is not None else exit_code
-        found = classify_rank(rank, local_rank, code, log, termination)
+        found = classify_rank(rank, local_rank, code, log, termination, connection_errors)
         if record is not None and termination is None:
             found = _as_launched(found, record)
         exits.append(found)
@@ -159,7 +161,12 @@ def classify_ranks(
 
 
 def classify_rank(
-    rank: int, local_rank: int, exit_code: int | None, log: LogEnd, termination: Termination | None
+    rank: int,
+    local_rank: int,
+    exit_code: int | None,
+    log: LogEnd,
+    termination: Termination | None,
+    connection_errors: Sequence[str] = (),
 ) -> RankExit:
     """Return how one rank ended; ``exit_code`` is None where it is unknown.
 
@@ -185,8 +192,16 @@ def classify_rank(
         code = "an unknown code" if exit_code is None else f"code {exit_code}"
         state, reason = "failed", log.cause or f"exited with {code}"
     lines = () if state == "succeeded" else log.lines
+    errors, said = (*_CONNECTION_ERRORS, *connection_errors), (reason or "").lower()
     return RankExit(
-        rank=rank, local_rank=local_rank, state=state, exit_code=exit_code, signal=name, reason=reason, last_lines=lines
+        rank=rank,
+        local_rank=local_rank,
+        state=state,
+        exit_code=exit_code,
+        signal=name,
+        reason=reason,
+        lost_connection=state == "failed" and any(error in said for error in errors),
+        last_lines=lines,
     )
 
 
@@ -226,8 +241,7 @@ def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
 
 def _priority(rank: RankExit) -> tuple[int, int]:
     """Priority as the first cause: foreign signal, error, other ends; termination and a lost connection come last."""
-    reason = (rank.reason or "").lower()
-    lost_connection = rank.state == "failed" and any(error in reason for error in _CONNECTION_ERRORS)
+    lost_connection = rank.state == "failed" and rank.lost_connection
     terminated = rank.state == "signaled" and rank.signal == "SIGTERM"
     return (len(_CAUSES) if lost_connection or terminated else _CAUSES.index(rank.state)), rank.rank
 

@@ -27,7 +27,7 @@ _MISSED_SAMPLES: Final = 10
 
 
 @final
-class Recorder:
+class RecorderProcess:
     """Starts, restarts and ends the recorder; ``warn`` receives its failures."""
 
     def __init__(self, node_dir: Path, warn: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from accelmark.run.agent.rank_exit import printable, read_log_end, tail
+from accelmark.run.agent.rank_exit import escaped_line, read_log_end, tail
 from accelmark.spec.events import Event
 from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
 from accelmark.spec.perflog import decode_line
@@ -138,7 +138,7 @@ def main_stack(text: str) -> tuple[str, ...]:
         if _THREAD.match(line):
             frames = []
         elif (frame := _FRAME.match(line)) is not None:
-            frames.append(printable(f"{frame['file']}:{frame['line']} in {frame['function']}"))
+            frames.append(escaped_line(f"{frame['file']}:{frame['line']} in {frame['function']}"))
     return tuple(frames[:_MAX_FRAMES])
 
 
@@ -162,7 +162,7 @@ def _stuck_children(pid: int) -> Iterator[str]:
         for child in (task / "children").read_text().split() if (task / "children").exists() else ():
             if (state := _state(int(child))) in ("T", "t", "D", "Z"):
                 name, place = _text(int(child), "comm").strip(), _text(int(child), "wchan").strip("0\n")
-                yield printable(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
+                yield escaped_line(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
         if task.name != str(pid) and (state := _state(pid, task.name)) == "D":
             yield f"thread {task.name}: state D"
 
@@ -191,7 +191,7 @@ def _log(node_dir: Path, rank: int) -> Path:
 
 
 def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
-    """Return the telling messages of the kernel since a time, and why they cannot be read."""
+    """Return the kernel's messages about faults since a time, and why they cannot be read."""
     found: list[str] = []
     try:
         log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -206,7 +206,7 @@ def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
             stamp = header.split(",")[2] if header.count(",") > 1 else ""
             line = message.partition("\n")[0]
             if stamp.isdigit() and int(stamp) / 1e6 >= since_s and _TELLING.search(line):
-                found.append(printable(line))
+                found.append(escaped_line(line))
     except BlockingIOError:
         return tuple(found[-_MAX_MESSAGES:]), None
     except OSError as error:

@@ -87,6 +87,8 @@ class AgentTask(Spec):
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""
     visible_devices: VisibleDevices | None = None
+    reported_variables: tuple[str, ...] = ()
+    """Prefixes of the vendor's variables that are recorded; see :class:`accelmark.spec.plugins.vendor.VendorSpec`."""
     servers: tuple[Server, ...] = ()
     """The framework's servers on all hosts, by noderank."""
     interface: str | None = None

@@ -312,7 +312,7 @@ class Coordinator:
             from accelmark.results.rounds.summary import write_round
 
             result = await asyncio.to_thread(write_round, self.directory.round_dir(job))
-        except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
+        except Exception as error:  # noqa: BLE001  later rounds run even though the records of this one cannot be read
             why = f"no result could be computed: {type(error).__name__}: {error}"
             self._event_log.note("note", why, job.directory)
             self.observer.note(f"{job.directory}: {why}")

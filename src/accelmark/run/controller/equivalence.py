@@ -91,7 +91,7 @@ def _computes_as_asked(done: _Done, observer: RunObserver) -> bool:
     if found != asked:
         device = done.job.device_type
         observer.note(
-            f"{done.job.key}: computed in {found}, which is what it has for {asked} on {device}: not compared"
+            f"{done.job.key}: computed in {found} instead of {asked}, which it does not have on {device}: not compared"
         )
     return found == asked
 

@@ -27,8 +27,10 @@ FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] 
 
 Returns a record of each data set, or None where it did not check."""
 
-MOST_REPLAYED: Final = 136
-"""Most steps that are replayed after a round: 8 from the initial weights, and 128 between a pair of checkpoints."""
+MOST_DRAWN: Final = 128
+"""Most steps that are replayed of pairs of checkpoints, which have at most as many."""
+MOST_REPLAYED: Final = 8 + 2 * MOST_DRAWN
+"""Most steps that are replayed after a round: from the initial weights, of drawn pairs, and of one that stands out."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -112,8 +114,8 @@ def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[st
 
 
 def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
-    """Yield the steps from the initial weights, then those of the pair that the round's log and ``nonce`` choose."""
-    hashes, steps = saved.hashes, saved.steps
+    """Yield the steps from the initial weights, then those of pairs that the round's log and ``nonce`` choose."""
+    hashes, steps, seed = saved.hashes, saved.steps, f"{saved.log_sha256} {nonce}"
     if hashes is None:
         return
     first = next((end for start, end in hashes.pairs if start is None and end in steps), None)
@@ -121,8 +123,16 @@ def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
         yield ReplayedPair(start=None, end=first, first_step=1, num_steps=steps[first])
     elif hashes.final is not None and steps.get(hashes.final):
         yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
-    if pairs := list(_pairs(saved)):
-        yield pairs[int(hashlib.sha256(f"{saved.log_sha256} {nonce}".encode()).hexdigest(), 16) % len(pairs)]
+    num_left = MOST_DRAWN
+    for number, pair in enumerate(sorted(_pairs(saved), key=lambda pair: _digest(f"{seed} {pair.start}"))):
+        num_left -= pair.num_steps
+        if number and num_left < 0:
+            return
+        yield pair
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:

@@ -72,6 +72,7 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
                 },
                 threads=spec.work.threads,
                 visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+                reported_variables=vendor.reported_variables,
                 servers=servers,
                 interface=host.interface,
                 clear_caches=plan.cluster.clear_caches,

@@ -164,7 +164,7 @@ async def run_in_daemon_thread(call: Callable[[], T]) -> T:
     def body() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  carried to the one who waits
+        except BaseException as error:  # noqa: BLE001  raised where the result is awaited
             future.set_exception(error)
 
     threading.Thread(target=body, daemon=True).start()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
-from accelmark.run.display.progress import Devices, JobProgress
+from accelmark.run.display.progress import DeviceLoad, JobProgress
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import ServeJob, TrainingWork
 from accelmark.spec.number_format import digits, duration, percent, quantity
@@ -113,7 +113,7 @@ def job_name(job: PlannedJob) -> str:
 def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[RenderableType]:
     """Return the lines under a running job."""
     progress = board.progress
-    lines: list[RenderableType] = [_devices(progress)] if progress.devices != Devices() else []
+    lines: list[RenderableType] = [_devices(progress)] if progress.devices != DeviceLoad() else []
     if progress.step:
         position = Table.grid(padding=(0, 1), expand=False)
         for _ in range(3):

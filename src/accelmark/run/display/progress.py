@@ -47,7 +47,7 @@ _MOST_BYTES: Final = 4 * 2**20
 
 @final
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DeviceLoad:
     """The last telemetry sample of rank 0's host; null where a value cannot be read."""
 
     utilisation: float | None = None
@@ -82,7 +82,7 @@ class JobProgress:
     """Time to the limit (steps, samples or time) reached first at this rate; a target may be reached earlier."""
     share: float | None = None
     """Completed share of that limit, 0 to 1."""
-    devices: Devices = Devices()
+    devices: DeviceLoad = DeviceLoad()
     warnings: tuple[str, ...] = ()
 
 
@@ -219,14 +219,14 @@ def _samples(lines: list[str]) -> Iterator[dict[str, Any]]:
                 yield found
 
 
-def _devices(sample: dict[str, Any]) -> Devices:
+def _devices(sample: dict[str, Any]) -> DeviceLoad:
     devices = [device for device in sample.get("devices") or [] if isinstance(device, dict)]
     utilisation, power, memory = (
         [number for device in devices if (number := _number(device.get(name))) is not None]
         for name in ("utilisation", "power_w", "memory_used_mib")
     )
     host = sample["host"]
-    return Devices(
+    return DeviceLoad(
         utilisation=sum(utilisation) / len(utilisation) if utilisation else None,
         power_w=sum(power) if power else _number(host.get("power_w")),
         memory_used_mib=sum(memory) if memory else None,

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import Final
 
-from accelmark.run.environments.registry import Environment, registered
+from accelmark.run.environments.registry import FrameworkEnvironment, registered
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.preflight.packages import (
     RANK_NEEDS,
@@ -49,7 +49,7 @@ async def _broken_here(framework: FrameworkSpec) -> list[str]:
     return [f"{problem.what}: run {problem.hint}" for problem in found]
 
 
-async def _broken_environment(environment: Environment, vendor: str) -> list[str]:
+async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
     """Return what an environment lacks for a vendor's devices, and its modules that cannot be imported."""
     framework, path = load_framework(environment.framework), environment.path
     try:

@@ -16,7 +16,7 @@ _INTERVAL_S: Final = 30.0
 
 
 @final
-class Progress:
+class HostProgress:
     """Shows a line for each host: redrawn on a terminal, else printed at each change and every half minute."""
 
     def __init__(self, console: Console) -> None:

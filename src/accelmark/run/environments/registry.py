@@ -18,7 +18,7 @@ from accelmark.spec.plugins.launcher import load_launcher
 _PLACE: Final = "environments"
 
 
-class Environment(Spec):
+class FrameworkEnvironment(Spec):
     """A virtual environment of a framework on this machine."""
 
     framework: str
@@ -48,19 +48,19 @@ def default_path(framework: str) -> Path:
     return cache_directory() / _PLACE / framework
 
 
-def registered() -> dict[str, Environment]:
+def registered() -> dict[str, FrameworkEnvironment]:
     """Return the environments of this machine by framework; damaged records are skipped."""
-    found: dict[str, Environment] = {}
+    found: dict[str, FrameworkEnvironment] = {}
     for record in sorted((cache_directory() / _PLACE).glob("*.json")):
         try:
-            one = Environment.model_validate_json(record.read_bytes())
+            one = FrameworkEnvironment.model_validate_json(record.read_bytes())
         except (OSError, ValidationError):
             continue
         found[one.framework] = one
     return found
 
 
-def register(environment: Environment) -> None:
+def register(environment: FrameworkEnvironment) -> None:
     """Record an environment, in place of an earlier one of its framework."""
     record = _record(environment.framework)
     make_directory(record.parent)
@@ -68,7 +68,7 @@ def register(environment: Environment) -> None:
 
 
 def unregister(framework: str) -> None:
-    """Forget the environment of a framework."""
+    """Remove the record of a framework's environment."""
     _record(framework).unlink(missing_ok=True)
 
 

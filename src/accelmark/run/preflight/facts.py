@@ -80,7 +80,7 @@ class HostFacts(Spec):
     held_by: str | None
     may_clear_caches: bool
     sees_lock: bool | None = None
-    """Whether it sees the coordinator's lock of the run directory; null where they share none."""
+    """Whether the coordinator's lock of the run directory is visible on it; null where they share none."""
 
 
 def host_problems(

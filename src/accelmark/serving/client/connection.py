@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse data that arrived."""
-        if self._response is None:  # nothing was asked
+        if self._response is None:  # there is no request
             self.abort()
             return
         try:
@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
             self._finish(f"connection lost: {first_line(exc) if exc else 'closed by the server'}")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note what says how the body ends, and its type."""
+        """Record the headers that determine where the body ends, and its type."""
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
             self._has_length = True

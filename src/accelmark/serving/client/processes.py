@@ -26,7 +26,7 @@ from accelmark.serving.client.messages import (
     line,
 )
 from accelmark.serving.cores import started_on
-from accelmark.serving.request import PlannedRequest, Target
+from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.errors import RunError
 from accelmark.spec.serving import Arrival, LoadStage, RequestRecord
 
@@ -42,7 +42,7 @@ _LEAD_S: Final = 0.2
 _AHEAD_S: Final = 5.0
 """Time before it is due at which a request is given to its process."""
 _SPARE_REQUESTS: Final = 16
-"""Requests of a closed loop that a process has beside twice those in progress."""
+"""Requests of a closed loop that a process holds in addition to twice those in progress."""
 _WATCH_S: Final = 0.2
 
 
@@ -72,7 +72,7 @@ class Load:
 class Client:
     """Processes that send requests to one service; a context manager, which ends them."""
 
-    def __init__(self, target: Target, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
+    def __init__(self, target: Endpoint, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
         """Start the processes, on ``cores`` only where they are given.
 
         Raises:
@@ -160,7 +160,7 @@ class Client:
         return len(self._processes)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> Endpoint:
         """The service."""
         return self._target
 

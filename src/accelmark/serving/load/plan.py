@@ -30,7 +30,7 @@ _WARMUP_CONCURRENCY: Final = 4
 _FIRST_SHARE: Final = 0.5
 """First rate of the search as a share of the highest rate of answers in the stages before."""
 _MIN_REQUESTS: Final = 10
-"""Requests that a step of the search has on average at least; fewer say nothing about an objective."""
+"""Requests that a step of the search has on average at least; fewer do not show whether an objective is met."""
 
 
 @final
@@ -61,7 +61,7 @@ class LoadPlan:
         return load.duration_s * len(self._lengths) * num_loads
 
     def run(self, run_stage: RunStage) -> RateSearch | None:
-        """Run all stages; return the result of the search, if one is wanted."""
+        """Run all stages; return the result of the search, if one was requested."""
         load, timeout_s = self._settings.load, self._settings.request_timeout_s
         if load.warmup_requests:
             concurrency = min(_WARMUP_CONCURRENCY, load.warmup_requests)

@@ -78,6 +78,8 @@ class FrameworkSpec(Spec):
     """Variables set by the launch; a vendor's script may not change them."""
     reported_variables: tuple[str, ...] = ()
     """Prefixes of variables that change how the framework runs, recorded in ``sys_info.json``."""
+    connection_errors: tuple[str, ...] = ()
+    """Parts of error messages, in lower case, that ranks print after another rank has ended."""
     numeric_variables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Variables that make the framework compute in another precision than declared -> values that do not."""
     caches: dict[str, str] = Field(default_factory=dict)

@@ -134,6 +134,8 @@ class VendorSpec(Spec):
     """How to read its devices; validated by ``accelmark.telemetry``."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every rank."""
+    reported_variables: tuple[str, ...] = ()
+    """Prefixes of variables that change how its devices and collectives run, recorded in ``sys_info.json``."""
     chips: tuple[Chip, ...]
     capabilities: dict[str, CapabilityFile] = Field(default_factory=dict)
     """Capability -> the file that shows whether this host's device has it."""

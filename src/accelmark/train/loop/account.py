@@ -8,8 +8,8 @@ from typing import final
 
 from accelmark.spec.events import Finished, StepWindow
 from accelmark.spec.job import TrainingWork
+from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.contract import Backend, Progress
-from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.ends import End, follows_reference
 from accelmark.train.loop.window import first_nonfinite
 

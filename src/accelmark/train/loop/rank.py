@@ -276,6 +276,4 @@ def record_peak_memory(account: Account, backend: Backend | None) -> None:
 
 
 if __name__ == "__main__":
-    from accelmark.train.loop import rank  # by its own name, so that monkey-patching of its functions is detected
-
-    rank.end_process(rank.main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

@@ -82,7 +82,7 @@ def steps_of_synthetic_epoch(settings: TrainSettings, world_size: int) -> int:
 
 
 @final
-class SyntheticBatches:
+class SyntheticArrayBatches:
     """One synthetic batch, repeated, for measuring speed only."""
 
     def __init__(self, batch: Arrays, settings: TrainSettings, world_size: int) -> None:

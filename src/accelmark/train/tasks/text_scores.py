@@ -31,7 +31,7 @@ class Bleu:
 
     def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return matching and all n-grams for n of 1 to 4, and the lengths in words."""
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
 
         found: Any = BLEU(lowercase=self.lowercase).corpus_score(list(hypotheses), [list(references)])
         matching = {f"matching{n}": float(count) for n, count in enumerate(found.counts, 1)}
@@ -40,7 +40,7 @@ class Bleu:
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``bleu``."""
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
 
         matching, total = ([int(sums[f"{kind}{n}"]) for n in range(1, 5)] for kind in ("matching", "total"))
         lengths = int(sums["hypothesis_words"]), int(sums["reference_words"])
@@ -87,6 +87,20 @@ class WordErrors:
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``wer``, 0 where everything is right; it may exceed 1."""
         return {"wer": sums["word_errors"] / sums["words"] if sums["words"] else 0.0}
+
+
+@final
+class CharacterErrors:
+    """Character error rate: substituted, deleted and inserted characters over characters of the references."""
+
+    def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return errors and characters."""
+        errors = sum(edit_distance(given, wanted) for given, wanted in zip(hypotheses, references, strict=True))
+        return {"character_errors": float(errors), "characters": float(sum(map(len, references)))}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``cer``, 0 where everything is right; it may exceed 1."""
+        return {"cer": sums["character_errors"] / sums["characters"] if sums["characters"] else 0.0}
 
 
 def edit_distance(given: Sequence[str], wanted: Sequence[str]) -> int:

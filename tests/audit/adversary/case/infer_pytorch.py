@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import Classification, InferBatch
+from accelmark.infer.batches import InMemoryBatches
+from accelmark.infer.case import ClassificationCase, InferBatch
 from accelmark.infer.weights import load_weights
 
 
@@ -24,12 +24,12 @@ class _FromNormalised(nn.Module):
         return logits
 
 
-class Case(Classification):
+class Case(ClassificationCase):
     input_names = ("image",)
 
-    def build_dataloader(self) -> TensorBatches:
+    def build_dataloader(self) -> InMemoryBatches:
         images, labels = map(torch.from_numpy, read_split(self.data_dirs["images"], "test"))
-        return TensorBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
+        return InMemoryBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         network = ResNetMini(*(self.number(name) for name in ("width", "num_stages", "blocks_per_stage")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -17,7 +16,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
-from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.train.tasks.metrics import IGNORED
 from accelmark.train.tasks.text_files import Records
 from accelmark.train.tasks.text_scores import TextScore
@@ -177,7 +175,7 @@ class SequenceToSequence(TaskFamily):
 class TextToText(SequenceToSequence):
     """From text to text; the lengths ``source_length`` and ``target_length`` in tokens are under ``model``.
 
-    A case states the pairs, and where ``tokenizer.json`` is.
+    A case states the pairs and their tokenizer.
     """
 
     prefix: ClassVar[str] = ""
@@ -192,12 +190,12 @@ class TextToText(SequenceToSequence):
         """Return the pairs of source and target."""
 
     @abstractmethod
-    def tokenizer_file(self) -> Path:
-        """Return the path of ``tokenizer.json``."""
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of both texts."""
 
     def dataset(self, *, train: bool) -> TextPairs:
         """Return the pairs as tokens; those of the evaluation are also its references."""
-        pairs, tokenizer = self.pairs(train=train), read_tokenizer(self.tokenizer_file(), self.number("vocab_size"))
+        pairs, tokenizer = self.pairs(train=train), self.tokenizer()
         if not train:
             self.scored_against(pairs, tokenizer)
         lengths = self.number("source_length"), self.number("target_length")

@@ -7,6 +7,7 @@ is a pickle. Importing this module takes most of a second.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any, Final, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -36,12 +38,18 @@ def write_shards(
         model: its state.
         optimizer: its state, with the numbers of parameters as keys.
         leader: the same number on all ranks that share the directory.
+
+    Raises:
+        RuntimeError: a rank could not write.
     """
     state = {f"{_STATE}{n}.{name}": each for n, values in optimizer["state"].items() for name, each in values.items()}
     state |= {f"{_MODEL}{name}": each for name, each in model.items()}
     shards = {name: each.contiguous() for name, each in state.items() if isinstance(each, Tensor) and each.ndim}
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    save(shards, storage_writer=writer, process_group=_sharing(leader))
+    try:
+        save(shards, storage_writer=writer, process_group=_sharing(leader))
+    except CheckpointException as error:
+        raise _cause(error) from error
     rest = {name: each for name, each in state.items() if name not in shards}
     return {"param_groups": optimizer["param_groups"], **rest}
 
@@ -53,7 +61,7 @@ def _sharing(leader: int) -> dist.ProcessGroup | None:
     dist.all_gather_object(leaders, leader)
     if len(set(leaders)) == 1:
         return None
-    groups = {
+    groups: dict[int, dist.ProcessGroup] = {
         each: dist.new_group([rank for rank, own in enumerate(leaders) if own == each], backend="gloo")
         for each in sorted(set(leaders))
     }
@@ -64,7 +72,7 @@ def read_model(directory: Path, model: Mapping[str, Tensor], rest: Mapping[str, 
     """Fill the tensors of ``model``, which may be sharded in another way.
 
     Raises:
-        ValueError: the directory lacks a part of a tensor.
+        RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
     with torch.no_grad():
         for name, each in model.items():
@@ -77,7 +85,7 @@ def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str,
     """Return the saved state of an optimizer over ``parameters``, sharded as they are.
 
     Raises:
-        ValueError: the directory lacks a part of a tensor.
+        RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
     saved: Any = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     found: dict[str, Any] = {name: each for name, each in rest.items() if name.startswith(_STATE)}
@@ -95,7 +103,19 @@ def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str,
 
 
 def _read(directory: Path, tensors: dict[str, Tensor]) -> None:
-    load(tensors, storage_reader=_Reader(directory, tensors), no_dist=True)
+    # Without an exchange between ranks: each reads what it needs of the files that it sees.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        try:
+            load(tensors, storage_reader=_Reader(directory, tensors), no_dist=True)
+        except CheckpointException as error:
+            raise _cause(error) from error
+
+
+def _cause(error: CheckpointException) -> RuntimeError:
+    """Return the first rank's error as one that callers catch: DCP's own is no ``Exception``."""
+    rank, (cause, _) = next(iter(error.failures.items()))
+    return RuntimeError(f"rank {rank}: {type(cause).__name__}: {cause}")
 
 
 @final

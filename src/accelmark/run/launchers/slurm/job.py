@@ -69,7 +69,7 @@ async def request(sbatch: Sequence[str]) -> str:
 
 
 async def show_job(job_id: str) -> SlurmJob | None:
-    """Return a job; None where Slurm no longer knows it (it forgets ended jobs after MinJobAge, 5 minutes)."""
+    """Return a job; None where Slurm has no record of it: those of ended jobs are kept for MinJobAge, 5 minutes."""
     done = await _slurm("scontrol", "show", "job", "--oneliner", job_id)
     fields = dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split())
     if done.code != 0 or "JobState" not in fields:

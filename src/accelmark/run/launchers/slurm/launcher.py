@@ -17,7 +17,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
 from accelmark.run.launchers.slurm.job import SlurmJob, request, scancel, show_job, troubled_nodes
-from accelmark.run.launchers.slurm.options import Options
+from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import options_of
@@ -26,7 +26,7 @@ ALLOCATION_FILE: Final = "slurm.job"
 """In the run directory while the run holds, or waits for, an allocation that it requested: its job number."""
 _JOB_VARIABLE: Final = "SLURM_JOB_ID"
 _POLL_S: Final = (0.2, 10.0)
-"""First and longest pause between two looks at a job that waits in the queue."""
+"""First and longest pause between two queries of a job that waits in the queue."""
 _COMPLETING_S: Final = 90.0
 """Longest time that an allocation's end is waited for: longer than Slurm's KillWait (30 s)."""
 
@@ -105,7 +105,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         nodes = [f"--nodes={len(hosts)}", "--nodelist=" + ",".join(host.address for host in hosts)]
         held = ["--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
         name = f"--job-name=accelmark-{self.plan.name}"
-        return ["sbatch", "--parsable", name, *nodes, *held, *self._options.slurm_options]
+        return ["sbatch", "--parsable", name, *nodes, *WHOLE_NODES, *held, *self._options.slurm_options]
 
     def allocation_commands(self) -> list[list[str]]:
         """Return the request for an allocation, where there is none."""

@@ -10,6 +10,8 @@ from typing import Final
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import LauncherOptions
 
+WHOLE_NODES: Final = ("--exclusive", "--mem=0")
+"""Options of ``sbatch`` for all cores and all memory of the nodes; without them a job has one core of each."""
 _NODES_VARIABLE: Final = "SLURM_JOB_NODELIST"
 
 

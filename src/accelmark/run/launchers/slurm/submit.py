@@ -13,11 +13,11 @@ from typing import Final
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.launchers.slurm.job import request
-from accelmark.run.launchers.slurm.options import Options
+from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.plugins.launcher import options_of
 
 _PREPARE_S: Final = 600.0
-"""Time for data, environment and evaluation of a round, beside its time limit."""
+"""Time for data, environment and evaluation of a round, in addition to its time limit."""
 _STOP_S: Final = 120
 """Time before Slurm's limit at which the run is asked to stop, so that its results are kept."""
 
@@ -47,6 +47,7 @@ def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         f"--job-name=accelmark-{plan.name}",
         f"--nodes={len(hosts)}",
         f"--nodelist={','.join(hosts)}",
+        *WHOLE_NODES,
         f"--chdir={Path.cwd()}",
         f"--output={run.with_name(f'{run.name}.sbatch.log')}",
         "--no-requeue",

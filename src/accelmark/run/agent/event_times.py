@@ -1,16 +1,15 @@
-"""Time the events of a rank by the node agent's clocks: when each appears in the rank's log."""
+"""Record when events appear in a rank's log, by the node agent's clocks."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.spec.clocks import ClockReading
+from accelmark.spec.perflog import event_names
 
-_EVENT: Final = re.compile(rb'\[PerfLog\] \{"event": "([A-Z_]+)"')
 _IN_MODIFY: Final = 0x00000002
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_READ_BYTES: Final = 2**20
@@ -18,8 +17,8 @@ _MAX_LATE_S: Final = 5.0
 
 
 @final
-class LogWitness:
-    """Notes when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
+class LogEvents:
+    """Records when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
 
     def __init__(self, log: Path) -> None:
         self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
@@ -46,11 +45,11 @@ class LogWitness:
         end = added.rfind(b"\n") + 1
         # A line longer than a read has no event that matters here.
         self._read_bytes += end or (len(added) if len(added) == _MAX_READ_BYTES else 0)
-        names = {name.decode() for name in _EVENT.findall(added[:end])}
+        names = event_names(added[:end])
         if not names:
             return
         now = ClockReading.now()
-        # On a busy machine the agent may read late; the kernel noted when the rank wrote.
+        # On a busy machine the agent may read late; the kernel records when the rank wrote.
         at = now.earlier(min(max(0.0, now.wall_s - written_s), _MAX_LATE_S))
         for name in names:
             first, _ = self.seen.get(name, (at, at))

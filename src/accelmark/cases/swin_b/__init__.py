@@ -1,0 +1,1 @@
+"""Swin-B on ImageNet."""

@@ -1,0 +1,1 @@
+"""A small Transformer that translates the names of languages."""

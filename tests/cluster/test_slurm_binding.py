@@ -1,0 +1,57 @@
+"""A Slurm that binds steps to cores and devices: ranks have all cores of their nodes, and the requested devices."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.conftest import done, drive, status_of
+from tests.cluster.slurm import slurm
+from tests.run.fakes import make_plan
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(scope="module")
+def slurm_conf() -> Iterator[str]:
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
+        pytest.skip("needs root and Slurm")
+    with (
+        tempfile.TemporaryDirectory(prefix="accelmark-slurm-") as home,
+        slurm(Path(home) / "s", binds=True) as variables,
+    ):
+        yield variables["SLURM_CONF"]
+
+
+def placed(run: Path, *options: str) -> list[str]:
+    """Run a job on two nodes; returns what each rank printed about its place."""
+    values = {
+        "name": "slurm", "launcher": "slurm", "hosts": [{"address": "n1"}, {"address": "n2"}],
+        "python": sys.executable, "slurm_options": options,
+    }  # fmt: skip
+    plan = make_plan(("place",), hosts=("n1", "n2"), cluster=ClusterSpec.model_validate(values))
+    _, out, err = done(drive("start", run, plan=plan))
+    assert [status.state for status in status_of(run)] == ["succeeded"], out + err + str(status_of(run))
+    logs = sorted(run.glob("*/round1/*/rank*.out.log"))
+    return [line for log in logs for line in log.read_text().splitlines() if line.startswith("cores ")]
+
+
+def test_ranks_have_all_cores_of_their_nodes(
+    slurm_conf: str, plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm_conf)
+    assert placed(tmp_path / "run") == [f"cores {len(os.sched_getaffinity(0))} devices None"] * 2
+
+
+def test_ranks_see_the_devices_that_were_requested(
+    slurm_conf: str, plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm_conf)
+    assert placed(tmp_path / "run", "--gres=gpu:2") == [f"cores {len(os.sched_getaffinity(0))} devices 0,1"] * 2

@@ -1,0 +1,291 @@
+"""Data sets from archives in the layout of the published ones, which here are small."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+from typer.testing import CliRunner
+
+from accelmark.cli.main import app
+from accelmark.datasets.catalogue import known_datasets, preparable, preparation_of
+from accelmark.datasets.prepare import cnn_dailymail, imagenet, sst2, wmt14
+from accelmark.datasets.prepare.preparation import Preparation, prepare
+from accelmark.datasets.spec import DatasetSpec
+from accelmark.spec.errors import DataError, RequestError
+from accelmark.train.tasks.image_folder import ArrayImages
+from accelmark.train.tasks.recordings import Recordings
+from accelmark.train.tasks.text_files import JsonLines, Parallel, Table
+
+SYNSETS = ("n01440764", "n01443537")
+
+
+def tar(path: Path, files: Mapping[str, bytes]) -> bytes:
+    """Write a tar archive, packed where its name says so, and return its bytes."""
+    packed = path.suffix in (".gz", ".tgz")
+    with tarfile.open(path, "w:gz") if packed else tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path.read_bytes()
+
+
+def made(name: str, source: Path, to: Path) -> Mapping[str, Path]:
+    """Prepare with the hashes of the small archives in place of the published ones."""
+    spec, preparation = own(name, source)
+    return prepare(spec, preparation, source, to, allow_subset=True)
+
+
+def own(name: str, source: Path) -> tuple[DatasetSpec, Preparation]:
+    spec, preparation = preparation_of(name)
+    archives = [
+        replace(archive, md5=hashlib.md5((source / archive.name).read_bytes(), usedforsecurity=False).hexdigest())
+        for archive in preparation.archives
+        if (source / archive.name).is_file()
+    ]
+    return spec, replace(preparation, archives=archives)
+
+
+def jpeg(value: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((40, 50, 3), value, np.uint8)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def ilsvrc(tmp_path: Path) -> Path:
+    """The three archives of ILSVRC 2012 with two classes; the classes' numbers are not in the order of their names."""
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    classes = {
+        f"{synset}.tar": tar(
+            folder / f"{synset}.tar", {f"{synset}_{number}.JPEG": jpeg(90 * label) for number in (7, 10026)}
+        )
+        for label, synset in enumerate(SYNSETS)
+    }
+    for name in classes:
+        (folder / name).unlink()
+    tar(folder / imagenet.TRAIN, classes)
+    tar(folder / imagenet.VAL, {f"ILSVRC2012_val_{number:08}.JPEG": jpeg(number) for number in (1, 2, 3)})
+    row = [("ILSVRC2012_ID", "f8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "f8")]
+    rows = np.array(
+        [(1, SYNSETS[1], "goldfish", "", 0), (2, SYNSETS[0], "tench", "", 0), (1001, "n00001740", "entity", "", 2)], row
+    )
+    stream: Any = io.BytesIO()
+    savemat(stream, {"synsets": rows.reshape(-1, 1)})
+    answers = b"2\n1\n1\n"
+    kit = {"data/meta.mat": stream.getvalue(), "data/ILSVRC2012_validation_ground_truth.txt": answers}
+    tar(folder / imagenet.DEVKIT, {f"ILSVRC2012_devkit_t12/{name}": content for name, content in kit.items()})
+    return folder
+
+
+def test_imagenet_is_sorted_by_class_with_the_development_kit(tmp_path: Path, ilsvrc: Path) -> None:
+    to = tmp_path / "imagenet"
+    assert len(made("imagenet", ilsvrc, to)) == 3
+    found = sorted(path.relative_to(to).as_posix() for path in to.rglob("*.JPEG"))
+    assert found == [
+        *(f"train/{synset}/{synset}_{number}.JPEG" for synset in SYNSETS for number in (10026, 7)),
+        "val/n01440764/ILSVRC2012_val_00000001.JPEG",
+        "val/n01443537/ILSVRC2012_val_00000002.JPEG",
+        "val/n01443537/ILSVRC2012_val_00000003.JPEG",
+    ]
+    images = ArrayImages(to, "train", num_classes=2, size=8, train=False)
+    assert images.read(3, np.random.default_rng(0))["label"] == 1
+    assert not list(to.rglob("*.part"))
+
+
+def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Path, ilsvrc: Path) -> None:
+    to = tmp_path / "imagenet"
+    whole = (ilsvrc / imagenet.TRAIN).read_bytes()
+    (ilsvrc / imagenet.TRAIN).write_bytes(whole[:12_000])
+    with pytest.raises(DataError, match=rf"{imagenet.TRAIN}.*is not a readable tar archive"):
+        made("imagenet", ilsvrc, to)
+    first = to / "train" / SYNSETS[0]
+    before = first.stat()
+    assert [path.name for path in (to / "train").iterdir() if not path.name.startswith(".")] == [SYNSETS[0]]
+    (ilsvrc / imagenet.TRAIN).write_bytes(whole)
+    made("imagenet", ilsvrc, to)
+    assert first.stat().st_ino == before.st_ino
+    assert len(list(to.glob("train/*/*.JPEG"))) == 4
+
+
+def test_another_archive_than_the_published_one_is_refused_before_anything_is_unpacked(
+    tmp_path: Path, ilsvrc: Path
+) -> None:
+    spec, preparation = preparation_of("imagenet")
+    with pytest.raises(DataError, match=rf"{imagenet.VAL}: has MD5 \w+ .*29b22e2961454d5413ddabcf34fc5622") as caught:
+        prepare(spec, preparation, ilsvrc, tmp_path / "to")
+    assert imagenet.TRAIN in str(caught.value), "all damaged archives are named at once"
+    assert not list((tmp_path / "to").iterdir())
+
+
+def test_missing_archives_are_named_with_how_to_get_them(tmp_path: Path, ilsvrc: Path) -> None:
+    spec, preparation = own("imagenet", ilsvrc)
+    (ilsvrc / imagenet.VAL).unlink()
+    with pytest.raises(RequestError, match=rf"{imagenet.VAL} not found. Ask for access at https://image-net.org"):
+        prepare(spec, preparation, ilsvrc, tmp_path / "to")
+    with pytest.raises(RequestError, match="is not a directory"):
+        prepare(spec, preparation, tmp_path / "nowhere", tmp_path / "to")
+
+
+def test_an_incomplete_imagenet_is_reported_with_its_counts(tmp_path: Path, ilsvrc: Path) -> None:
+    spec, preparation = own("imagenet", ilsvrc)
+    with pytest.raises(DataError, match=r"expected .*1,281,167 files\); found 4 files"):
+        prepare(spec, preparation, ilsvrc, tmp_path / "to")
+
+
+def test_validation_images_alone_are_enough_for_inference(tmp_path: Path, ilsvrc: Path) -> None:
+    (ilsvrc / imagenet.TRAIN).unlink()
+    made("imagenet", ilsvrc, tmp_path / "to")
+    assert len(list((tmp_path / "to").glob("val/*/*.JPEG"))) == 3
+
+
+def test_too_little_space_is_an_error_before_the_hashes(tmp_path: Path, ilsvrc: Path) -> None:
+    spec, preparation = preparation_of("imagenet")
+    with pytest.raises(RequestError, match="GiB are needed"):
+        prepare(spec, replace(preparation, unpacked_ratio=1e12), ilsvrc, tmp_path / "to")
+
+
+def speech(folder: Path, subset: str, *, lines: int = 2) -> None:
+    chapter = f"LibriSpeech/{subset}/19/198"
+    text = "".join(f"19-198-{number:04} SOME WORDS\n" for number in range(lines))
+    recordings = {f"{chapter}/19-198-{number:04}.flac": b"fLaC" + bytes(number) for number in range(2)}
+    files = {"LibriSpeech/README.TXT": b"text", **recordings, f"{chapter}/19-198.trans.txt": text.encode()}
+    tar(folder / f"{subset}.tar.gz", files)
+
+
+def test_librispeech_is_unpacked_by_subset(tmp_path: Path) -> None:
+    for subset in ("train-clean-100", "train-clean-360", "test-clean"):
+        speech(tmp_path, subset)
+    to = tmp_path / "librispeech"
+    assert sorted(made("librispeech", tmp_path, to)) == [
+        "test-clean.tar.gz", "train-clean-100.tar.gz", "train-clean-360.tar.gz"
+    ]  # fmt: skip
+    assert len(Recordings(to, ["train-clean-100", "train-clean-360", "test-clean"])) == 6
+
+
+def test_a_recording_without_transcript_is_named(tmp_path: Path) -> None:
+    speech(tmp_path, "train-clean-100", lines=1)
+    speech(tmp_path, "test-clean")
+    with pytest.raises(DataError, match=r"train-clean-100\.tar\.gz: 19-198-0001 has no transcript"):
+        made("librispeech", tmp_path, tmp_path / "to")
+    assert not (tmp_path / "to" / "train-clean-100").exists()
+
+
+def corpora(folder: Path, *, german: str = "eins\n\ndrei\n") -> None:
+    for name, stem in wmt14.CORPORA.items():
+        files = {f"training/{stem}.en": b"one \xe2\x80\xa8two\ntwo\nthree\r\n", f"training/{stem}.de": german.encode()}
+        tar(folder / name, files)
+    segments = "".join(f'<seg id="{number}">A &amp; {number}</seg>\n' for number in range(3003))
+    sides = ("newstest2014-deen-src.en.sgm", "newstest2014-deen-ref.de.sgm")
+    tar(folder / wmt14.TEST, {f"test-full/{name}": f"<doc>{segments}</doc>".encode() for name in sides})
+
+
+def test_wmt14_is_parallel_text_with_a_tokenizer(tmp_path: Path) -> None:
+    corpora(tmp_path)
+    to = tmp_path / "wmt14"
+    made("wmt14", tmp_path, to)
+    train = Parallel([to / "train/text.en", to / "train/text.de"])
+    assert [train.row(index) for index in range(len(train))] == [
+        ("one \u2028two", "eins"),  # no end of a line
+        ("three", "drei"),
+    ] * 3
+    test = Parallel([to / "test/text.en", to / "test/text.de"])
+    assert (len(test), test.row(3)) == (3003, ("A & 3", "A & 3"))
+    assert (to / "tokenizer/tokenizer.json").is_file()
+
+
+def test_corpora_that_are_not_parallel_are_refused(tmp_path: Path) -> None:
+    corpora(tmp_path, german="eins\n")
+    with pytest.raises(DataError, match=r"europarl-v7\.tgz: .* have different numbers of lines"):
+        made("wmt14", tmp_path, tmp_path / "to")
+
+
+def test_cnn_dailymail_is_articles_with_their_highlights(tmp_path: Path) -> None:
+    addresses = {"train": ["http://a/1", "http://a/2"], "val": ["http://b/1"]}
+    names = {url: hashlib.sha1(url.encode()).hexdigest() for urls in addresses.values() for url in urls}  # noqa: S324
+    for split, urls in addresses.items():
+        (tmp_path / cnn_dailymail.LISTS[split]).write_text("\n".join(urls) + "\n")
+    story = 'First line\n\nHe said: "Yes."\n\n@highlight\n\nOne\n\n@highlight\n\nTwo!\n'
+    paths = {url: f"cnn/stories/{name}.story" for url, name in names.items()}
+    tar(tmp_path / cnn_dailymail.STORIES[0], {paths["http://a/1"]: story.encode(), paths["http://b/1"]: b"Text."})
+    tar(tmp_path / cnn_dailymail.STORIES[1], {"dailymail/stories/0.story": b"in no list"})
+    with pytest.raises(DataError, match=rf"lack 1 stories of all_train\.txt, for example {names['http://a/2']}"):
+        made("cnn_dailymail", tmp_path, tmp_path / "to")
+    assert not (tmp_path / "to" / "train").exists()
+    tar(tmp_path / cnn_dailymail.STORIES[1], {paths["http://a/2"]: "Zweiter\u201d".encode()})
+    made("cnn_dailymail", tmp_path, tmp_path / "to")
+    rows = JsonLines(tmp_path / "to/train/train.jsonl", ["article", "highlights"])
+    assert [rows.row(index) for index in range(len(rows))] == [
+        ('First line . He said: "Yes."', "One .\nTwo!"),
+        ("Zweiter\u201d", ""),
+    ]
+    assert len(JsonLines(tmp_path / "to/val/val.jsonl", ["article"])) == 1
+
+
+def test_sst2_is_unpacked_as_the_case_reads_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / sst2.ARCHIVE, "w") as archive:
+        for split in ("train", "dev", "test"):
+            archive.writestr(f"SST-2/{split}.tsv", "sentence\tlabel\na good film\t1\n")
+    made("sst2", tmp_path, tmp_path / "to")
+    assert Table(tmp_path / "to/SST-2/train.tsv", ["sentence", "label"]).row(0) == ("a good film", "1")
+
+
+def test_every_data_set_says_how_it_is_obtained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path))
+    known = {each.spec.name: each for each in known_datasets()}
+    assert known["fashion_mnist"].obtained == "fetched when needed"
+    assert known["imagenet"].obtained == "prepared from archives"
+    assert {"resnet50", "swin", "vit_l_16"} <= set(known["imagenet"].cases)
+    assert known["samsum"].obtained == "by hand"
+    assert set(preparable()) <= set(known)
+    assert all(each.spec.how_to_get for each in known.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("imagnet", "did you mean 'imagenet'"),
+        ("fashion_mnist", "AccelMark fetches it when it is needed"),
+        ("samsum", r"Unpack corpus\.7z"),
+    ],
+)
+def test_a_data_set_that_is_not_prepared_says_what_to_do(name: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        preparation_of(name)
+
+
+def test_the_command_prepares_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ilsvrc: Path) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
+    listed = CliRunner().invoke(app, ["data", "list", "--json"])
+    assert listed.exit_code == 0, listed.output
+    found = {row["name"]: row for row in json.loads(listed.stdout)}
+    assert found["fashion_mnist"]["bytes"] == 54_950_048
+    assert "fetched when needed" in CliRunner().invoke(app, ["data", "list"]).stdout
+    words = ["data", "prepare", "imagenet", "--from", str(ilsvrc), "--to", str(tmp_path / "to")]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, DataError), "the archives are not the published ones"
+    monkeypatch.setattr("accelmark.datasets.catalogue.preparation_of", lambda name: whole(name, ilsvrc))
+    prepared = CliRunner().invoke(app, words)
+    assert prepared.exit_code == 0, prepared.output
+    assert f"ImageNet-1k (ILSVRC 2012) is in {tmp_path / 'to'}" in prepared.stdout
+    assert "verifying archives: " in prepared.stderr
+
+
+def whole(name: str, source: Path) -> tuple[DatasetSpec, Preparation]:
+    """Return the data set without the numbers of the published one."""
+    spec, preparation = own(name, source)
+    parts = tuple(part.model_copy(update={"classes": 2, "files": None}) for part in spec.tree)
+    return spec.model_copy(update={"tree": parts}), preparation

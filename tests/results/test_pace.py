@@ -1,0 +1,68 @@
+"""Steps outside of replayed pairs of checkpoints that are faster than those within them are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accelmark.results.figures.timeline import Timeline, read_timeline
+from accelmark.results.read.reevaluation import SavedCheckpoints
+from accelmark.results.rounds.pace import pace_findings
+from accelmark.spec.events import CheckpointHashes
+from tests.made_run import Made, make_run
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Timeline:
+    """100 steps in windows of 10, of 10 ms each."""
+    made = Made()
+    log = make_run(tmp_path / "run", made) / made.key.slug / "round1" / "node00_noderank0" / "rank0.out.log"
+    found = read_timeline([(0, log)])
+    assert found is not None
+    return found
+
+
+def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
+    steps = {f"step{step}": step for pair in pairs for step in pair if step is not None}
+    named = tuple((None if start is None else f"step{start}", f"step{end}") for start, end in pairs)
+    hashes = CheckpointHashes(
+        sha256=dict.fromkeys(steps, "00"), pairs=named, claimed=None, final=None, num_bytes=0, duration_s=0, reason=None
+    )
+    return SavedCheckpoints(steps, hashes, {}, "")
+
+
+def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
+    """Set the time of a step by the number of steps done at the end of its window."""
+    windows = timeline.windows
+    wall_s = np.array(
+        [length * step_ms(int(step)) / 1e3 for step, length in zip(windows["steps"], windows["lengths"], strict=True)]
+    )
+    return replace(timeline, windows={**windows, "wall_s": wall_s})
+
+
+PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
+
+
+def test_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
+    assert not list(pace_findings(timeline, PAIRS))
+
+
+def test_faster_steps_between_pairs_are_named(timeline: Timeline) -> None:
+    (found,) = pace_findings(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7), PAIRS)
+    assert (found.severity, found.rule) == ("open", "replayed-pace")
+    assert "took 30% less time" in str(found.actual)
+
+
+def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:
+    assert not list(pace_findings(paced(timeline, lambda step: 90 if step in (30, 70) else 10), PAIRS))
+    assert not list(pace_findings(paced(timeline, lambda step: 30 if step <= 40 else 10), PAIRS))
+
+
+def test_where_all_steps_are_in_pairs_there_is_nothing_to_compare(timeline: Timeline) -> None:
+    uneven = paced(timeline, lambda step: float(step))
+    assert not list(pace_findings(uneven, checkpoints((None, 10), (10, 60), (60, 100))))
+    assert not list(pace_findings(uneven, SavedCheckpoints({}, None, {}, "")))
