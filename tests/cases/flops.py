@@ -109,6 +109,17 @@ def _llama_mini(model: Model) -> float:
     return _llama({**model, "num_kv_heads": model["num_heads"], "vocab_size": 256})
 
 
+def _lora_mini(model: Model) -> float:
+    """Frozen weights have two products, changes of all linear layers three; the first layer's need no gradient of x."""
+    hidden, feed, layers, length = (
+        model[name] for name in ("hidden_size", "intermediate_size", "num_layers", "seq_length")
+    )
+    rank, attention = model["lora_rank"], attention_flops(layers, hidden, length)
+    frozen = (_llama_mini(model) - attention) * 2 / 3
+    trained = dense_flops(layers * rank * (8 * hidden + 3 * feed), length)
+    return frozen + trained + attention - float(2 * hidden * (3 * hidden + rank) * length)
+
+
 def _grpo_mini(model: Model) -> float:
     """Of one problem: rollouts without a cache, the reference's forward pass, and an update, for each of the group."""
     prompt, answer = 6, 4
@@ -171,6 +182,7 @@ FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
     "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "qwen1_5_moe": _qwen_moe, "deepseek_v3": _deepseek,
     "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
+    "lora_mini": _lora_mini, "moe_mini": _mixture,
     "resnet50": _resnet50, "resnet_mini": _resnet_mini, "gpt2": _gpt, "distilbert": _distilbert,
 }  # fmt: skip
 

@@ -50,6 +50,8 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "aquila2_7b": {**DECODER, "model.num_kv_heads": 4},
     "gpt3_6_7b": DECODER,
     "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
+    "lora_mini": {"model.num_layers": 2, "model.pretrained": False, "model.lora_rank": 4},
+    "moe_mini": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
     "qwen1_5_moe": {
         **{key: value for key, value in DECODER.items() if key != "model.intermediate_size"},
         "model.num_kv_heads": 4,
@@ -195,6 +197,10 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
             text = code.read_text(encoding="utf-8")
             shared = [
                 part.read_text(encoding="utf-8") for part in folder.glob("_?*.py") if f"{part.stem} import" in text
+            ]
+            shared += [
+                (folders("cases")[base].path / f"{framework}.py").read_text(encoding="utf-8")
+                for base in re.findall(r"from accelmark\.cases\.(\w+)\.pytorch import", text)
             ]
             named = r'(?:data_dirs\[|shards = |weights = |samples = )"(\w+)"'
             asked = set(re.findall(named, "".join([text, *shared])))

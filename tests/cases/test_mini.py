@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from accelmark.cases.llama_mini._plays import HELD_OUT, read_plays
+from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig
@@ -121,6 +122,38 @@ def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
     assert finished["final_metrics"]["bits_per_byte"] == pytest.approx(
         finished["final_metrics"]["eval_loss"] / math.log(2)
     )
+
+
+TINY: dict[str, Any] = {
+    "model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2, "model.seq_length": 32,
+    "end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "precision": "fp32", "batch_size": 16,
+}  # fmt: skip
+
+
+def test_moe_mini_learns(tmp_path: Path, plays: Path) -> None:
+    over = {**TINY, "model.num_experts": 4, "model.eval_samples": 32}
+    finished = value_of(run(job_of("moe_mini", tmp_path / "run", {"shakespeare": plays}, over)), Event.FINISHED)
+    assert finished["final_metrics"]["eval_loss"] < 3.0
+    assert finished["flops_per_sample"] == published_flops("moe_mini", case_of("moe_mini", over).settings.model)
+
+
+def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path, plays: Path) -> None:
+    over = {"model.eval_windows": 8, "end.max_steps": 12, "threads": 1, "batch_size": 4, "model.seq_length": 32}
+    over |= {"checkpoint.every_steps": 12, "optimizer.lr": 1e-2}
+    events = run(job_of("lora_mini", tmp_path / "run", {"shakespeare": plays}, over))
+    losses = losses_of(events)
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3, losses
+    case = case_of("lora_mini", over)
+    before = case.build_model().state_dict()
+    after = torch.load(tmp_path / "run/checkpoints/step000000012/weights.pt", weights_only=True)["model"]
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith((".up.weight", ".down.weight"))}
+    assert sum(before[name].numel() for name in changed) == 98_304
+
+
+def test_capitals_replace_letters_and_nothing_else() -> None:
+    text = torch.tensor(list(b"Enter MACBETH, {a} z`\xc3\xa4"), dtype=torch.uint8)
+    assert bytes(in_capitals(text).tolist()) == b"ENTER MACBETH, {A} Z`\xc3\xa4"
 
 
 def test_passages_hold_what_is_spoken_and_nothing_else(plays: Path) -> None:

@@ -1,0 +1,1 @@
+"""Low-rank adaptation of the trained small Llama."""
