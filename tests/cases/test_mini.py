@@ -124,19 +124,6 @@ def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
     )
 
 
-TINY: dict[str, Any] = {
-    "model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2, "model.seq_length": 32,
-    "end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "precision": "fp32", "batch_size": 16,
-}  # fmt: skip
-
-
-def test_moe_mini_learns(tmp_path: Path, plays: Path) -> None:
-    over = {**TINY, "model.num_experts": 4, "model.eval_samples": 32}
-    finished = value_of(run(job_of("moe_mini", tmp_path / "run", {"shakespeare": plays}, over)), Event.FINISHED)
-    assert finished["final_metrics"]["eval_loss"] < 3.0
-    assert finished["flops_per_sample"] == published_flops("moe_mini", case_of("moe_mini", over).settings.model)
-
-
 def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path, plays: Path) -> None:
     over = {"model.eval_windows": 8, "end.max_steps": 12, "threads": 1, "batch_size": 4, "model.seq_length": 32}
     over |= {"checkpoint.every_steps": 12, "optimizer.lr": 1e-2}

@@ -105,14 +105,16 @@ def test_every_setting_of_a_cluster_file_is_used(tmp_path: Path, monkeypatch: py
 def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Path) -> None:
     keys = (
         "glm:pytorch_1.8:A100:1:8:1", "glmm:pytorch:A100:1:8:1", "swin_transformer:pytorch_1.8:A100:1:8:1",
-        "resnet50:tensorflow2:A100:1:8:1", "minilm:pytorch:A100:1:8:1", "resnet_mini:pytorch:A100:3:8:1",
+        "resnet50:tensorflow2:A100:1:8:1", "swin:paddle:A100:1:8:1", "minilm:pytorch:A100:1:8:1",
+        "resnet_mini:pytorch:A100:3:8:1",
         "llama3_8B:pytorch:A100:1:8:1", "llama_mini:jax:A100:1:8:1", "bertLarge:pytorch_1.13", "bert:pytorch",
     )  # fmt: skip
     table = "".join(f'    "{key}": "/data",\n' for key in keys)
     test = f'VENDOR = "dcu"\nCASES = {{\n{table}}}\n'
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=test))
     assert [case["key"] for case in converted.run["cases"]] == [
-        "swin:pytorch_1.8:A100:1:8:1", "llama3_1_8b:pytorch:A100:1:8:1", "llama_mini:jax:A100:1:8:1",
+        "swin:pytorch_1.8:A100:1:8:1", "resnet50:tensorflow:A100:1:8:1", "llama3_1_8b:pytorch:A100:1:8:1",
+        "llama_mini:jax:A100:1:8:1",
         "bert_large:pytorch_1.13",
     ]  # fmt: skip
     assert converted.cluster["vendor"] == "hygon"
@@ -121,7 +123,8 @@ def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Pat
         "glm:pytorch_1.8:A100:1:8:1: no case carries it: its model is not in transformers",
         "glmm:pytorch:A100:1:8:1: AccelMark has no such case",
         "llama3_8B:pytorch:A100:1:8:1: becomes llama3_1_8b:pytorch:A100:1:8:1: MLPerf's target",
-        "the case has no framework 'tensorflow2': write resnet50:jax or pytorch or tensorflow",
+        "resnet50:tensorflow2:A100:1:8:1: becomes resnet50:tensorflow:A100:1:8:1: this is the framework's name",
+        "the case has no framework 'paddle': write swin:pytorch",
         "minilm:pytorch:A100:1:8:1: the case has no training side",
         "requests 3 hosts, HOSTS lists 2",
         "bert:pytorch: the case has no inference side",
