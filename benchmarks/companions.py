@@ -30,7 +30,7 @@ from typing import Final
 
 import psutil
 
-from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from benchmarks.turns import Cost
 
 START_S: Final = 120.0

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
-from accelmark.spec.perflog import PerfLogWriter
+from accelmark.spec.log.events import Started
+from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_vendor
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.clocks import HostClock, HostLosses

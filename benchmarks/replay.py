@@ -24,7 +24,7 @@ from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.run.controller.data import DataFetcher, data_dirs
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
-from accelmark.spec.perflog import PerfLogWriter
+from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.spec.plugins.catalog import folders, load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.contract import Progress

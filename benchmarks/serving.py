@@ -27,7 +27,7 @@ import numpy as np
 
 from accelmark.serving.client.processes import Client, Load
 from accelmark.serving.request import Endpoint, PlannedRequest
-from accelmark.spec.serving import LoadStage, RequestRecord
+from accelmark.spec.log.serving import LoadStage, RequestRecord
 
 NUM_TOKENS: Final = 128
 TIMEOUT_S: Final = 120.0

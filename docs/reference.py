@@ -94,9 +94,9 @@ def _figures() -> str:
 
 
 def _settings() -> str:
-    from accelmark.spec.inference import InferSettings
-    from accelmark.spec.serving import ServeSettings
-    from accelmark.spec.settings import TrainSettings
+    from accelmark.spec.settings.inference import InferSettings
+    from accelmark.spec.settings.serving import ServeSettings
+    from accelmark.spec.settings.training import TrainSettings
 
     parts = ["# Settings and files\n\nJSON schemas of these files are in the package, in `accelmark/schemas`.\n"]
     models: dict[str, Any] = {

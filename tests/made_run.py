@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.events import Evaluation, Finished, Started, StepWindow
 from accelmark.spec.job import JobSpec, NodeExit, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance, flatten
-from accelmark.spec.perflog import encode_line
+from accelmark.spec.log.events import Evaluation, Finished, Started, StepWindow
+from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.vendor import Chip, Peaks
-from accelmark.spec.settings import EndSettings, LoaderSettings, TrainSettings
+from accelmark.spec.settings.training import EndSettings, LoaderSettings, TrainSettings
 
 BOOT_MS = 5_000_000.0
 """Monotonic clock when rank 0's process starts."""

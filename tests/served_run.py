@@ -15,9 +15,10 @@ from typing import Any
 
 from accelmark.spec.job import JobSpec, ServeJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.log.serving import Answer, LoadStage, RequestRecord, ServeFinished, ServeStarted
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.serving import Answer, LoadStage, RequestRecord, ServeFinished, ServeSettings, ServeStarted
+from accelmark.spec.settings.serving import ServeSettings
 from tests.made_run import BOOT_MS, CHIP, INIT_MS, Made, perflog, write_surroundings, write_telemetry
 
 ROUND = Path("toy:pytorch:X1:1:1:1") / "round1"

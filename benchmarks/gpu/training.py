@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.spec.perflog import PerfLogReader
+from accelmark.spec.log.perflog import PerfLogReader
 from benchmarks.gpu.session import ItemError, Session
 
 _FIGURES: Final = ("throughput_whole", "mfu", "mfu_measured", "peak_device_memory_mib", "mean_power_w", "energy_j")

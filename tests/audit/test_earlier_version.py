@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from accelmark.audit import provenance
 from accelmark.audit.verify import verify_run
-from accelmark.cli.finished_run import report
-from accelmark.cli.results import compare, results
+from accelmark.cli.finished.results import compare, results
+from accelmark.cli.finished.run import report
 from accelmark.results.store.bundle import unpack
 
 HERE = Path(__file__).parent / "earlier_version"

@@ -15,11 +15,11 @@ import pytest
 
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.inference import InferSettings
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.key import CaseKey
-from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import FolderRef
+from accelmark.spec.settings.inference import InferSettings
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "infer" / "tiny"

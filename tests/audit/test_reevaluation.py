@@ -20,10 +20,10 @@ from accelmark.results.schema import CaseResult, Figure
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.events import Evaluated, Replayed, UpdateSquares
 from accelmark.spec.job import NodeExit
+from accelmark.spec.log.events import Evaluated, Replayed, UpdateSquares
+from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.model import Spec
-from accelmark.spec.perflog import encode_line
 from accelmark.spec.plugins.catalog import load_case
 from tests.audit.test_rules import SLUG, change_job, change_started
 from tests.made_run import Made, make_run

@@ -19,7 +19,7 @@ from accelmark.results.figure_names import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import CaseResult, Figure
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss
 from accelmark.spec.plugins.catalog import tree_hash
 from tests.made_run import Made, make_run

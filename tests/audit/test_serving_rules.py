@@ -12,7 +12,7 @@ import pytest
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.serving import RequestRecord
+from accelmark.spec.log.serving import RequestRecord
 from tests.served_run import Queue, Served, Stage, make_served_run
 
 QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)

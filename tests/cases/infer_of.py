@@ -10,11 +10,11 @@ from typing import Any
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferSettings
-from accelmark.spec.inference_events import InferFinished, StageEnd
 from accelmark.spec.job import InferJob
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.inference import InferFinished, StageEnd
 from accelmark.spec.plugins.catalog import load_case
+from accelmark.spec.settings.inference import InferSettings
 from tests.cases.job_head import job_on_cpu
 
 

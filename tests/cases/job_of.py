@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.events import Event
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
-from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogWriter
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank

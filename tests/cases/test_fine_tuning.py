@@ -16,7 +16,7 @@ from accelmark.cases.llama2_7b_finetune._samsum import packed_rows
 from accelmark.frameworks.pytorch.model.low_rank import LowRank, adapt
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import SMALL, case_of
 

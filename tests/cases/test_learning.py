@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.case import TrainCase
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import NEEDS, SMALL, case_of

@@ -19,7 +19,7 @@ from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, spli
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import case_of
@@ -125,7 +125,7 @@ def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
 
 
 def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path, plays: Path) -> None:
-    over = {"model.eval_windows": 8, "end.max_steps": 12, "threads": 1, "batch_size": 4, "model.seq_length": 32}
+    over: dict[str, Any] = {"model.eval_windows": 8, "end.max_steps": 12, "threads": 1, "batch_size": 4, "model.seq_length": 32}
     over |= {"checkpoint.every_steps": 12, "optimizer.lr": 1e-2}
     events = run(job_of("lora_mini", tmp_path / "run", {"shakespeare": plays}, over))
     losses = losses_of(events)

@@ -14,8 +14,8 @@ from accelmark.cases.bert.pytorch import Case as BertCase
 from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of

@@ -11,7 +11,7 @@ import pytest
 
 from accelmark.cases.translation_mini._names import CATALOGUE, characters, read_names, split_names
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 
 LETTERS = dict(zip("abcdefgh", "абцдефгх", strict=True))

@@ -15,8 +15,8 @@ import accelmark
 from accelmark.cli.folders import new_folder
 from accelmark.results.equivalence import equivalence_finding
 from accelmark.results.store.loaded_run import load_round
-from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec
+from accelmark.spec.log.events import Started
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 CHECK = ("check", "case", "dots", "--frameworks", "pytorch", "--synthetic", "--steps", "3", "--set", "precision=fp32")

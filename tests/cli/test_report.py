@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.finished_run import report
+from accelmark.cli.finished.run import report
 from accelmark.results.store.bundle import write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from accelmark.cli.results import compare, figures_table, results, show_rows
+from accelmark.cli.finished.results import compare, figures_table, results, show_rows
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.compare import comparison as comparing

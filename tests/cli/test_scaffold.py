@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.cli.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
+from accelmark.cli.checks.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
 from accelmark.cli.folders import new_folder
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
@@ -157,7 +157,7 @@ def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
 
 def test_an_unreadable_device_is_reported_by_the_vendor_check(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "accelmark.cli.conformance.trial", lambda model, vendor: [Check("good", f"{model} on {vendor}")]
+        "accelmark.cli.checks.conformance.trial", lambda model, vendor: [Check("good", f"{model} on {vendor}")]
     )
     new_folder("vendors", "acme4", bench)
     assert missing(vendor_checks("acme4", run=True)) == ""

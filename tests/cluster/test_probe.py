@@ -10,8 +10,8 @@ import pytest
 from accelmark.run.preflight.facts import HostsNotReadyError
 from accelmark.run.probe import probe
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.log.records import Collective
 from accelmark.spec.plugins.catalog import load_vendor
-from accelmark.spec.records import Collective
 from tests.cluster.bed import Bed
 
 pytestmark = pytest.mark.cluster

@@ -96,7 +96,7 @@ def test_a_directory_of_another_layout_is_refused_with_what_was_expected(bench: 
 
 def test_every_documented_setting_and_file_exists() -> None:
     from accelmark.spec.layers import setting_defaults
-    from accelmark.spec.settings import TrainSettings
+    from accelmark.spec.settings.training import TrainSettings
 
     text = PAGE.read_text(encoding="utf-8")
     settings = setting_defaults(TrainSettings)

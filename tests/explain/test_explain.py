@@ -18,14 +18,15 @@ from accelmark.explain.schemas import FILES, schemas
 from accelmark.results.schema import JobState, Mark
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
-from accelmark.spec.events import EndReason
-from accelmark.spec.inference import InferSettings
-from accelmark.spec.inference_events import InferEndReason
+from accelmark.spec.log.events import EndReason
+from accelmark.spec.log.inference import InferEndReason
+from accelmark.spec.log.serving import ServeEndReason
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.vendor import Peaks
 from accelmark.spec.runfile import RunSpec
-from accelmark.spec.serving import ServeEndReason, ServeSettings
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.serving import ServeSettings
+from accelmark.spec.settings.training import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings, ServeSettings]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.spec.perflog import PerfLogReader
+from accelmark.spec.log.perflog import PerfLogReader
 from tests.external.conftest import COMMAND, Accelmark, result_of
 
 KEY = "signs:slowgrad:CPU:1:2"

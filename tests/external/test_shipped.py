@@ -15,8 +15,8 @@ from accelmark.plan.request import Detected
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.job import ExternalJob
+from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.model import parse
-from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.runfile import RunSpec
 from accelmark.train.external.rank import trainer_command
 from accelmark.train.external.translate import LogTranslator

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from accelmark.spec.job import JobSpec
-from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from tests.cases.job_of import job_of
 from tests.frameworks.environments import SOURCE, framework_python
 

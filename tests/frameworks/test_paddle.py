@@ -40,7 +40,7 @@ import paddle
 from accelmark.frameworks.paddle.counting import count_flops
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 def case_of(name, **model):
     settings = load_case(name).train.settings
@@ -73,7 +73,7 @@ OPTIMIZED = """
 import json, sys
 import numpy as np, paddle
 from accelmark.frameworks.paddle.optimizers import build_optimizer
-from accelmark.spec.settings import OptimizerSettings
+from accelmark.spec.settings.training import OptimizerSettings
 
 settings, clip = json.loads(sys.argv[1])
 model = paddle.nn.Linear(4, 3)
@@ -273,7 +273,7 @@ def test_optimizers_compute_what_pytorchs_compute(settings: dict[str, Any], clip
     import torch
 
     from accelmark.frameworks.pytorch.optimizers import build_optimizer
-    from accelmark.spec.settings import OptimizerSettings
+    from accelmark.spec.settings.training import OptimizerSettings
 
     weight, bias = json.loads(paddle_program(OPTIMIZED, json.dumps([settings, clip])))
     model = torch.nn.Linear(4, 3)

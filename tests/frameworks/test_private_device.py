@@ -126,7 +126,7 @@ from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from accelmark.spec.settings.training import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from accelmark.train.loop.contract import Progress
 
 device = torch.device("testchip", 0)

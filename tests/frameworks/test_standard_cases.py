@@ -62,7 +62,7 @@ CASE = """
 import importlib, json, sys
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 def case_of(dtype):
     settings = TrainSettings.model_validate({**load_case(sys.argv[1]).train.settings, "loader": {"synthetic": True}})

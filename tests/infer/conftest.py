@@ -14,14 +14,14 @@ import pytest
 
 from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferSettings, InferStep
-from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.inference import InferFinished
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.model import Spec
-from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, FolderRef
+from accelmark.spec.settings.inference import InferSettings, InferStep
 from tests.infer.fork_server import Forked, ForkServer
 
 _ENGINE = """

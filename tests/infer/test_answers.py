@@ -7,7 +7,7 @@ from accelmark.cases.minilm.infer_pytorch import Case as MiniLM
 from accelmark.infer.case import InferBatch, swap_neighbours
 from accelmark.infer.checks.answers import Answers
 from accelmark.results.figures.inference import answer_reasons
-from accelmark.spec.inference import InferSettings
+from accelmark.spec.settings.inference import InferSettings
 
 pytestmark = pytest.mark.adversary
 

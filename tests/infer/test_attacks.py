@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from accelmark.results.figures.inference import answer_reasons
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 
 pytestmark = pytest.mark.adversary
 

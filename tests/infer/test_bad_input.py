@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from accelmark.infer.failures import Context, classify, end_reason_of
 from accelmark.infer.hashes import file_hash
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferStep
+from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+from accelmark.spec.settings.inference import InferStep
 
 _ENGINE = """
 import torch

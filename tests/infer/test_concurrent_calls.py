@@ -13,8 +13,8 @@ from torch import Tensor
 
 from accelmark.infer.failures import Context, InferenceError
 from accelmark.infer.scenarios.request_queue import Query, RequestQueue
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferSettings, InferStep
+from accelmark.spec.log.events import Event
+from accelmark.spec.settings.inference import InferSettings, InferStep
 from tests.infer.test_request_queue import _Query
 
 _TWO = """

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferStep
+from accelmark.spec.log.events import Event
+from accelmark.spec.settings.inference import InferStep
 
 _AT = {
     InferStep.COMPILE: "def __init__(self, request):\n    super().__init__(request)\n    {0}",

@@ -15,9 +15,9 @@ from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferStep
+from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_files, engine_specs, find
+from accelmark.spec.settings.inference import InferStep
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:

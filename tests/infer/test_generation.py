@@ -16,9 +16,10 @@ from accelmark.infer.language_model.model import CausalModel, Costs
 from accelmark.results.figures.generation import ModelCosts, generation_stage
 from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import requests_of
-from accelmark.spec.inference import InferSettings
+from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.spec.serving import LoadStage, RequestRecord, generation_load
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.serving import generation_load
 
 SHARED: dict[str, Any] = {"max_position_embeddings": 2048, "tie_word_embeddings": False}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from accelmark.infer.checks.repeat_check import CALLS, repeat_check
-from accelmark.spec.inference_events import RepeatCheck
+from accelmark.spec.log.inference import RepeatCheck
 
 pytestmark = pytest.mark.adversary
 

@@ -13,11 +13,11 @@ from accelmark.results.figure_names import INFER_FIGURES, FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.events import Event
-from accelmark.spec.inference import Note
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
-from accelmark.spec.perflog import PerfLogWriter
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.spec.plugins.vendor import Chip, Peaks
+from accelmark.spec.settings.inference import Note
 
 
 @pytest.fixture

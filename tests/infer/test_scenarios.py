@@ -8,7 +8,7 @@ import pytest
 from accelmark.infer.scenarios import highest
 from accelmark.infer.scenarios.loadgen import read_log
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 
 _SHORT = {"scenario_duration_s": 0.3, "scenario_queries": 20, "repeat_check": False, "max_batches": 3}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferStep
+from accelmark.spec.log.events import Event
+from accelmark.spec.settings.inference import InferStep
 
 _ALL = dict.fromkeys(InferStep, "done")
 

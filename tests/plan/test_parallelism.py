@@ -13,7 +13,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.parallelism import Mesh, mesh_of
 from accelmark.spec.plugins.catalog import load_case, load_framework
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 TP = {"tp": ("num_heads", "num_kv_heads", "intermediate_size")}
 

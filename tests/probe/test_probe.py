@@ -16,8 +16,8 @@ from accelmark.probe.timing import Timing
 from accelmark.results.figure_names import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.run.probe import probe, remembered
+from accelmark.spec.log.records import Ceilings, Rate
 from accelmark.spec.plugins.catalog import load_vendor
-from accelmark.spec.records import Ceilings, Rate
 from tests.made_run import Made, make_round
 
 

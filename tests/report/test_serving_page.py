@@ -18,7 +18,7 @@ from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError
-from accelmark.spec.serving import ServeFinished
+from accelmark.spec.log.serving import ServeFinished
 from tests.served_run import Queue, Served, Stage, make_served_run
 
 QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)

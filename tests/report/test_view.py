@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.results import view
+from accelmark.cli.finished.results import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view.app import is_loopback, read_or_create_token
 from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest

@@ -11,8 +11,8 @@ import pytest
 
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.rounds.hosts import contention_findings, is_busy
-from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import NodeExit
+from accelmark.spec.log.inference import InferFinished
 from accelmark.train.cpu_wait import CpuWait
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.finished_run import export
+from accelmark.cli.finished.run import export
 from accelmark.results.export.tracking import to_mlflow, to_tensorboard
 from accelmark.results.sources import load_source
 from accelmark.results.store.bundle import write_bundle

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from accelmark.results.figures.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.schema import Figure
-from accelmark.spec.inference import Reference
-from accelmark.spec.inference_events import ForwardWindow, RepeatCheck
+from accelmark.spec.log.inference import ForwardWindow, RepeatCheck
+from accelmark.spec.settings.inference import Reference
 
 
 def _window(

@@ -16,7 +16,7 @@ from accelmark.results.export.mllog import RULESET, write_mllog
 from accelmark.results.store.bundle import check_manifest, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
-from accelmark.spec.perflog import PerfLogWriter
+from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
 from tests.made_run import Made, make_run

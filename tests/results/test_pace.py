@@ -12,7 +12,7 @@ import pytest
 from accelmark.results.figures.timeline import Timeline, read_timeline
 from accelmark.results.read.reevaluation import SavedCheckpoints
 from accelmark.results.rounds.pace import pace_findings
-from accelmark.spec.events import CheckpointHashes
+from accelmark.spec.log.events import CheckpointHashes
 from tests.made_run import Made, make_run
 
 

@@ -18,7 +18,8 @@ from accelmark.results.read.requests import read_requests
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.results.serving_schema import ServingStage
-from accelmark.spec.serving import LoadStage, RequestRecord, ServeFinished, ServeSettings
+from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeFinished
+from accelmark.spec.settings.serving import ServeSettings
 from tests.served_run import ROUND, Queue, Served, Stage, make_served_run, simulate
 
 STEADY = Queue(slots=4, service_s=lambda noise: 0.2, prefill_share=0.25, tokens=16)

@@ -10,7 +10,8 @@ from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import read_requests
 from accelmark.serving.client.processes import Client, Load
 from accelmark.serving.request import Endpoint, PlannedRequest
-from accelmark.spec.serving import RequestRecord, ServeSettings
+from accelmark.spec.log.serving import RequestRecord
+from accelmark.spec.settings.serving import ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server
 
 FIRST_S, GAP_S, TOKENS = 0.03, 0.01, 6

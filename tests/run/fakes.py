@@ -17,7 +17,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import FolderRef, folders, tree_hash
-from accelmark.spec.settings import EndSettings, TrainSettings
+from accelmark.spec.settings.training import EndSettings, TrainSettings
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"

@@ -23,9 +23,9 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import model_files
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.inference import InferSettings
 from accelmark.spec.job import InferJob
 from accelmark.spec.plugins.catalog import FolderRef, load_framework
+from accelmark.spec.settings.inference import InferSettings
 from tests.cluster.boxed import KERNEL, SETUP, write_index
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses

@@ -23,8 +23,8 @@ from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
 from accelmark.run.agent.task import AgentTask
+from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
 from accelmark.spec.plugins.catalog import load_framework
-from accelmark.spec.records import AdaptationRecord, EnvironmentRecord
 
 OURS = str(Path(accelmark.__file__).parents[1])
 

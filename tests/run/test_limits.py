@@ -10,7 +10,7 @@ import pytest
 from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_exit import Termination
 from accelmark.run.agent.task import Limits
-from accelmark.spec.perflog import encode_line
+from accelmark.spec.log.perflog import encode_line
 
 FINISHED = encode_line("FINISHED", {"state": "completed"}, {"time_ms": 0, "mono_ms": 0, "rank": 0}) + "\n"
 

@@ -16,8 +16,8 @@ from accelmark.run.display.live import Board, draw
 from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import TrainJob
-from accelmark.spec.perflog import decode_line, encode_line
-from accelmark.spec.settings import EndSettings
+from accelmark.spec.log.perflog import decode_line, encode_line
+from accelmark.spec.settings.training import EndSettings
 from tests.run.fakes import job_spec, make_plan
 
 

@@ -18,7 +18,7 @@ from accelmark.run.agent.rank_exit import (
     read_log_end,
 )
 from accelmark.spec.job import NodeExit, RankExit
-from accelmark.spec.perflog import encode_line
+from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.plugins.catalog import load_framework
 from accelmark.spec.plugins.framework import LaunchRecord
 

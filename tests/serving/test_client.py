@@ -15,7 +15,7 @@ import pytest
 from accelmark.serving.client.processes import Client, Load
 from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.errors import RunError
-from accelmark.spec.serving import LoadStage, RequestRecord, RequestStatus
+from accelmark.spec.log.serving import LoadStage, RequestRecord, RequestStatus
 from tests.serving.scripted_server import Handle, Peer, chunk, scripted_server
 
 TIMEOUT_S = 60.0

@@ -22,16 +22,8 @@ from accelmark.serving.load.prompts import Decode, Encode, Prompts, open_prompts
 from accelmark.serving.load.search import PRECISION, search_rate
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import DataError
-from accelmark.spec.serving import (
-    Arrival,
-    Lengths,
-    LoadSettings,
-    LoadStage,
-    PromptSettings,
-    RequestRecord,
-    ServeSettings,
-    Slo,
-)
+from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.settings.serving import Arrival, Lengths, LoadSettings, PromptSettings, ServeSettings, Slo
 
 WORDS = random.Random(1).choices(["the", "king", "walks", "to", "night", "and", "ghosts", "thee"], k=1500)
 

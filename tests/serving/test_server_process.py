@@ -18,7 +18,7 @@ from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
 from accelmark.spec.plugins.trainer import fill
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 HEALTHY = """
 import http.server, subprocess, sys

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.spec.inference import calculate
+from accelmark.spec.settings.inference import calculate
 
 _Written = tuple[str, float]
 _NUMBERS = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False).map(lambda value: (repr(value), value))

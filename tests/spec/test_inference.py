@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.spec.errors import SpecError
-from accelmark.spec.inference import InferCaseSpec, InferSettings, InferStep, why_skipped
 from accelmark.spec.layers import Layer, Resolved, resolve_inference
+from accelmark.spec.settings.inference import InferCaseSpec, InferSettings, InferStep, why_skipped
 
 _CONFIGURATIONS: dict[str, Any] = {
     "batch_size": 256,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.spec import perflog
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import Event
-from accelmark.spec.perflog import (
+from accelmark.spec.log import perflog
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import (
     PERFLOG_PREFIX,
     PerfLogReader,
     PerfLogRecord,

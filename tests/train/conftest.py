@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.spec.job import JobSpec
-from accelmark.spec.perflog import PerfLogWriter
+from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
 from tests.train.jobs import Ran, node_dir_of

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
-from accelmark.spec.events import Finished
 from accelmark.spec.job import JobSpec, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
-from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.log.events import Finished
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import LaunchRecord
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 TINY = Path(__file__).parent / "tiny"
 SOURCE = Path(__file__).parents[2] / "src"

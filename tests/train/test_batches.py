@@ -12,7 +12,7 @@ from torch import Tensor
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.data.batches import IndexedBatches, TensorBatches, generator_for
 from accelmark.spec.errors import DataError
-from accelmark.spec.settings import LoaderSettings
+from accelmark.spec.settings.training import LoaderSettings
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, wrap_blocks
-from accelmark.spec.events import Compiled
+from accelmark.spec.log.events import Compiled
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.spec.events import CheckpointHashes, Event
 from accelmark.spec.job import TrainJob
+from accelmark.spec.log.events import CheckpointHashes, Event
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import FIRST_STEPS, MOST_STEPS, CheckpointWriter
 from accelmark.train.loop.contract import Progress

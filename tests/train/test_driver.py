@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.spec.events import Event, Finished, StepWindow
+from accelmark.spec.log.events import Event, Finished, StepWindow
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job

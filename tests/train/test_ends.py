@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.spec.settings import EndSettings
+from accelmark.spec.settings.training import EndSettings
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.ends import Agreement, Vote, bound_reached, nonfinite_end, total_steps
 

@@ -10,8 +10,8 @@ import pytest
 
 from accelmark.results.figures.step_errors import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
-from accelmark.spec.events import Event
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
+from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, run, value_of
 
 STEPS: Final = 3

@@ -9,7 +9,7 @@ from torch import nn
 
 from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
 from accelmark.spec.errors import RequestError
-from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
+from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
 from accelmark.train.schedules import learning_rate_factor, needs_length
 
 CPU = torch.device("cpu")

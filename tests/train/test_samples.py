@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from accelmark.spec.errors import DataError
-from accelmark.spec.settings import LoaderSettings
+from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.arrays import ArrayPlace, Arrays
 from accelmark.train.tasks.samples import SampleBatches
 

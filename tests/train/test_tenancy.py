@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
-from accelmark.spec.events import Evaluation, Event, StepWindow
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.log.events import Evaluation, Event, StepWindow
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.account import Account

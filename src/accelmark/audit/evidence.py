@@ -15,13 +15,9 @@ from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
 from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_json
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec
-from accelmark.spec.model import Spec
-from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import files_hash, find, load_case, load_vendor, tree_files, tree_hash
-from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.records import (
+from accelmark.spec.log.events import Started
+from accelmark.spec.log.records import (
     ADAPTATION_FILE,
     DATA_FILE,
     ENVIRONMENT_FILE,
@@ -34,6 +30,10 @@ from accelmark.spec.records import (
     Registration,
     SourceRecord,
 )
+from accelmark.spec.model import Spec
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import files_hash, find, load_case, load_vendor, tree_files, tree_hash
+from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.secret import LEFT_OUT
 
 S = TypeVar("S", bound=Spec)

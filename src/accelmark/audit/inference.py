@@ -10,9 +10,9 @@ from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviatio
 from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
-from accelmark.spec.inference import InferSettings, InferStep
 from accelmark.spec.job import InferJob
-from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
+from accelmark.spec.settings.inference import InferSettings, InferStep
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, Scalar
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Duration of the measured pass from which its rates are steady, by the size of a case."""

@@ -9,8 +9,8 @@ from typing import Final
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import finding
-from accelmark.spec.events import Started
 from accelmark.spec.key import is_version
+from accelmark.spec.log.events import Started
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Raw training time from which throughput and energy are steady, by the size of a case."""

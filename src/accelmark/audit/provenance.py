@@ -20,8 +20,8 @@ from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviatio
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
 from accelmark.spec.job import JobSpec
+from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_files, tree_hash
-from accelmark.spec.records import LOADER_VARIABLES, SourceRecord
 
 _MAX_LISTED: Final = 10
 _GIT_TIMEOUT_S: Final = 20.0

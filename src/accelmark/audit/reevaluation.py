@@ -10,7 +10,7 @@ from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviatio
 from accelmark.results.read.reevaluation import Metrics, Reevaluation, ReplayedStep, ReplayedSteps
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import TrainingWork, TrainJob
-from accelmark.spec.settings import Precision
+from accelmark.spec.settings.training import Precision
 
 METRIC_TOLERANCE: Final = 0.005
 """Largest relative difference of a metric: kernels of a vendor round differently from the framework's own."""

@@ -13,7 +13,7 @@ from accelmark.results.serving_schema import ServingRound, ServingStage
 from accelmark.spec.job import InferJob, ServeJob
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.number_format import percent
-from accelmark.spec.serving import LoadSettings, ServeSettings, generation_load
+from accelmark.spec.settings.serving import LoadSettings, ServeSettings, generation_load
 
 MAX_FAILED_SHARE: Final = 0.01
 """Share of a stage's requests that may fail with a warning."""

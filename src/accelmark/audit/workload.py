@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, Standard, deviation, for_each
 from accelmark.results.schema import finding
-from accelmark.spec.events import Started
 from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.layers import flatten, may_change
+from accelmark.spec.log.events import Started
 from accelmark.spec.plugins.case import TrainCaseSpec
-from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, TrainSettings
 
 
 def one_model(evidence: Evidence) -> Findings:

@@ -212,7 +212,7 @@ def check(
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
-        from accelmark.cli.equivalence import CheckRequest, compare_frameworks
+        from accelmark.cli.checks.equivalence import CheckRequest, compare_frameworks
 
         request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
         if not compare_frameworks(request, out, as_json=as_json):
@@ -222,7 +222,7 @@ def check(
         raise RequestError(
             "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
         )
-    from accelmark.cli.conformance import case_checks, vendor_checks
+    from accelmark.cli.checks.conformance import case_checks, vendor_checks
 
     checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
     if as_json:

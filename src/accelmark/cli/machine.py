@@ -197,10 +197,10 @@ def probe(
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
     from accelmark.run.probe import probe as measure
+    from accelmark.spec.log.records import ProbeItem
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import read_cluster
-    from accelmark.spec.records import ProbeItem
 
     known = get_args(ProbeItem)
     items = only or list(known)

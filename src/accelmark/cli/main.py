@@ -17,10 +17,10 @@ from accelmark.cli.automl import app as automl
 from accelmark.cli.data import app as data
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
-from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
+from accelmark.cli.finished.results import compare, results, view
+from accelmark.cli.finished.run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
-from accelmark.cli.results import compare, results, view
 from accelmark.cli.runs import infer, resume, run, status, stop, train
 from accelmark.cli.serving import serve
 from accelmark.report.printable import printable

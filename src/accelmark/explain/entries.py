@@ -14,11 +14,11 @@ from accelmark.explain.fields import documented_fields
 from accelmark.results.figure_names import FIGURES
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, nearest
-from accelmark.spec.inference import InferSettings
 from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.runfile import RunSpec
-from accelmark.spec.serving import ServeSettings
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.serving import ServeSettings
+from accelmark.spec.settings.training import TrainSettings
 
 FILES_OF_SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
     "setting of training": TrainSettings,

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
-from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import EndReason, Event, Started
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import Precision
+from accelmark.spec.settings.training import Precision
 from accelmark.train.loop.checkpoint_directory import unreadable
 from accelmark.train.loop.checkpoints import (
     ArrayCheckpoints,

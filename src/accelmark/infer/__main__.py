@@ -9,7 +9,7 @@ from accelmark.train.loop.rank import end_process, main
 
 if TYPE_CHECKING:
     from accelmark.spec.job import JobSpec
-    from accelmark.spec.perflog import EventLog
+    from accelmark.spec.log.perflog import EventLog
     from accelmark.train.loop.process import StopRequest
 
 

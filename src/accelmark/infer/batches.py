@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from accelmark.infer.case import InferBatch, InferBatches
-from accelmark.spec.inference import InferSettings
+from accelmark.spec.settings.inference import InferSettings
 
 
 @final

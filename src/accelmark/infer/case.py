@@ -13,8 +13,8 @@ from torch import Generator, Tensor, nn
 
 from accelmark.infer.engine import as_list
 from accelmark.infer.onnx.export import export_onnx
-from accelmark.spec.inference import InferSettings
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.training import Scalar
 
 _IGNORED: Final = -100
 _NOISE: Final = 0.01

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError
-from accelmark.spec.inference import EngineOption, InferPrecision, OptimizeFor
+from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor
 
 Source = Literal["onnx", "model", "either"]
 Done = Callable[[list[Tensor], Exception | None], None]

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import torch
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
-from accelmark.spec.inference_events import InferEndReason
+from accelmark.spec.log.inference import InferEndReason
 
 
 @final

@@ -12,7 +12,7 @@ from torch import nn
 from accelmark.frameworks.pytorch.model.identity import module_hash, structure_hash, weights_hash
 from accelmark.infer.engine import Engine
 from accelmark.spec.errors import DataError
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 _OWN: Final = "accelmark.infer.engines."
 _EXTERNAL_WEIGHTS: Final = ".data"

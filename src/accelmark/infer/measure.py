@@ -14,8 +14,8 @@ from torch import Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.failures import InferenceError
-from accelmark.spec.events import Event
-from accelmark.spec.inference_events import ForwardWindow, InferEvaluation, Phase, WarmUp
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.inference import ForwardWindow, InferEvaluation, Phase, WarmUp
 from accelmark.spec.model import Spec
 
 Forward = Callable[[list[Tensor]], list[Tensor]]

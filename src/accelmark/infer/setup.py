@@ -25,10 +25,10 @@ from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.language_model.case import LanguageModelCase
 from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.inference import InferSettings, Note, file_at
-from accelmark.spec.inference_events import InferStarted
 from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.log.inference import InferStarted
 from accelmark.spec.plugins.catalog import folder_module, folders
+from accelmark.spec.settings.inference import InferSettings, Note, file_at
 
 _LIBRARIES: Final = (
     "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",

@@ -30,9 +30,9 @@ from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferPrecision, InferStep, file_at, why_skipped
-from accelmark.spec.inference_events import (
+from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.inference import (
     AnswerCheck,
     InferEndReason,
     InferFinished,
@@ -40,9 +40,9 @@ from accelmark.spec.inference_events import (
     StageBegin,
     StageEnd,
 )
-from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.perflog import EventLog
-from accelmark.spec.settings import Scalar
+from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.settings.inference import InferPrecision, InferStep, file_at, why_skipped
+from accelmark.spec.settings.training import Scalar
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 

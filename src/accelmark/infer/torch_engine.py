@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.engine import DTYPES, Engine, EngineRequest, Source
-from accelmark.spec.inference import InferPrecision
+from accelmark.spec.settings.inference import InferPrecision
 
 
 class TorchEngine(Engine):

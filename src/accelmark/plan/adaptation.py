@@ -11,10 +11,10 @@ from typing import Final, final
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.log.records import AdaptationFiles
 from accelmark.spec.model import read_yaml
 from accelmark.spec.plugins.catalog import tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.records import AdaptationFiles
 from accelmark.spec.secret import without_userinfo
 
 ENVIRONMENT_FILE: Final = "environment_variables.sh"

@@ -10,11 +10,11 @@ from typing import Final
 from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.inference import InferCaseSpec, InferSettings
 from accelmark.spec.job import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve_inference
 from accelmark.spec.plugins.launcher import option_names
+from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
 
 HF_CONFIG: Final = "config.json"
 """File by which a directory of weights in Hugging Face's layout is recognised."""

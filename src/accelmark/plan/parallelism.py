@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from accelmark.spec.errors import Problem
 from accelmark.spec.key import CaseKey
 from accelmark.spec.parallelism import NAMES, Mesh, fitting
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 _KEY = "parallelism"
 

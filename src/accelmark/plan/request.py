@@ -14,11 +14,11 @@ from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
+from accelmark.spec.log.records import Ceilings
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import Folder, folders, load_case
 from accelmark.spec.plugins.launcher import LauncherSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
-from accelmark.spec.records import Ceilings
 from accelmark.spec.runfile import CaseRequest, RunOptions
 
 S = TypeVar("S")

@@ -14,7 +14,7 @@ from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
 from accelmark.spec.plugins.catalog import find, load_server
 from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.serving import Benchmark, ServeCaseSpec, ServeSettings
+from accelmark.spec.settings.serving import Benchmark, ServeCaseSpec, ServeSettings
 
 MODEL_FILE: Final = "serve.py"
 """File of a case with packaged weights: ``write_model`` and ``prompt_text``."""

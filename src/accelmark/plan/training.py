@@ -13,7 +13,7 @@ from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.plugins.catalog import folders, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""

@@ -12,12 +12,12 @@ from accelmark.train.loop.rank import end_process, main
 
 if TYPE_CHECKING:
     from accelmark.spec.job import JobSpec
-    from accelmark.spec.perflog import EventLog
+    from accelmark.spec.log.perflog import EventLog
     from accelmark.train.loop.process import StopRequest
 
 
 def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
-    from accelmark.spec.events import Event
+    from accelmark.spec.log.events import Event
 
     try:
         _probe(job)
@@ -41,8 +41,8 @@ def _probe(job: JobSpec) -> None:
     from accelmark.probe.collectives import best_rates, sweep_collectives
     from accelmark.probe.device import probe_copies, probe_memory, probe_products
     from accelmark.spec.job import ProbeJob
+    from accelmark.spec.log.records import CEILINGS_FILE, Ceilings
     from accelmark.spec.plugins.framework import RankPlace
-    from accelmark.spec.records import CEILINGS_FILE, Ceilings
 
     request = job.work
     if not isinstance(request, ProbeJob):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelmark.probe.timing import MIN_TOGETHER, time_collective
-from accelmark.spec.records import Collective, CollectiveTiming, Rate
+from accelmark.spec.log.records import Collective, CollectiveTiming, Rate
 
 _KIB: Final = 2**10
 CPU_SIZES: Final = tuple(kib * _KIB for kib in (1, 16, 256, 1024, 16 * 1024, 64 * 1024, 256 * 1024))

@@ -10,7 +10,7 @@ import torch
 
 from accelmark.probe.timing import time_operation
 from accelmark.spec.errors import first_line
-from accelmark.spec.records import Rate
+from accelmark.spec.log.records import Rate
 
 SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Sizes of the square matrices; limited by time and memory."""

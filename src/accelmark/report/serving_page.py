@@ -13,7 +13,7 @@ from accelmark.report.load_charts import HALF, LoadCurve, LoadPoint, timeline_ch
 from accelmark.results.schema import RoundResult
 from accelmark.results.serving_schema import LATENCIES, PERCENTILES, Distribution, Quantile, ServingRound, ServingStage
 from accelmark.spec.number_format import NOTHING, digits, percent
-from accelmark.spec.serving import Slo
+from accelmark.spec.settings.serving import Slo
 
 _TITLES: Final = {
     "ttft": "TTFT", "sent_to_first": "Sent to first token", "tpot": "TPOT", "itl": "ITL", "e2e": "End to end",

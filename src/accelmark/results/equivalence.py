@@ -6,8 +6,8 @@ from typing import Final
 
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.equivalence import EquivalenceCheck
-from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec
+from accelmark.spec.log.events import Started
 
 EQUIVALENCE_RULE: Final = "numerical-equivalence"
 

@@ -14,8 +14,8 @@ from accelmark.results.rounds.training import samples_per_step
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.layers import flatten
+from accelmark.spec.log.records import DATA_FILE
 from accelmark.spec.plugins.case import ReferenceLoss
-from accelmark.spec.records import DATA_FILE
 
 MAX_POINTS: Final = 100
 """Largest number of steps of a curve, evenly spaced."""

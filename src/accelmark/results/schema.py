@@ -11,10 +11,10 @@ from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.serving_schema import ServingRound
-from accelmark.spec.inference_events import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
+from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip

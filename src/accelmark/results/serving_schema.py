@@ -6,8 +6,9 @@ from typing import Final
 
 from pydantic import Field, FiniteFloat
 
+from accelmark.spec.log.serving import BenchmarkScore
 from accelmark.spec.model import Spec
-from accelmark.spec.serving import Arrival, BenchmarkScore, Slo
+from accelmark.spec.settings.serving import Arrival, Slo
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 LATENCIES: Final = {

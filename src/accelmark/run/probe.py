@@ -28,10 +28,10 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ProbeJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.log.records import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.plugins.catalog import FolderRef, framework_device
 from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.telemetry.host.sampler import BUSY_CPU
 
 _FRAMEWORK: Final = "pytorch"

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, final
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import RunError
-from accelmark.spec.serving import Answer, RequestRecord, ServeSettings
+from accelmark.spec.log.serving import Answer, RequestRecord
+from accelmark.spec.settings.serving import ServeSettings
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
 """Precision of a run -> the framework's."""

@@ -13,7 +13,8 @@ from typing import Final
 
 from accelmark.serving.request import Endpoint
 from accelmark.spec.errors import RunError
-from accelmark.spec.serving import SCORES_FILE, BenchmarkScore, ServeSettings
+from accelmark.spec.log.serving import SCORES_FILE, BenchmarkScore
+from accelmark.spec.settings.serving import ServeSettings
 
 LOG_FILE: Final = "harness.log"
 """In the node's directory: output of the harness."""

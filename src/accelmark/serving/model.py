@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import folder_module
-from accelmark.spec.serving import BENCHMARKS
+from accelmark.spec.settings.serving import BENCHMARKS
 
 _MODULE: Final = "serve"
 _BLOCK: Final = 1 << 20

@@ -27,10 +27,10 @@ from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
-from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, ServeJob
-from accelmark.spec.perflog import EventLog
-from accelmark.spec.serving import (
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.log.serving import (
     ANSWERS_FILE,
     REQUESTS_FILE,
     ServeEndReason,
@@ -39,7 +39,7 @@ from accelmark.spec.serving import (
     ServeProgress,
     ServeStarted,
 )
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 

@@ -20,7 +20,7 @@ from accelmark.serving.cores import started_on
 from accelmark.spec.errors import DataError, RunError
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import fill
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 HOST: Final = "127.0.0.1"
 LOG_FILE: Final = "server.log"

@@ -10,8 +10,8 @@ from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.processes import Load
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
-from accelmark.spec.events import Event
-from accelmark.spec.serving import LoadStage, RequestRecord, ServeProgress
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeProgress
 
 _PROGRESS_S: Final = 1.0
 

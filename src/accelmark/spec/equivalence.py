@@ -10,7 +10,7 @@ from pydantic import Field
 
 from accelmark.spec.layers import flatten
 from accelmark.spec.model import Spec
-from accelmark.spec.settings import Precision, TrainSettings
+from accelmark.spec.settings.training import Precision, TrainSettings
 
 INITIAL_FILE: Final = "initial.safetensors"
 """Initial weights of the case, in the directory of the inputs."""

@@ -9,18 +9,18 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.clocks import HostClocks
 from accelmark.spec.equivalence import EquivalenceCheck
-from accelmark.spec.inference import InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
+from accelmark.spec.log.records import AdaptationFiles, Ceilings, ProbeItem
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
-from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
-from accelmark.spec.serving import Benchmark, ServeSettings
-from accelmark.spec.settings import Precision, Scalar, TrainSettings
+from accelmark.spec.settings.inference import InferPrecision, InferSettings, Note, Reference
+from accelmark.spec.settings.serving import Benchmark, ServeSettings
+from accelmark.spec.settings.training import Precision, Scalar, TrainSettings
 
 
 class BaseWork(Spec):

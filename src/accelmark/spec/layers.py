@@ -13,9 +13,9 @@ from pydantic.fields import FieldInfo
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.inference import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
 from accelmark.spec.model import Spec, problems_of
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.inference import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
+from accelmark.spec.settings.training import TrainSettings
 
 S = TypeVar("S", bound=BaseModel)
 

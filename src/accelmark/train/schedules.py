@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from accelmark.spec.settings import ScheduleSettings, TrainSettings
+from accelmark.spec.settings.training import ScheduleSettings, TrainSettings
 
 
 def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:

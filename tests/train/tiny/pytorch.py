@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 CLASSES = 4
 

@@ -24,13 +24,19 @@ from accelmark.automl.trial.module import TrialCase, TrialInput, load_weights, t
 from accelmark.datasets.images import LabeledArrays
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.log.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import EndSettings, EvaluateSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from accelmark.spec.settings.training import (
+    EndSettings,
+    EvaluateSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.rank import record_peak_memory, run_training

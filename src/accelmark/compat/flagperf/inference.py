@@ -9,9 +9,9 @@ from typing import Any, Final
 from accelmark.compat.flagperf.coverage import equivalent
 from accelmark.compat.flagperf.parse import TABLES, Given, Values
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.inference import InferCaseSpec, InferSettings
 from accelmark.spec.layers import Layer, resolve_inference
 from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
 
 _CONFIGURATIONS: Final = "configurations.yaml"
 _PARAMETERS: Final = "parameters.yaml"

@@ -19,7 +19,7 @@ from accelmark.frameworks.jax.counting import count_flops
 from accelmark.frameworks.jax.devices import Devices
 from accelmark.frameworks.jax.step import State, Step
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.contract import Backend

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.array_case import ArrayCase
 
 Batch = Mapping[str, Any]

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from accelmark.frameworks.jax.launch import COORDINATOR
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 _DATA: Final = "data"
 _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}

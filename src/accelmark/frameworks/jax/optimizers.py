@@ -7,7 +7,7 @@ from typing import Any, Final
 import jax
 import optax
 
-from accelmark.spec.settings import OptimizerSettings
+from accelmark.spec.settings.training import OptimizerSettings
 
 OPTIMIZER_CLASSES: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 

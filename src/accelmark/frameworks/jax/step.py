@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from accelmark.frameworks.jax.case import Batch, TrainCase
 from accelmark.frameworks.jax.optimizers import direction
 from accelmark.spec.errors import RequestError
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 
 class State(NamedTuple):

@@ -32,11 +32,11 @@ from accelmark.frameworks.paddle.platform import (
     set_threads,
     summary,
 )
-from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TYPE_OF_PRECISION
+from accelmark.spec.settings.training import TYPE_OF_PRECISION
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock
 from accelmark.train.loop.contract import Backend

@@ -7,7 +7,7 @@ from typing import Any, Final
 import paddle
 from paddle import nn
 
-from accelmark.spec.settings import OptimizerSettings
+from accelmark.spec.settings.training import OptimizerSettings
 
 OPTIMIZER_CLASSES: Final = {"sgd": "Momentum", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 

@@ -15,7 +15,7 @@ from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import Precision, TrainSettings
+from accelmark.spec.settings.training import Precision, TrainSettings
 
 _KIND: Final = re.compile(r"\(\w+\) \S")
 """The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""

@@ -52,12 +52,12 @@ from accelmark.frameworks.pytorch.training.platform import (
 )
 from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
 from accelmark.spec.errors import AccelmarkError, RequestError, first_line
-from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.log.events import EndReason, Event, Started
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import mesh_of
-from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.epochs import EpochSize, repeat_steps

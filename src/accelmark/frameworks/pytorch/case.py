@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.spec.parallelism import ONE_RANK, Mesh
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.task_families import ModelSettings
 
 Batch = Mapping[str, Tensor]

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from accelmark.spec.errors import RequestError
-from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
+from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
 from accelmark.train.schedules import learning_rate_factor
 
 

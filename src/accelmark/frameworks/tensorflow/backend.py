@@ -14,9 +14,9 @@ from accelmark.frameworks.tensorflow.case import TrainCase
 from accelmark.frameworks.tensorflow.comparison import Comparison
 from accelmark.frameworks.tensorflow.ranks import Ranks
 from accelmark.frameworks.tensorflow.step import Step
-from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.contract import Backend

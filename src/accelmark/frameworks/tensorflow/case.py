@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.array_case import ArrayCase
 
 Batch = Mapping[str, Any]

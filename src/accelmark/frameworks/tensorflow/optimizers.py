@@ -7,7 +7,7 @@ from typing import Any, final
 
 import tensorflow as tf
 
-from accelmark.spec.settings import OptimizerSettings
+from accelmark.spec.settings.training import OptimizerSettings
 
 
 @final

@@ -17,7 +17,7 @@ from accelmark.frameworks.tensorflow.launch import COORDINATOR
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 _JOIN_S: Final = 300.0
 _LEAVE_S: Final = 60.0

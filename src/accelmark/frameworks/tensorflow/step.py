@@ -13,7 +13,7 @@ from accelmark.frameworks.tensorflow.counting import count_flops
 from accelmark.frameworks.tensorflow.layers import named_variables, set_training
 from accelmark.frameworks.tensorflow.optimizers import Optimizer
 from accelmark.frameworks.tensorflow.ranks import Ranks
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 _FIRST_SCALE: Final = 2.0**15
 _GROWTH_STEPS: Final = 2000

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from accelmark.spec.inference_events import AnswerCheck
+from accelmark.spec.log.inference import AnswerCheck
 
 MAX_FOLLOWED: Final = 1024
 """Items for which the framework also answers the unchanged input."""

@@ -20,8 +20,8 @@ from accelmark.infer.contract import check_excluded_time
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
 from accelmark.infer.process.engine_process import Call, EngineProcess, TimedWindow
 from accelmark.infer.process.memory import Slots
-from accelmark.spec.events import Event
-from accelmark.spec.inference_events import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
 
 _WINDOW_S: Final = 0.5
 """Least duration of a window's calls, where memory allows it; a window crosses to the engine's process once."""

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import permutations
 from typing import Final
 
-from accelmark.spec.inference_events import RepeatCheck
+from accelmark.spec.log.inference import RepeatCheck
 
 LIMIT: Final = 1.1
 """Ratio of first to repeated calls above which outputs seem to be cached."""

@@ -13,7 +13,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, streams_of, text_options
 from accelmark.infer.failures import InferenceError
-from accelmark.spec.inference import InferPrecision
+from accelmark.spec.settings.inference import InferPrecision
 
 _HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}

@@ -15,7 +15,7 @@ from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.serving.client.processes import Load
 from accelmark.serving.load.prompts import Decode, Encode
 from accelmark.serving.request import PlannedRequest
-from accelmark.spec.serving import LoadStage, RequestRecord
+from accelmark.spec.log.serving import LoadStage, RequestRecord
 
 _MIN_BATCHES: Final = 3
 """Batches of a stage at least: its window is without the last one."""

@@ -14,9 +14,10 @@ from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.model import ServedModel
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferSettings
-from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, generation_load
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.serving import generation_load
 
 
 def generate(

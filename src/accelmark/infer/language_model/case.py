@@ -16,8 +16,8 @@ from accelmark.infer.case import InferBatch, InferCase, swap_neighbours
 from accelmark.infer.language_model.model import load_model
 from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import DataError
-from accelmark.spec.inference import InferSettings
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.training import Scalar
 
 
 class LanguageModelCase(InferCase):

@@ -14,8 +14,8 @@ from accelmark.infer.failures import Context
 from accelmark.infer.scenarios.library import AnswerSamples, Library
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import Look, RequestQueue
-from accelmark.spec.inference import ScenarioName
-from accelmark.spec.inference_events import AnswerCheck, ScenarioResult
+from accelmark.spec.log.inference import AnswerCheck, ScenarioResult
+from accelmark.spec.settings.inference import ScenarioName
 
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""

@@ -14,7 +14,7 @@ from accelmark.infer.checks.answers import Answers
 from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.checks.repeat_check import CALLS, repeat_check
 from accelmark.infer.process.memory import Slots
-from accelmark.spec.inference_events import AnswerCheck, RepeatCheck
+from accelmark.spec.log.inference import AnswerCheck, RepeatCheck
 
 _MAX_ITEMS: Final = 1024
 _MAX_BYTES: Final = 256 * 2**20

@@ -12,7 +12,7 @@ from typing import Any, Final, final
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.scenarios.request_queue import Query, RequestQueue
 from accelmark.spec.errors import RunError
-from accelmark.spec.inference import ScenarioName
+from accelmark.spec.settings.inference import ScenarioName
 
 _PREFIX: Final = ":::MLLOG "
 _PERCENTILES: Final = {"p50": "50.00", "p90": "90.00", "p99": "99.00", "p99.9": "99.90"}

@@ -11,9 +11,9 @@ from accelmark.results.read.round_dir import node_dirs, read_job
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainingWork
-from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
 
 MLLOG_FILE: Final = "mllog.log"
 _BEGIN: Final = "INTERVAL_START"

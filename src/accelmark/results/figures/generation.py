@@ -23,7 +23,7 @@ import numpy as np
 from accelmark.results.figures.serving import counted
 from accelmark.results.read.requests import Requests
 from accelmark.results.serving_schema import ServingStage
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 _BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Precision -> bytes of a weight, and of a number of the KV cache in an engine that does not quantise it."""

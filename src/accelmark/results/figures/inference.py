@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.results.schema import Figure
-from accelmark.spec.inference import ANSWER_LIMITS, InferPrecision, Reference
-from accelmark.spec.inference_events import AnswerCheck, ForwardWindow, RepeatCheck
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
+from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, Reference
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import numpy as np
 from accelmark.results.figures.serving import time_per_token
 from accelmark.results.read.requests import Booleans, Floats, Requests
 from accelmark.results.serving_schema import AnswersCompared, PromptUse
-from accelmark.spec.serving import Answer
+from accelmark.spec.log.serving import Answer
 
 MIN_REPEATED: Final = 5
 """Repeated and first uses of prompts from which their speeds are compared."""

@@ -15,7 +15,8 @@ import numpy as np
 from accelmark.results.figures.quantiles import blocks_of, distribution, share_interval
 from accelmark.results.read.requests import Booleans, Floats, Requests
 from accelmark.results.serving_schema import ServingStage, TimelineRequest
-from accelmark.spec.serving import LoadStage, ServeSettings, Slo
+from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.settings.serving import ServeSettings, Slo
 
 MAX_BACKLOG_SHARE: Final = 0.05
 """Requests of an open load that may be left at the end of the window, over those at its beginning, as a share of the

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, OwnTime, RankEnd, TrainLog, read_train_log
-from accelmark.spec.events import Evaluation
+from accelmark.spec.log.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]

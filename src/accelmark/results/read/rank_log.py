@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
-from accelmark.spec.inference import InferStep
-from accelmark.spec.inference_events import (
+from accelmark.spec.log.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.log.inference import (
     AnswerCheck,
     ForwardWindow,
     InferEvaluation,
@@ -25,9 +24,10 @@ from accelmark.spec.inference_events import (
     StageEnd,
     WarmUp,
 )
-from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
-from accelmark.spec.serving import LoadStage
-from accelmark.spec.settings import Scalar
+from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.settings.inference import InferStep
+from accelmark.spec.settings.training import Scalar
 
 WARM_STEPS: Final = 5
 """First steps of each attempt whose time ranks are not compared by: they compile, and open libraries."""

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from accelmark.results.read.rank_log import Attempt, read_train_log
 from accelmark.results.read.round_dir import node_dirs, rank_logs
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import CheckpointHashes, Evaluated, Event, Replayed, SavedCheckpoint, UpdateSquares
-from accelmark.spec.perflog import PerfLogReader
+from accelmark.spec.log.events import CheckpointHashes, Evaluated, Event, Replayed, SavedCheckpoint, UpdateSquares
+from accelmark.spec.log.perflog import PerfLogReader
 
 REEVALUATION_PREFIX: Final = "evaluation-"
 """``<key slug>/evaluation-round<N>`` is next to ``<key slug>/round<N>``."""

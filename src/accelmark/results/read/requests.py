@@ -13,8 +13,8 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from accelmark.spec.errors import RunError
+from accelmark.spec.log.serving import Answer, BenchmarkScore, RequestRecord
 from accelmark.spec.model import Spec, first_error
-from accelmark.spec.serving import Answer, BenchmarkScore, RequestRecord
 
 S = TypeVar("S", bound=Spec)
 

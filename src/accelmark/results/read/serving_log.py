@@ -9,9 +9,9 @@ from typing import final
 from pydantic import ValidationError
 
 from accelmark.results.read.rank_log import EndedStage, EventTimes, note_time, warning_text
-from accelmark.spec.events import Event
-from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
-from accelmark.spec.serving import LoadStage, ServeFinished, ServeStarted
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted
 
 
 @final

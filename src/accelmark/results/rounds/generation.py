@@ -15,9 +15,10 @@ from accelmark.results.read.requests import read_answers, read_requests
 from accelmark.results.rounds.load import Consumption, curves_of, headline_of, stage_figures, stage_of
 from accelmark.results.schema import Point
 from accelmark.results.serving_schema import ServingRound
-from accelmark.spec.inference import InferStep
 from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, Slo, generation_load
+from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE
+from accelmark.spec.settings.inference import InferStep
+from accelmark.spec.settings.serving import Slo, generation_load
 
 
 class Generated(NamedTuple):

@@ -12,10 +12,10 @@ from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.schema import Finding, JobState, Mark, finding
-from accelmark.spec.events import Finished
-from accelmark.spec.inference_events import InferFinished
 from accelmark.spec.job import JobSpec, NodeExit
-from accelmark.spec.serving import ServeFinished
+from accelmark.spec.log.events import Finished
+from accelmark.spec.log.inference import InferFinished
+from accelmark.spec.log.serving import ServeFinished
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""

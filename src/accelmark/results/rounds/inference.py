@@ -27,9 +27,9 @@ from accelmark.results.rounds.generation import generation_round
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.rounds.load import Consumption
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
-from accelmark.spec.inference import InferStep, ScenarioName
-from accelmark.spec.inference_events import Phase, ScenarioResult
 from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.log.inference import Phase, ScenarioResult
+from accelmark.spec.settings.inference import InferStep, ScenarioName
 
 _STEP_TIMES: Final = {
     F.VALIDATION_TIME: InferStep.VALIDATE, F.EXPORT_TIME: InferStep.EXPORT, F.COMPILE_TIME: InferStep.COMPILE,

@@ -15,7 +15,7 @@ from accelmark.results.read.requests import Requests
 from accelmark.results.schema import Figure, Point
 from accelmark.results.serving_schema import ServingStage
 from accelmark.spec.job import JobSpec
-from accelmark.spec.serving import ServeSettings
+from accelmark.spec.settings.serving import ServeSettings
 
 _PERCENTILES: Final = {
     F.TTFT_P50: ("ttft", "p50"), F.TTFT_P99: ("ttft", "p99"), F.TPOT_P50: ("tpot", "p50"), F.TPOT_P99: ("tpot", "p99"),

@@ -23,7 +23,7 @@ from accelmark.results.rounds.load import Consumption, consumed, curves_of, head
 from accelmark.results.schema import Environment, Figure, Finding, RoundResult, finding
 from accelmark.results.serving_schema import ServingRound, ServingStage
 from accelmark.spec.job import JobSpec, ServeJob
-from accelmark.spec.serving import ANSWERS_FILE, REQUESTS_FILE, SCORES_FILE, ServeEndReason
+from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, SCORES_FILE, ServeEndReason
 
 _ENDS: Final[dict[ServeEndReason, str]] = {
     "server_missing": "the server is not installed",

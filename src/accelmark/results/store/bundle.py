@@ -28,8 +28,8 @@ from accelmark.results.store.signature import (
     signing_key,
 )
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.launcher import run_files
-from accelmark.spec.records import COORDINATOR_LOG
 from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"

@@ -23,8 +23,8 @@ import accelmark
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.rank_exit import error_lines
 from accelmark.spec.errors import RunError
+from accelmark.spec.log.records import ADAPTATION_FILE, AdaptationRecord
 from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
-from accelmark.spec.records import ADAPTATION_FILE, AdaptationRecord
 from accelmark.spec.secret import displayed_value
 
 LOG_FILE: Final = "adaptation.log"

@@ -68,9 +68,9 @@ from accelmark.run.record.states import utc_now
 from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord
+from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
-from accelmark.spec.records import ENVIRONMENT_FILE, AdaptationRecord
 
 _ORPHAN_GRACE_S: Final = 1.0
 _PEERS_S: Final = 10.0

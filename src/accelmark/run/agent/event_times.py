@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.spec.clocks import ClockReading
-from accelmark.spec.perflog import event_names
+from accelmark.spec.log.perflog import event_names
 
 _IN_MODIFY: Final = 0x00000002
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC

@@ -10,8 +10,8 @@ from typing import Final, final
 from accelmark.results.store.files import free_mib
 from accelmark.run.agent.rank_exit import Termination, read_log_end
 from accelmark.run.agent.task import HEARTBEAT_FILE, Limits
+from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.number_format import duration
-from accelmark.spec.perflog import PERFLOG_PREFIX
 
 _EVENT: Final = PERFLOG_PREFIX.encode()
 

@@ -20,8 +20,8 @@ from accelmark.run.agent.host import reported_prefixes
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.agent.virtual_environment import CODE_DIRECTORY
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.spec.log.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
 from accelmark.spec.plugins.framework import FrameworkSpec
-from accelmark.spec.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
 from accelmark.spec.secret import displayed_value
 
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")

@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
-from accelmark.spec.events import Event
 from accelmark.spec.job import NodeExit, RankExit, RankState
-from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import PERFLOG_PREFIX, decode_line
 from accelmark.spec.plugins.framework import LaunchRecord
 from accelmark.spec.secret import without_userinfo
 

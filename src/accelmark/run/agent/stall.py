@@ -17,9 +17,9 @@ from typing import Final
 from pydantic import ValidationError
 
 from accelmark.run.agent.rank_exit import escaped_line, read_log_end, tail
-from accelmark.spec.events import Event
 from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
-from accelmark.spec.perflog import decode_line
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import decode_line
 from accelmark.spec.plugins.framework import STACKS_SIGNAL, collectives_address
 
 _PROC: Final = Path("/proc")

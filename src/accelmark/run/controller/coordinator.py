@@ -42,7 +42,7 @@ from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, SpecError
 from accelmark.spec.job import TrainJob
-from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE
+from accelmark.spec.log.records import COORDINATOR_LOG, DATA_FILE
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})

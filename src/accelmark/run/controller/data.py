@@ -17,10 +17,10 @@ from accelmark.datasets.spec import DatasetSpec, dataset_specs
 from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.log.records import DataRecord
 from accelmark.spec.number_format import percent, quantity
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.spec.records import DataRecord
 
 
 def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:

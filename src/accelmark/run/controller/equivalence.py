@@ -21,8 +21,8 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.equivalence import TOLERANCES, ComparedJob, EquivalenceCheck, settings_hash
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.events import Started
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
+from accelmark.spec.log.events import Started
 
 INPUTS: Final = "inputs"
 """Directory of a check with the initial weights and the batches."""

@@ -20,7 +20,7 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
-from accelmark.spec.records import DataRecord
+from accelmark.spec.log.records import DataRecord
 
 FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
 """Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.

@@ -13,12 +13,12 @@ from typing import Any, Final, Literal, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Evaluation, Event, StepWindow
-from accelmark.spec.inference import InferStep
-from accelmark.spec.inference_events import ForwardWindow, InferEvaluation
 from accelmark.spec.job import TrainingWork, Work
-from accelmark.spec.perflog import PerfLogRecord, decode_line
-from accelmark.spec.serving import ServeProgress
+from accelmark.spec.log.events import Evaluation, Event, StepWindow
+from accelmark.spec.log.inference import ForwardWindow, InferEvaluation
+from accelmark.spec.log.perflog import PerfLogRecord, decode_line
+from accelmark.spec.log.serving import ServeProgress
+from accelmark.spec.settings.inference import InferStep
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",

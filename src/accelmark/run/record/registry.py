@@ -23,7 +23,7 @@ from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import write_atomic
 from accelmark.run.record.directory import PLAN_FILE
 from accelmark.run.record.states import utc_now
-from accelmark.spec.records import REGISTRATION_FILE, EarlierRun, Registration
+from accelmark.spec.log.records import REGISTRATION_FILE, EarlierRun, Registration
 
 STATE_VARIABLE: Final = "ACCELMARK_STATE"
 _LOG_FILE: Final = "runs.jsonl"

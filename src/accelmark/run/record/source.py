@@ -12,8 +12,8 @@ from typing import Final
 import accelmark
 from accelmark.plan.plan import Plan
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
+from accelmark.spec.log.records import SourceRecord
 from accelmark.spec.plugins.catalog import files_hash, find, tree_files, tree_hash
-from accelmark.spec.records import SourceRecord
 
 _GIT_TIMEOUT_S: Final = 20.0
 _SKIPPED: Final = (".pyc",)

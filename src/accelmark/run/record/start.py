@@ -12,8 +12,8 @@ from accelmark.run.record.registry import register
 from accelmark.run.record.source import source_record
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.log.records import SOURCE_FILE, VENDOR_CODE_DIR
 from accelmark.spec.plugins.catalog import find, tree_files
-from accelmark.spec.records import SOURCE_FILE, VENDOR_CODE_DIR
 
 _SHIPPED: Final = "accelmark"
 _CASES: Final = "cases"

@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
+from accelmark.spec.log.serving import RequestRecord
 from accelmark.spec.model import Spec
-from accelmark.spec.serving import RequestRecord
 
 
 class Open(Spec):

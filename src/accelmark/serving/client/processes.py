@@ -28,7 +28,8 @@ from accelmark.serving.client.messages import (
 from accelmark.serving.cores import started_on
 from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.spec.errors import RunError
-from accelmark.spec.serving import Arrival, LoadStage, RequestRecord
+from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.settings.serving import Arrival
 
 Record = Callable[[RequestRecord, str], None]
 """Called with the record of each request that ended and the text of its answer."""

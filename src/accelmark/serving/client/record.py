@@ -11,7 +11,7 @@ from typing import Final, final
 from accelmark.serving.client.connection import Response
 from accelmark.serving.client.messages import Ended, Request
 from accelmark.serving.client.stream import Stream, read_stream
-from accelmark.spec.serving import RequestRecord, RequestStatus
+from accelmark.spec.log.serving import RequestRecord, RequestStatus
 
 _HTTP_OK: Final = 200
 _SHOWN_BYTES: Final = 300

@@ -11,7 +11,7 @@ from typing import Final, final
 from accelmark.serving.client.connection import Connections, NotSentError, Response
 from accelmark.serving.client.messages import Done, Ended, Open, Request
 from accelmark.serving.client.record import Exchange, record_of
-from accelmark.spec.serving import RequestStatus
+from accelmark.spec.log.serving import RequestStatus
 
 _LAG_PERIOD_S: Final = 0.01
 _PAUSE_S: Final = 0.1

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
 from accelmark.spec.errors import DataError
 from accelmark.spec.model import Spec, first_error
-from accelmark.spec.serving import Arrival
+from accelmark.spec.settings.serving import Arrival
 
 _DRAWN_AT_ONCE: Final = 1024
 

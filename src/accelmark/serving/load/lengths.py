@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from accelmark.spec.serving import Lengths
+from accelmark.spec.settings.serving import Lengths
 
 
 def draw_length(lengths: Lengths, rng: np.random.Generator, most: int | None = None) -> int:

@@ -18,7 +18,8 @@ from accelmark.serving.load.prompts import PromptModel, open_prompts
 from accelmark.serving.load.search import RateSearch, search_rate
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import DataError
-from accelmark.spec.serving import Arrival, LoadStage, RequestRecord, ServeSettings
+from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.settings.serving import Arrival, ServeSettings
 
 RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[RequestRecord]]]
 """Runs one stage; returns it with the records of its requests."""

@@ -16,7 +16,7 @@ from accelmark.serving.load.lengths import draw_length, longest
 from accelmark.serving.request import Message
 from accelmark.spec.errors import DataError
 from accelmark.spec.model import Spec, first_error
-from accelmark.spec.serving import Lengths, PromptSettings
+from accelmark.spec.settings.serving import Lengths, PromptSettings
 
 Encode = Callable[[str], Sequence[int]]
 Decode = Callable[[list[int]], str]

@@ -15,11 +15,11 @@ from pydantic import (
 )
 
 from accelmark.spec.errors import nearest
-from accelmark.spec.inference import InferCaseSpec
 from accelmark.spec.layers import flatten, setting_defaults
 from accelmark.spec.model import Spec
-from accelmark.spec.serving import ServeCaseSpec
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.inference import InferCaseSpec
+from accelmark.spec.settings.serving import ServeCaseSpec
+from accelmark.spec.settings.training import TrainSettings
 
 Family = Literal["vision", "language", "speech"]
 Unit = Literal["image", "token", "sequence", "sample"]
@@ -91,7 +91,7 @@ class TrainCaseSpec(Spec):
     min_repeats: int = Field(default=1, ge=1)
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
-    """Defaults of :class:`accelmark.spec.settings.TrainSettings`, for every framework."""
+    """Defaults of :class:`accelmark.spec.settings.training.TrainSettings`, for every framework."""
     mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
     """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]

@@ -15,7 +15,7 @@ from pydantic import Field
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.vendor import FrameworkDevice
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every launch sets for each rank: global rank, rank on the host, and the number of each."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from accelmark.spec.errors import nearest
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.trainer import SettingFlag, fill, placeholders
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 PLACEHOLDERS: Final = ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir", "precision")
 """Placeholders of a server's commands."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from accelmark.spec.model import Spec
 from accelmark.spec.parallelism import AXES
 from accelmark.spec.plugins.vendor import Regex
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 STEP_GROUPS: Final = (
     "step", "loss", "learning_rate", "step_time", "throughput", "samples", "tokens", "epoch",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints, model_validator
 
 from accelmark.spec.model import Spec
-from accelmark.spec.settings import Precision
+from accelmark.spec.settings.training import Precision
 
 
 def _compiles(value: str) -> str:

@@ -16,11 +16,11 @@ from io import TextIOWrapper
 from typing import Final, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
-from accelmark.spec.events import Event
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.layers import flatten
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import PERFLOG_PREFIX, EventLog
 from accelmark.spec.parallelism import mesh_of
-from accelmark.spec.perflog import PERFLOG_PREFIX, EventLog
 from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.trainer import fill
 from accelmark.train.external.translate import LogTranslator

@@ -7,9 +7,9 @@ import re
 import threading
 from typing import Final, final
 
-from accelmark.spec.events import EndReason, Evaluation, Event, StepWindow
 from accelmark.spec.job import ExternalJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import EndReason, Evaluation, Event, StepWindow
+from accelmark.spec.log.perflog import EventLog
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 

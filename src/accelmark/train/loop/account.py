@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import final
 
-from accelmark.spec.events import Finished, StepWindow
 from accelmark.spec.job import TrainingWork
+from accelmark.spec.log.events import Finished, StepWindow
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import End, follows_reference

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from accelmark.spec.events import CheckpointHashes, Event, SavedCheckpoint
 from accelmark.spec.job import TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import CheckpointHashes, Event, SavedCheckpoint
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend

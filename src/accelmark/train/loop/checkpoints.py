@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import UpdateSquares
+from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
 from accelmark.train.loop.contract import Progress

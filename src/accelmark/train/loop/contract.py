@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import EndReason, Started, UpdateSquares
+from accelmark.spec.log.events import EndReason, Started, UpdateSquares
 
 
 @final

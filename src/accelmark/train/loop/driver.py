@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError, nearest
-from accelmark.spec.events import Evaluation, Event
 from accelmark.spec.job import TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import Evaluation, Event
+from accelmark.spec.log.perflog import EventLog
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.spec.events import EndReason
+from accelmark.spec.log.events import EndReason
 from accelmark.spec.plugins.case import ReferenceLoss
-from accelmark.spec.settings import EndSettings
+from accelmark.spec.settings.training import EndSettings
 from accelmark.train.loop.contract import Progress
 
 POLL_INTERVAL_S: Final = 1.0

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import final
 
 from accelmark.spec.errors import DataError, RequestError
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.ends import total_steps
 from accelmark.train.schedules import learning_rate_factor, needs_length

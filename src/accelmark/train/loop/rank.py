@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final, NoReturn, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
-from accelmark.spec.events import Evaluated, Event, Replayed
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.log.events import Evaluated, Event, Replayed
+from accelmark.spec.log.perflog import EventLog, PerfLogWriter
 from accelmark.spec.model import parse
-from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, STACKS_SIGNAL, RankPlace
 from accelmark.train.loop.account import Account

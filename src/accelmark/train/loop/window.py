@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from accelmark.spec.events import StepWindow
+from accelmark.spec.log.events import StepWindow
 from accelmark.train.loop.contract import LossReader, StepClock
 
 

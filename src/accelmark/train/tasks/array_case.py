@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.arrays import ArrayBatches, ArrayPlace, Arrays
 from accelmark.train.tasks.samples import ArraySource, SampleBatches
 from accelmark.train.tasks.task_families import ModelSettings

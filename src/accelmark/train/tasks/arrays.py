@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.errors import DataError
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.shares import Share, seed_of
 
 Arrays = dict[str, npt.NDArray[Any]]

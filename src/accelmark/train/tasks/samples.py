@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.spec.settings import LoaderSettings
+from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.arrays import ArrayPlace, Arrays
 from accelmark.train.tasks.shares import Share, seed_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.settings.training import Scalar, TrainSettings
 from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from accelmark.frameworks.pytorch.case import Batch, Place
 from accelmark.spec.errors import DataError
-from accelmark.spec.settings import LoaderSettings
+from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.samples import EVALUATION_EPOCH, ArraySource
 from accelmark.train.tasks.shares import Share, seed_of
 

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.spec.errors import RequestError, first_line
-from accelmark.spec.events import Compiled, Event
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import Compiled, Event
+from accelmark.spec.log.perflog import EventLog
 
 Checkpointing = Literal["off", "full", "selective"]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.case import Split, TrainCase
 from accelmark.frameworks.pytorch.model.initialize import materialize
 from accelmark.spec.errors import first_line
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import Mesh
-from accelmark.spec.perflog import EventLog
 
 
 def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:

@@ -21,9 +21,9 @@ from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state, seed_everything
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import UpdateSquares
+from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
 from accelmark.train.loop.contract import ForeignStateError, Progress
 from accelmark.train.tasks.shares import seed_of

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings import Precision, TrainSettings
+from accelmark.spec.settings.training import Precision, TrainSettings
 
 _FP32_SWITCHES: Final = (
     "fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision",

@@ -31,10 +31,10 @@ from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
+from accelmark.spec.log.records import DATA_FILE
 from accelmark.spec.number_format import duration
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.plugins.launcher import options_of
-from accelmark.spec.records import DATA_FILE
 
 LOGINS_AT_ONCE: Final = 64
 """Logins take CPU time here (key exchange): with many more at once, each would exceed its time limit."""

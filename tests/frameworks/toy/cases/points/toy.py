@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 
 class Case:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.spec.events import EndReason, Event, Started, UpdateSquares
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.log.events import EndReason, Event, Started, UpdateSquares
+from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.contract import Progress, Replay

@@ -1,4 +1,4 @@
-"""Serving: settings of a case, the load, and the record of one request."""
+"""Settings of serving: the case, the load and the objectives."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from accelmark.spec.events import StartedBase
-from accelmark.spec.inference import InferPrecision, InferSettings, Reference
 from accelmark.spec.model import Spec
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.inference import InferPrecision, InferSettings, Reference
+from accelmark.spec.settings.training import Scalar
 
 Arrival = Literal["closed", "constant", "poisson", "gamma", "trace"]
-RequestStatus = Literal["ok", "http_error", "malformed", "dropped", "timed_out", "cancelled"]
 
-REQUESTS_FILE: Final = "requests.jsonl"
-"""In the node's directory: one :class:`RequestRecord` on each line, in the order in which requests ended."""
-ANSWERS_FILE: Final = "answers.jsonl"
-"""In the node's directory: one :class:`Answer` on each line, of the requests that were compared."""
-
-
-SCORES_FILE: Final = "scores.jsonl"
-"""In the node's directory: one :class:`BenchmarkScore` on each line."""
 Benchmark = Literal["mmlu", "gsm8k"]
 BENCHMARKS: Final[tuple[Benchmark, ...]] = get_args(Benchmark)
 """Tasks of lm-evaluation-harness that are run through a server, by their names there."""
@@ -215,150 +205,3 @@ class ServeCaseSpec(Spec):
     """Defaults of :class:`ServeSettings`."""
     mutable: tuple[str, ...] = ()
     """Settings that a run may change; ``a`` allows all of ``a.*``."""
-
-
-class RequestRecord(Spec):
-    """One request as the client saw it. Times are in seconds of the client's monotonic clock since its stage began."""
-
-    stage: int
-    """Stage from 0; -1 for warm-up."""
-    number: int
-    """Position in the stage."""
-    prompt: int
-    """Number of the prompt; the same number is the same prompt."""
-    due_s: float
-    """When it was due; latencies count from here."""
-    sent_s: float | None = None
-    """When its last byte was given to the kernel; null where no connection was made."""
-    first_s: float | None = None
-    """Arrival of the first output."""
-    end_s: float
-    """Arrival of the end of the response, or when the request was given up."""
-    gaps_us: tuple[int, ...] = ()
-    """Microseconds between arrivals of outputs, from the first to the last. An output may have several tokens."""
-    status: RequestStatus
-    http_status: int | None = None
-    error: str | None = None
-    """What went wrong, in one line."""
-    finish_reason: str | None = None
-    input_tokens: int | None = None
-    """Tokens of the prompt, counted with the model's own tokenizer; null without one."""
-    output_tokens: int | None = None
-    """Tokens of the answer, counted in the same way."""
-    requested_tokens: int
-    """Requested or greatest number of tokens of the answer."""
-    usage_input: int | None = None
-    """``usage.prompt_tokens`` of the server."""
-    usage_output: int | None = None
-    """``usage.completion_tokens`` of the server."""
-    text_sha256: str | None = None
-    """SHA-256 of the answer's text (UTF-8)."""
-
-
-class Answer(Spec):
-    """An answer under load beside the framework's greedy answer to the same prompt."""
-
-    stage: int
-    number: int
-    prompt: int
-    num_tokens: int
-    """Tokens of the framework's answer."""
-    num_agreeing: int
-    """Tokens from the start that agree."""
-
-
-class BenchmarkScore(Spec):
-    """Accuracy of the served model in a task of lm-evaluation-harness."""
-
-    task: Benchmark
-    metric: str
-    """Name in the harness (``acc,none``)."""
-    value: float
-    stderr: float | None
-    num_questions: int
-    limit: int | None
-    """Questions of each task or subject; null: all."""
-    num_fewshot: int
-    task_version: str
-    harness_version: str
-
-
-class ServeStarted(StartedBase):
-    """The value of ``INIT_END`` of serving; framework, version and device are the server's."""
-
-    server: str | None
-    endpoint: str
-    command: tuple[str, ...] = ()
-    """Command line of the server; empty for an endpoint."""
-    served_model: str
-    start_s: float | None
-    """From the start of the server to its first healthy answer; null for an endpoint."""
-    num_devices: int
-    weights_sha256: str | None
-    """Over names and contents of the model's files; null for an endpoint."""
-    has_tokenizer: bool
-    """Whether tokens are counted with the model's own tokenizer."""
-    server_cores: tuple[int, ...] = ()
-    """Cores that the server may use, and those of the client alone; empty where both use all."""
-    client_cores: tuple[int, ...] = ()
-
-
-class LoadStage(Spec):
-    """The value of ``LOAD_END``: one stage of the load. Wall-clock and monotonic times are those of the event."""
-
-    stage: int
-    """-1 for warm-up."""
-    arrival: Arrival
-    concurrency: int | None
-    """Of a closed load."""
-    rate: float | None
-    """Requests per second of an open load; null for a closed one and for a trace."""
-    is_search: bool = False
-    """Whether it is a step of the search for the highest rate."""
-    input_tokens: int | None = None
-    """Lengths of prompts and answers of the stage; null where ``prompts`` states them."""
-    output_tokens: int | None = None
-    begin_mono_s: float
-    """The client's monotonic clock at the beginning of the stage, to which ``RequestRecord`` refers."""
-    duration_s: float
-    """From the beginning to the end of the last request."""
-    num_requests: int
-    lag_p50_ms: float | None
-    """How late the client's event loop ran its timers, median; null where no sample was taken."""
-    lag_p99_ms: float | None
-    client_cpu_share: float
-    """CPU time of the busiest client process over the stage's duration."""
-
-
-ServePhase = Literal["starting server", "warming up", "under load", "answering benchmarks", "comparing answers"]
-
-
-class ServeProgress(Spec):
-    """The value of ``HEARTBEAT`` of serving."""
-
-    phase: ServePhase
-    num_requests: int = 0
-    """Requests that ended since the first stage."""
-    share: float | None = None
-    """Share of the time of all stages that were planned."""
-
-
-ServeEndReason = Literal[
-    "completed", "server_missing", "never_healthy", "server_died", "unreachable", "bad_request", "cancelled", "error"
-]
-
-
-class ServeFinished(Spec):
-    """The value of ``FINISHED`` of serving."""
-
-    state: Literal["completed", "failed", "cancelled"]
-    end_reason: ServeEndReason
-    message: str | None = None
-    """Cause and remedy if the state is not ``completed``."""
-    e2e_time: float
-    """Seconds from the start of the process."""
-    num_requests: int = 0
-    peak_memory_mib: float | None = None
-    """Largest resident memory of the server and its children; null where it is not known."""
-    core_wait_s: float | None = None
-    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

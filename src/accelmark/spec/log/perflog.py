@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, Protocol, TypeVar, final
 from pydantic_core import from_json
 
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import Event
+from accelmark.spec.log.events import Event
 from accelmark.spec.model import Spec
 
 S = TypeVar("S", bound=Spec)

@@ -26,7 +26,7 @@ from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.layers import flatten
 from accelmark.spec.plugins.catalog import folders, load_case, load_framework
 from accelmark.spec.runfile import CaseRequest, RunSpec
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings.training import TrainSettings
 
 REFERENCE: Final = "pytorch"
 """The framework whose weights and batches all jobs start from."""

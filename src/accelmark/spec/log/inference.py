@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from accelmark.spec.events import StartedBase
-from accelmark.spec.inference import InferStep, ScenarioName
+from accelmark.spec.log.events import StartedBase
 from accelmark.spec.model import Spec
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.inference import InferStep, ScenarioName
+from accelmark.spec.settings.training import Scalar
 
 Phase = Literal["validation", "inference"]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.model import Spec
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings.training import Scalar
 
 InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
 ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]

@@ -1,0 +1,1 @@
+"""``accelmark check``: conformance of cases and vendors, equivalence of frameworks."""
