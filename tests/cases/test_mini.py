@@ -125,7 +125,13 @@ def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
 
 
 def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path, plays: Path) -> None:
-    over: dict[str, Any] = {"model.eval_windows": 8, "end.max_steps": 12, "threads": 1, "batch_size": 4, "model.seq_length": 32}
+    over: dict[str, Any] = {
+        "model.eval_windows": 8,
+        "end.max_steps": 12,
+        "threads": 1,
+        "batch_size": 4,
+        "model.seq_length": 32,
+    }
     over |= {"checkpoint.every_steps": 12, "optimizer.lr": 1e-2}
     events = run(job_of("lora_mini", tmp_path / "run", {"shakespeare": plays}, over))
     losses = losses_of(events)
