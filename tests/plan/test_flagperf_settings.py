@@ -1,0 +1,154 @@
+"""FlagPerf's settings of training and inference cases become a vendor's layers of a case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.compat.flagperf.convert import convert
+from accelmark.spec.errors import SpecError
+from accelmark.spec.layers import Layer, resolve_inference
+from accelmark.spec.plugins.catalog import load_case
+from tests.plan.test_flagperf import left_in, site
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("max_steps = -5", "does not fit end.max_steps: input should be greater than 0, found -5"),
+        ("warmup = 500", "does not fit schedule.warmup_ratio"),
+        ("seed = 1.5", "does not fit seed"),
+        ("lr = '0.1'", "is no number: '0.1'"),
+        ("fp16 = 'O2'", "is neither True nor False: 'O2'"),
+        ("amp = False", "False does not say which precision it is instead"),
+        ("eval_steps = None", "is None: the case's own value stays"),
+    ],
+)
+def test_a_setting_that_its_reader_refuses_is_listed(tmp_path: Path, text: str, what: str) -> None:
+    converted = site(tmp_path, f"{text}\ntrain_batch_size = 3\n", "config_A100x1x8.py")
+    assert converted.configs == {"config_A100x1x8.yaml": {"batch_size": 3}}
+    assert what in left_in(converted)[text.split()[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "left"),
+    [
+        ("amp = True", "fp16", set()),
+        ("amp = True\nbf16 = True", "bf16", set()),
+        ("bf16 = True\namp = True", "bf16", set()),
+        ("fp16 = True\nbf16 = True", "fp16", {"bf16"}),
+        ("fp16 = True\namp = False", "fp16", {"amp"}),
+    ],
+)
+def test_the_precision_is_what_the_switches_agree_on(tmp_path: Path, text: str, precision: str, left: set[str]) -> None:
+    converted = site(tmp_path, text, "config_A100x1x8.py")
+    assert converted.configs["config_A100x1x8.yaml"] == {"precision": precision}
+    assert set(left_in(converted)) == left
+
+
+def test_two_names_of_one_setting_that_differ_are_listed(tmp_path: Path) -> None:
+    converted = site(tmp_path, "learning_rate = 0.1\nlr = 0.2\n", "config_A100x1x8.py")
+    assert converted.configs["config_A100x1x8.yaml"] == {"optimizer": {"lr": 0.1}}
+    assert left_in(converted) == {"lr": "learning_rate gives optimizer.lr already, as 0.1"}
+
+
+def test_the_configuration_of_every_scale_becomes_the_vendors(tmp_path: Path) -> None:
+    (tmp_path / "config_common.py").write_text("train_batch_size = 12\nseed = 1\n")
+    (tmp_path / "config_A100x1x8.py").write_text("from config_common import *\nseed = 2\n")
+    converted = convert([tmp_path / "config_A100x1x8.py", tmp_path / "config_common.py"])
+    assert converted.configs == {"config_A100x1x8.yaml": {"seed": 2}, "config.yaml": {"batch_size": 12, "seed": 1}}
+    assert converted.left_over == []
+    alone = convert([tmp_path / "config_A100x1x8.py"])
+    assert "takes everything from config_common: import that file too" in left_in(alone)["line 1"]
+
+
+def test_a_configuration_for_no_scale_is_listed_with_all_its_settings(tmp_path: Path) -> None:
+    converted = site(tmp_path, "train_batch_size = 12\n", "config_A100.py")
+    assert not converted.configs
+    assert not converted.cluster
+    assert "is named neither" in left_in(converted)[""]
+
+
+def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "config_A100x1x8.py" for name in ("a", "b")]
+    for number, path in enumerate(paths, start=1):
+        path.parent.mkdir()
+        path.write_text(f"train_batch_size = {number}\n")
+    with pytest.raises(SpecError) as refused:
+        convert(paths)
+    assert all(str(path) in str(refused.value) for path in paths)
+    assert convert([paths[0], paths[0]]).configs == {"config_A100x1x8.yaml": {"batch_size": 1}}
+
+
+CONFIGURATIONS = """
+batch_size: 32
+flops: 2*512*0.33e9
+fp16: false
+compiler: tensorrt
+num_workers: 3
+repeat: 7
+no_validation: false
+exist_onnx_path: null
+exist_compiler_path: null
+"""
+KUNLUNXIN = """
+fp16: true
+compiler: xtcl
+trt_tmp_path: tmp/model.trt
+has_dynamic_axis: false
+resnet50_fuse: true
+"""
+
+
+def inference_files(tmp_path: Path, case: str) -> list[Path]:
+    folder = tmp_path / case
+    (folder / "vendor_config").mkdir(parents=True)
+    texts = {
+        "configurations.yaml": CONFIGURATIONS,
+        "parameters.yaml": "seq_length: 512\nmask_ratio: 0.1\n",
+        "vendor_config/kunlunxin_configurations.yaml": KUNLUNXIN,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in texts]
+
+
+def test_inference_settings_become_a_vendors_layer_of_the_case(tmp_path: Path) -> None:
+    converted = convert(inference_files(tmp_path, "bertLarge"))
+    layer = converted.configs["infer.yaml"]
+    side = load_case("bert_large").infer
+    assert side is not None
+    resolved = resolve_inference(side, "case.yaml", vendor=[Layer.of("infer.yaml", layer)])  # as a vendor's file
+    settings = resolved.settings
+    assert (settings.batch_size, settings.compiler, settings.num_workers, settings.repeat) == (32, "xtcl", 3, 7)
+    assert settings.precision == "fp16"
+    assert settings.engine_options == {"resnet50_fuse": True}
+    left = {item.key: item.what for item in converted.left_over}
+    assert set(left) == {"flops", "mask_ratio", "trt_tmp_path", "has_dynamic_axis"}
+    assert "the case states the FLOPs" in left["flops"]
+    assert "parameters are the case's" in left["mask_ratio"]
+
+
+def test_an_inference_case_that_is_not_there_is_left_over(tmp_path: Path) -> None:
+    converted = convert(inference_files(tmp_path, "yolov5"))
+    assert not converted.configs
+    assert {item.what.partition("(")[0] for item in converted.left_over} == {
+        "AccelMark has no inference case 'yolov5' "
+    }
+
+
+def test_inference_settings_of_two_cases_are_imported_one_at_a_time(tmp_path: Path) -> None:
+    files = inference_files(tmp_path, "bertLarge") + inference_files(tmp_path, "resnet50")
+    with pytest.raises(SpecError, match="several cases, bert_large, resnet50: import one case at a time"):
+        convert(files)
+
+
+def test_the_name_torchtrt_is_accepted(tmp_path: Path) -> None:
+    files = inference_files(tmp_path, "resnet50")
+    files[0].write_text(CONFIGURATIONS.replace("tensorrt", "torchtrt"))
+    layer = convert(files[:1]).configs["infer.yaml"]
+    side = load_case("resnet50").infer
+    assert side is not None
+    settings = resolve_inference(side, "case.yaml", vendor=[Layer.of("infer.yaml", layer)]).settings
+    assert settings.compiler == "torch_tensorrt"
