@@ -1,6 +1,7 @@
 # Two commands: `make run` trains the quick-start suite and shows its page, `make test` checks everything.
 PYTHON ?= python3
 WORKERS ?= 2
+CLUSTER ?= cluster
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
@@ -25,7 +26,7 @@ test-adversary: $(VENV)/.test  ## Run all attacks and honest variants (docs/adve
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m adversary tests
 
 test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and test launching on namespace hosts (root)
-	$(BIN)/python -m pytest -m cluster tests/cluster
+	$(BIN)/python -m pytest -m '$(CLUSTER)' tests/cluster
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.run.fakes import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.heavy]
 MakePlan = Callable[..., Plan]
 Inject = Callable[["Running"], None]
 
