@@ -52,7 +52,7 @@ ADAPTED: Final = "ADAPTED 36 brought by pip fast mode"
 
 
 def write_adaptation(plugins: Path, model: str = "tiny") -> Path:
-    """Write the folder of vendor acme for a case, and requirements of the case that nobody can install."""
+    """Write the folder of vendor acme for a case, and requirements of the case, which the evaluation outside installs."""
     folder = plugins / "vendors" / "acme" / "cases" / f"{model}-pytorch"
     (folder / "csrc").mkdir(parents=True)
     (folder / "extern").mkdir()
@@ -61,7 +61,7 @@ def write_adaptation(plugins: Path, model: str = "tiny") -> Path:
     (folder / "csrc" / "setup.py").write_text(SETUP)
     (folder / "csrc" / "kernel.cpp").write_text(KERNEL)
     (folder / "extern" / "__init__.py").write_text(EXTERN)
-    (plugins / "cases" / model / "requirements.txt").write_text("no-such-package-anywhere==9.9\n")
+    (plugins / "cases" / model / "requirements.txt").write_text("packaging\n")
     return folder
 
 
