@@ -52,7 +52,7 @@ ADAPTED: Final = "ADAPTED 36 brought by pip fast mode"
 
 
 def write_adaptation(plugins: Path, model: str = "tiny") -> Path:
-    """Write the folder of vendor acme for a case, and requirements of the case, which the evaluation outside installs."""
+    """Write the folder of vendor acme for a case, and requirements of the case for the evaluation outside."""
     folder = plugins / "vendors" / "acme" / "cases" / f"{model}-pytorch"
     (folder / "csrc").mkdir(parents=True)
     (folder / "extern").mkdir()
