@@ -152,7 +152,7 @@ FAULTS: Final = (
     Fault("a rank raises an error", "failed", "the flux is not conserved", modes=(*ENDLESS, "1:raise")),
     Fault("a rank exits with 0 before its end", "failed", "rank 1", modes=(*ENDLESS, "1:quit")),
     Fault("a rank's loss is NaN", "failed", "not finite", modes=(*ENDLESS, "1:nan")),
-    Fault("a rank sleeps for ever", "timed_out", "rank 1", modes=(*ENDLESS, "1:hang")),
+    Fault("a rank hangs", "timed_out", "rank 1", modes=(*ENDLESS, "1:hang")),
     Fault("a rank writes bytes that are no text", "succeeded", modes=(*SHORT, "1:noise")),
     Fault("a rank is stopped for 3 s", "succeeded", "", paused("fake_rank.py", 3), SHORT),
     Fault("a node agent is killed", "lost", "n2", kill("accelmark.run.agent.agent")),

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.train.tasks.metrics import IGNORED
 from accelmark.train.tasks.text_files import Records
@@ -205,3 +206,35 @@ class TextToText(SequenceToSequence):
         """Return random tokens without padding."""
         shape = size, self.number("source_length")
         return torch.randint(self.pad + 1, self.number("vocab_size"), shape, generator=random)
+
+
+class Translation(TextToText):
+    """Text to text by a Transformer whose size is in the settings under ``model``."""
+
+    dropout: ClassVar[float]
+    label_smoothing = 0.1
+
+    def network(self) -> PreTrainedModel:
+        """Build the Transformer (Vaswani et al. 2017, arXiv:1706.03762) with one embedding for both languages."""
+        layers, heads, inner = self.number("num_layers"), self.number("num_heads"), self.number("intermediate_size")
+        config = MarianConfig(
+            vocab_size=self.number("vocab_size"),
+            d_model=self.number("hidden_size"),
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=inner,
+            decoder_ffn_dim=inner,
+            activation_function="relu",
+            dropout=self.dropout,
+            scale_embedding=True,
+            max_position_embeddings=max(self.number("source_length"), self.number("target_length")) + 1,
+            init_std=self.number("hidden_size") ** -0.5,
+            pad_token_id=self.pad,
+            decoder_start_token_id=self.pad,
+            eos_token_id=self.end,
+            forced_eos_token_id=None,
+        )
+        with_padding(config)
+        return MarianMTModel(config)
