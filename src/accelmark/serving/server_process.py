@@ -28,6 +28,8 @@ LOG_FILE: Final = "server.log"
 _POLL_S: Final = 0.1
 _HEALTH_TIMEOUT_S: Final = 5.0
 _STOP_S: Final = 20.0
+_KILL_S: Final = 5.0
+"""SIGKILL takes effect some time after it was sent."""
 _LAST_LINES: Final = 5
 _PAGE_MIB: Final = resource.getpagesize() / 2**20
 _MEMORY_S: Final = 1.0
@@ -137,6 +139,7 @@ class ServerProcess:
         _, left = psutil.wait_procs(family, timeout=_STOP_S)
         for process in left:
             _signal(process.kill)
+        psutil.wait_procs(left, timeout=_KILL_S)
         self._process.wait()
 
     def _family(self) -> list[psutil.Process]:
