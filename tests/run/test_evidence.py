@@ -20,8 +20,8 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.bytecode import stale_bytecode
-from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.event_times import LogEvents
+from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
 from accelmark.run.agent.task import AgentTask
 from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
@@ -95,7 +95,7 @@ def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_packag
 def test_data_that_is_replaced_or_restored_is_found(tmp_path: Path) -> None:
     file = tmp_path / "train.bin"
     file.write_bytes(b"images")
-    watch = DataWatch([tmp_path])
+    watch = FileWatch([tmp_path])
     file.read_bytes()
     assert watch.changed() == ()
     kept = tmp_path / "kept"
@@ -114,7 +114,7 @@ def test_a_directory_that_is_moved_away_and_back_is_found(tmp_path: Path) -> Non
     (images / "train" / "0.png").write_bytes(b"image")
     (tmp_path / "data").symlink_to("cache/images")
     for moved in (images / "train", images, tmp_path / "cache"):
-        watch = DataWatch([tmp_path / "data"])
+        watch = FileWatch([tmp_path / "data"])
         (images / "scratch").write_bytes(b"")
         (images / "scratch").unlink()
         (tmp_path / "beside").mkdir(exist_ok=True)
@@ -126,13 +126,23 @@ def test_a_directory_that_is_moved_away_and_back_is_found(tmp_path: Path) -> Non
         assert any(name.endswith(f"{moved.name}/ (moved)") for name in watch.changed()), watch.changed()
 
 
+def test_written_bytecode_is_no_change_of_code(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "case.py").write_text("FACTOR = 1\n")
+    watch = FileWatch([tmp_path], skipped=("__pycache__",))
+    (tmp_path / "__pycache__" / "case.pyc").write_bytes(b"code")
+    assert watch.changed() == ()
+    (tmp_path / "case.py").write_text("FACTOR = 2\n")
+    assert watch.changed() == (str(tmp_path / "case.py"),)
+
+
 def test_a_link_to_data_that_is_replaced_and_put_back_is_found(tmp_path: Path) -> None:
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.bin").write_bytes(name.encode())
     link = tmp_path / "data"
     link.symlink_to("good")
-    watch = DataWatch([link])
+    watch = FileWatch([link])
     assert watch.changed() == ()
     kept = link.rename(tmp_path / "kept")
     link.symlink_to("bad")

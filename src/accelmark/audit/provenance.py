@@ -158,6 +158,9 @@ def unchanged_files(entry: RoundEvidence) -> Findings:
         if node.changed_data:
             actual = f"{node.host}: data was changed after its hashes were checked: {', '.join(node.changed_data)}"
             yield finding("error", "data-unchanged", "the data that was checked", actual)
+        if node.changed_code:
+            actual = f"{node.host}: files were changed while the round ran: {', '.join(node.changed_code)}"
+            yield finding("open", "code-unchanged", "the code that started", actual)
         if node.stale_bytecode:
             listed = ", ".join(node.stale_bytecode[:_MAX_LISTED])
             actual = f"{node.host}: bytecode that differs from its source may have run: {listed}"

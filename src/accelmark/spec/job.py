@@ -351,6 +351,8 @@ class NodeExit(Spec):
     """null where no rank was silent for long."""
     changed_data: tuple[str, ...] = ()
     """Files of the job's data that were changed while it ran."""
+    changed_code: tuple[str, ...] = ()
+    """Files of AccelMark, the case or installed packages that were changed while the job ran."""
     stale_bytecode: tuple[str, ...] = ()
     """Bytecode files of AccelMark, the case or the vendor that differ from their source but would be loaded."""
     others_cpu_s: float | None = None

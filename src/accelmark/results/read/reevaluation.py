@@ -126,11 +126,13 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
 
 
 def _problem_of(node: NodeDir) -> str | None:
-    """Return why the job did not complete on a host, or on other data than was checked."""
+    """Return why the job did not complete on a host, or with other data or code than was checked."""
     if node.exit is None or node.exit.reason is not None:
         return node.problem if node.exit is None else node.exit.reason
-    changed = ", ".join(node.exit.changed_data)
-    return f"{node.exit.host}: data was changed after its hashes were checked: {changed}" if changed else None
+    for what, changed in {"data": node.exit.changed_data, "code": node.exit.changed_code}.items():
+        if changed:
+            return f"{node.exit.host}: {what} was changed while it ran: {', '.join(changed)}"
+    return None
 
 
 def _merged(

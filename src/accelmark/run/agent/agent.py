@@ -29,8 +29,8 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.bytecode import stale_bytecode
-from accelmark.run.agent.data_watch import DataWatch
 from accelmark.run.agent.event_times import LogEvents
+from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.host import (
     BackgroundLoad,
     HostInUseError,
@@ -41,7 +41,7 @@ from accelmark.run.agent.host import (
     system_information,
 )
 from accelmark.run.agent.limits import LimitChecker
-from accelmark.run.agent.rank_environment import environment_record, without_loaders
+from accelmark.run.agent.rank_environment import environment_record, watched_code, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
 from accelmark.run.agent.stall import diagnose
@@ -124,7 +124,8 @@ class Agent:
         self._began = ClockReading.now()
         self._log_events = LogEvents(node_dir / f"rank{task.ranks[0]}.out.log")
         self._logs = selectors.DefaultSelector()
-        self._data: DataWatch | None = None
+        self._data: FileWatch | None = None
+        self._code: FileWatch | None = None
 
     def run(self) -> NodeExit:
         """Run the job to its end; call :meth:`handle_signals` first."""
@@ -155,6 +156,7 @@ class Agent:
             clocks=clocks,
             stall=self._stall,
             changed_data=self._data.changed() if self._data is not None else (),
+            changed_code=self._code.changed() if self._code is not None else (),
             stale_bytecode=stale_bytecode(self._code_folders()),
             others_cpu_s=self._background_load.cpu_s(),
         )
@@ -168,9 +170,8 @@ class Agent:
         if self._task.nnodes > 1:
             self._task = route(self._task)
         task = self._task
-        self._data = DataWatch(task.data_dirs)
-        if self._data.problem is not None:
-            self._warnings.append(self._data.problem)
+        self._data, self._code = FileWatch(task.data_dirs), FileWatch(watched_code(task), ("__pycache__",))
+        self._warnings += filter(None, (self._data.problem, self._code.problem))
         self._environment = rank_environment(task, self._dir, os.environ)
         prefixes = reported_prefixes(task, framework)
         found = system_information(self._dir, self._environment, task.host, prefixes)

@@ -108,6 +108,26 @@ def _foreign_entries(python_path: str, node_dir: Path) -> list[str]:
     return [entry for entry in python_path.split(os.pathsep) if entry and Path(entry) not in own]
 
 
+def package_directories(python: Path | None = None) -> list[Path]:
+    """Return the directories of installed packages of a virtual environment's Python; None: of this one."""
+    if python is not None:
+        return list(python.parents[1].glob("lib/python*/site-packages"))
+    return [Path(place) for place in (*site.getsitepackages(), site.getusersitepackages())]
+
+
+def watched_code(task: AgentTask) -> Iterator[Path]:
+    """Yield the folders of code that may not change while a job runs: the evaluation outside runs it too.
+
+    Of AccelMark, the case and, beside a vendor's code, the tens of thousands of files of Python and its packages.
+    """
+    yield Path(accelmark.__file__).parent
+    yield from filter(None, (task.case,))
+    if task.adaptation is not None:
+        yield Path(sysconfig.get_path("stdlib"))
+        yield from package_directories(Path(task.python) if task.python else None)
+        yield from (Path(entry) for entry in sys.path if entry.endswith("-packages"))
+
+
 def start_files(python: Path | None = None) -> Iterator[str]:
     """Yield files that run code whenever Python starts, and that belong to no installed package.
 
@@ -118,8 +138,7 @@ def start_files(python: Path | None = None) -> Iterator[str]:
     """
     if _PRELOAD_FILE.is_file() and _PRELOAD_FILE.stat().st_size:
         yield str(_PRELOAD_FILE)
-    own = [*site.getsitepackages(), site.getusersitepackages()]
-    places = own if python is None else [str(place) for place in python.parents[1].glob("lib/python*/site-packages")]
+    places = [str(place) for place in package_directories(python)]
     for directory in dict.fromkeys(places):
         for path in sorted(Path(directory).glob("*.pth")):
             try:

@@ -1,11 +1,11 @@
-"""Detect changes of a job's data while it runs, without reading the data again."""
+"""Detect changes of a job's data and code while it runs, without reading the files again."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final, final
 
@@ -18,18 +18,19 @@ _Identity = tuple[int, int, int, int, int]
 
 
 @final
-class DataWatch:
-    """The files of data directories when it was created, which is before any code of a vendor runs on the host.
+class FileWatch:
+    """The files of some directories when it was created, which is before any code of a vendor runs on the host.
 
-    Their hashes were checked before that. A file is the same if its inode is and was not changed since: to replace,
+    Hashes were checked before that. A file is the same if its inode is and was not changed since: to replace,
     write, rename or restore a file changes the inode's time. Files below a directory that is moved away and back do not
-    change, so the kernel reports when the directories of the data, or those above them, are moved.
+    change, so the kernel reports when the directories, or those above them, are moved.
     """
 
-    def __init__(self, directories: Iterable[Path]) -> None:
-        self._directories = tuple(directories)
+    def __init__(self, directories: Iterable[Path], skipped: Collection[str] = ()) -> None:
+        """Take note of all files, without those below directories named in ``skipped``."""
+        self._directories, self._skipped = tuple(dict.fromkeys(directories)), frozenset(skipped)
         self._inotify = Inotify()
-        before = _Scan(self._directories)
+        before = _Scan(self._directories, self._skipped)
         self._before = before.identities
         self.problem: str | None = None
         """Why moves of some directories are not noticed."""
@@ -40,12 +41,12 @@ class DataWatch:
                 self._watched[self._inotify.watch(directory, IN_MOVE_SELF)] = directory
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.ENOENT):
-                    self.problem = f"moves of data directories are not noticed from {directory} on: {error}"
+                    self.problem = f"moves of directories are not noticed from {directory} on: {error}"
                     break
 
     def changed(self) -> tuple[str, ...]:
         """Return the first few files and directories that are new, gone, moved or written since, and how many more."""
-        now = _Scan(self._directories).identities
+        now = _Scan(self._directories, self._skipped).identities
         self._moved |= {self._watched[number] for number, events in self._inotify.read() if events & IN_MOVE_SELF}
         files = {name for name in self._before.keys() | now.keys() if self._before.get(name) != now.get(name)}
         found = sorted({f"{directory}/ (moved)" for directory in self._moved} | files)
@@ -57,13 +58,14 @@ class DataWatch:
 class _Scan:
     """Files and links below some directories, with the links on the way to them, and all directories on that way."""
 
-    def __init__(self, roots: Iterable[Path]) -> None:
+    def __init__(self, roots: Iterable[Path], skipped: frozenset[str]) -> None:
         self.identities: dict[str, _Identity] = {}
         self.directories: list[str] = []
         self._seen: set[str] = set()
         for root in roots:
             for directory, subdirectories, files in os.walk(os.path.abspath(root), followlinks=True):  # noqa: PTH100
                 self._visit(directory)
+                subdirectories[:] = [name for name in subdirectories if name not in skipped]
                 for name in (*files, *subdirectories):
                     path = os.path.join(directory, name)  # noqa: PTH118  a tree may have a million files
                     try:
