@@ -75,9 +75,21 @@ def test_a_server_that_was_never_run_is_warned_about() -> None:
     assert any("was never run" in warning for warning in plan({"server": "vllm"}).warnings)
 
 
+def test_a_preset_of_the_slo_is_a_layer_of_its_own_and_named_limits_replace_it() -> None:
+    (planned,) = plan({"slo.preset": "llama3_1_8b_interactive", "slo.ttft_ms": 250, "scenarios": ["server"]}).jobs
+    work = planned.job.work
+    assert isinstance(work, ServeJob)
+    assert (work.settings.slo.ttft_ms, work.settings.slo.tpot_ms, work.settings.slo.share) == (250, 30, 0.99)
+    assert planned.job.provenance["slo.ttft_ms"].layer == "run.yaml"
+    assert planned.job.provenance["slo.tpot_ms"].layer == "MLPerf's limits (llama3_1_8b_interactive)"
+    assert "scenarios" in {need.needed_by for need in plan({"scenarios": ["offline"]}).requires}
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
+        ({"slo.preset": "llama_3_1_8b"}, "there is no preset 'llama_3_1_8b' (did you mean 'llama3_1_8b'?"),
+        ({"scenarios": ["server"]}, "the server scenario needs slo.ttft_ms and slo.tpot_ms, or slo.preset"),
         ({"server": "vlm"}, "unknown server 'vlm' (did you mean 'vllm'?"),
         ({"server": None}, "names neither a server nor an endpoint"),
         ({**ENDPOINT, "served_model": None}, "--model NAME"),

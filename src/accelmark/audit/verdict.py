@@ -20,7 +20,7 @@ RULES: Final[tuple[Rule, ...]] = (
     inference.cache_check, inference.declared_time, inference.loadgen,
     serving.case_contract, serving.load_complete, serving.request_records, serving.request_errors,
     serving.pinned_length, serving.token_count, serving.client_limit, serving.served_answers, serving.benchmarks,
-    serving.result_cache, serving.steady_state, serving.enough_measured,
+    serving.result_cache, serving.steady_state, serving.loadgen, serving.enough_measured,
     outcome.enough_duration, outcome.framework_version, outcome.chip_identity, outcome.plausible_utilisation,
     outcome.not_resumed,
     provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.numeric_switches,

@@ -52,7 +52,8 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
 
 def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSettings) -> dict[str, tuple[str, ...]]:
     """Return the packages that LoadGen's scenarios and the reader of packaged or given weights need."""
-    found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {}
+    has_scenarios = settings.scenarios or settings.generate_scenarios
+    found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if has_scenarios else {}
     if request.case.infer is not None and request.case.infer.generates:
         found["generation"] = ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")
     if any(request.folder.path.glob("*.safetensors")) or "weights" in data:

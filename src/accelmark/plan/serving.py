@@ -14,7 +14,7 @@ from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
 from accelmark.spec.plugins.catalog import find, load_server
 from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.settings.serving import Benchmark, ServeCaseSpec, ServeSettings
+from accelmark.spec.settings.serving import SLO_PRESETS, Benchmark, ServeCaseSpec, ServeSettings
 
 MODEL_FILE: Final = "serve.py"
 """File of a case with packaged weights: ``write_model`` and ``prompt_text``."""
@@ -28,8 +28,9 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     """Merge the serving settings of a key, and find its data and weights."""
     run = request.run
     side = require_side(request, "serve", request.case.serve)
-    over = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
+    given = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, side.settings)
+    over = [each for layer in given for each in (*_preset(layer), layer)]
     server = _server([base, *over], run.where)
     resolved = resolve_as(
         ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=_options(server)
@@ -39,6 +40,8 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     if problems := list(_problems(request, server, resolved, data_dirs)):
         raise SpecError(problems)
     requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
+    if settings.scenarios:
+        requires["scenarios"] = ("mlcommons-loadgen>=5.1",)
     if settings.benchmarks:
         requires["benchmarks"] = ("lm-eval>=0.4.9", "tenacity", "aiohttp")
     if server is not None:
@@ -66,6 +69,13 @@ def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
         raise SpecError([Problem(where, "server", what, "--server transformers, or --endpoint URL --model NAME")])
     find("servers", name, where)
     return load_server(name)
+
+
+def _preset(layer: Layer) -> Iterator[Layer]:
+    """Yield the layer with the limits that ``slo.preset`` names, weaker than the one that names it."""
+    if (limits := SLO_PRESETS.get(str(layer.values.get("slo.preset")))) is not None:
+        values = {f"slo.{name}": limit for name, limit in limits._asdict().items()}
+        yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values | {"slo.share": 0.99})
 
 
 def _options(server: ServerSpec | None) -> Layer | None:
@@ -138,7 +148,9 @@ def _directory(slug: str, settings: ServeSettings) -> str:
     """Return the directory of a key's rounds, which differs by server, precision, load and options."""
     served_by = "endpoint" if settings.endpoint is not None else settings.server
     name = f"{slug}-serve-{served_by}-{settings.precision}"
-    varied = settings.model_dump(mode="json", include={"endpoint", "served_model", "api", "load", "server_options"})
+    varied = settings.model_dump(
+        mode="json", include={"endpoint", "served_model", "api", "load", "scenarios", "server_options"}
+    )
     if varied == ServeSettings().model_dump(mode="json", include=set(varied)):
         return name
     return f"{name}-{hashlib.sha256(json.dumps(varied, sort_keys=True).encode()).hexdigest()[:6]}"
