@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ from accelmark.spec.settings.serving import ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server
 from tests.serving.test_client import client_processes
 
-TEXT = " ".join(f"w{number}" for number in range(3000))
-FIRST_S, GAP_S, NUM_TOKENS = 0.05, 0.01, 6
+TEXT = " ".join(f"w{number}" for number in range(20000))
+FIRST_S, GAP_S, NUM_TOKENS = 0.03, 0.005, 6
 SETTINGS: dict[str, Any] = {
     "server": "toy",
     "prompts": {"input": {"mean": 4}, "output": {"mean": NUM_TOKENS}},
@@ -88,13 +89,20 @@ def records(tmp_path: Path, stage: int) -> list[dict[str, Any]]:
 
 
 def test_loadgen_measures_token_latencies_through_the_client(tmp_path: Path) -> None:
-    with scripted_server(answer) as url, Client(Endpoint(url, "toy")) as client:
-        slo = {"ttft_ms": 20_000, "tpot_ms": 20_000, "share": 0.5}
-        limits = {"slo": slo, "scenarios": ["server", "offline"]}
-        (server, offline), stages = run(client, tmp_path, **limits | {"scenario_duration_s": 0.2})
+    slots = threading.Semaphore(4)
+
+    def answer_in_a_slot(peer: Peer) -> None:
+        with slots:
+            answer(peer)
+
+    with scripted_server(answer_in_a_slot) as url, Client(Endpoint(url, "toy")) as client:
+        slo = {"ttft_ms": 500, "tpot_ms": 20_000, "share": 0.5}
+        (server, offline), stages = run(client, tmp_path, slo=slo, scenarios=["server", "offline"])
     assert [stage.scenario for stage in stages][:2] == [None, "server"]
     assert stages[-1].scenario == "offline"
-    assert server.tried[0][1], server
+    held = [rate for rate, fine in server.tried if fine]
+    assert server.queries_per_second == max(held, default=None)
+    assert max(rate for rate, _ in server.tried) > max(held, default=0.0)  # four slots: the search is bounded
     assert server.ttft_ms["p50"] >= 1000 * FIRST_S
     assert server.tpot_ms["p50"] >= 1000 * GAP_S / 2
     assert server.num_failed == offline.num_failed == 0
@@ -133,12 +141,16 @@ def test_queries_that_fail_make_a_scenario_invalid(tmp_path: Path) -> None:
 def test_a_client_that_is_killed_ends_a_scenario(tmp_path: Path) -> None:
     def kill(peer: Peer) -> None:
         if (tmp_path / "loadgen").exists():
-            client_processes()[0].kill()
+            for each in client_processes():
+                each.kill()
         answer(peer)
 
-    with scripted_server(kill) as url, Client(Endpoint(url, "toy")) as client:
-        with pytest.raises(RunError, match="of the client ended"):
-            run(client, tmp_path, scenarios=["offline"])
+    with (
+        scripted_server(kill) as url,
+        Client(Endpoint(url, "toy")) as client,
+        pytest.raises(RunError, match="of the client ended"),
+    ):
+        run(client, tmp_path, scenarios=["offline"])
     own = psutil.Process().children(recursive=True)
     assert not [each for each in own if "accelmark.serving.loadgen" in each.cmdline()]
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
+from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import find, load_server
-from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
 from accelmark.spec.settings.serving import SLO_PRESETS, Benchmark, ServeCaseSpec, ServeSettings
 
 MODEL_FILE: Final = "serve.py"
@@ -30,8 +32,12 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     side = require_side(request, "serve", request.case.serve)
     given = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, side.settings)
-    over = [each for layer in given for each in (*_preset(layer), layer)]
+    adapted, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "serve")
+    over = [each for layer in (*adapted, *given) for each in (*_preset(layer), layer)]
     server = _server([base, *over], run.where)
+    if server is not None:
+        server, options = _adapted(server, request)
+        over = [*options, *over]
     resolved = resolve_as(
         ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=_options(server)
     )
@@ -51,6 +57,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         directory=_directory(request.key.slug, settings),
         data_dirs=data_dirs,
         provenance=resolved.provenance,
+        layer_files=files,
         requires=requires,
         warnings=tuple(_warnings(server, settings)),
     )
@@ -76,6 +83,21 @@ def _preset(layer: Layer) -> Iterator[Layer]:
     if (limits := SLO_PRESETS.get(str(layer.values.get("slo.preset")))) is not None:
         values = {f"slo.{name}": limit for name, limit in limits._asdict().items()}
         yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values | {"slo.share": 0.99})
+
+
+def _adapted(server: ServerSpec, request: KeyRequest) -> tuple[ServerSpec, list[Layer]]:
+    """Return the server with what the vendor adds to it, and the layer of the vendor's options.
+
+    Raises:
+        SpecError: the vendor's file has an unknown key or option.
+    """
+    file = request.run.vendor_folder / "servers" / f"{server.name}.yaml"
+    if not file.is_file():
+        return server, []
+    name = f"vendors/{request.run.vendor.name}/servers/{file.name}"
+    adaptation = parse(ServerAdaptation, read_yaml(file), name)
+    values = {f"server_options.{option}": value for option, value in adaptation.options.items()}
+    return server.adapted(adaptation), [Layer(name, values)]
 
 
 def _options(server: ServerSpec | None) -> Layer | None:

@@ -37,6 +37,7 @@ class Client:
         command = [sys.executable, "-m", __package__, target.url()]
         self._target = target
         self._is_stopped = False
+        self._num_ended = 0
         self._messages: queue.SimpleQueue[tuple[int, FromClient | None]] = queue.SimpleQueue()
         with started_on(cores) if cores is not None else contextlib.nullcontext():
             self._processes = [
@@ -125,6 +126,7 @@ class Client:
         except queue.Empty:
             return None
         if message is None:
+            self._num_ended += 1
             raise self._ended(process)
         return process, message
 
@@ -162,7 +164,7 @@ class Client:
         self._is_stopped = True
         for process in self._processes:
             process.terminate()
-        num_left, end_s = len(self._processes), time.monotonic() + _END_S
+        num_left, end_s = len(self._processes) - self._num_ended, time.monotonic() + _END_S
         while num_left and (left_s := end_s - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 _, message = self._messages.get(timeout=left_s)

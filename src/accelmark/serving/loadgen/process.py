@@ -98,7 +98,8 @@ class LoadGenProcess:
     def _read(self) -> None:
         """Submit the queries until the end of the process, or until one cannot be sent."""
         try:
-            for text in cast(IO[str], self._process.stdout):
-                self._submit(int(text))
+            with cast(IO[str], self._process.stdout) as output:
+                for text in output:
+                    self._submit(int(text))
         except Exception as error:  # noqa: BLE001 - raised by log()
             self._failure = error

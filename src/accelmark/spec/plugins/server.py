@@ -21,6 +21,17 @@ _SETTINGS: Final = ("precision", "threads")
 """Settings of a run that a server may take as arguments, besides its options."""
 
 
+class ServerAdaptation(Spec):
+    """What a vendor adds to a server (``vendors/<vendor>/servers/<server>.yaml``), for all cases."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Option of the server -> value on the vendor's chips."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the server."""
+    requires: tuple[str, ...] = ()
+    """Further requirements to install."""
+
+
 class ServerSpec(Spec):
     """A server with the OpenAI-compatible API (``/v1/completions`` or ``/v1/chat/completions``, streamed)."""
 
@@ -76,6 +87,15 @@ class ServerSpec(Spec):
         if without := [name for name in self.options if f"{_OPTION}{name}" not in self.flags]:
             raise ValueError(f"flags has no entry for the option {without[0]!r}")
         return self
+
+    def adapted(self, adaptation: ServerAdaptation) -> ServerSpec:
+        """Return this declaration with a vendor's additions, without its options, which are a layer of settings."""
+        return self.model_copy(
+            update={
+                "environment": self.environment | adaptation.environment,
+                "requires": (*self.requires, *adaptation.requires),
+            }
+        )
 
     def arguments(self, values: Mapping[str, str], settings: Mapping[str, Scalar]) -> list[str]:
         """Return the command with its placeholders replaced by ``values``, and the flags of ``settings``.
