@@ -22,8 +22,8 @@ def data_dirs(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
     return {name: Path("/data") / name for name in case.data_names}
 
 
-def plan(settings: dict[str, Any] | None = None, key: str = "llama_mini", **more: Any) -> Plan:
-    request = {"key": key, "task": "serve", "settings": settings or {}}
+def plan(settings: dict[str, Any] | None = None, key: str = "llama_mini", task: str = "serve", **more: Any) -> Plan:
+    request = {"key": key, "task": task, "settings": settings or {}}
     return build_plan(
         RunSpec.model_validate({"vendor": "cpu", "cases": [request]} | more),
         cluster=ClusterSpec(),
@@ -112,11 +112,18 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
     [
         ("resnet_mini", "has no serving side; those that have: "),
         ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
-        ("llama_mini:pytorch:CPU:1:2", "requests 2 devices; transformers serve uses 1"),
+        ("llama_mini:pytorch:CPU:1:2", "transformers serve uses 1 (servers of 2 devices: sglang, tensorrt_llm, vllm)"),
     ],
 )
 def test_a_key_that_cannot_be_served_says_why(key: str, what: str) -> None:
     assert what in problems({}, key)
+
+
+def test_offline_generation_on_several_devices_names_the_servers_that_use_them() -> None:
+    with pytest.raises(
+        SpecError, match="compute on one device .* accelmark serve, with sglang or tensorrt_llm or vllm"
+    ):
+        plan({}, "llama_mini:pytorch:CPU:1:8", task="infer")
 
 
 def test_an_open_run_may_change_prompts() -> None:

@@ -14,7 +14,7 @@ from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
 from accelmark.spec.model import parse, read_yaml
-from accelmark.spec.plugins.catalog import find, load_server
+from accelmark.spec.plugins.catalog import find, folders, load_server
 from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
 from accelmark.spec.settings.serving import SLO_PRESETS, Benchmark, ServeCaseSpec, ServeSettings
 
@@ -61,6 +61,12 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         requires=requires,
         warnings=tuple(_warnings(server, settings)),
     )
+
+
+def servers_of(num_devices: int) -> list[str]:
+    """Return the servers that use ``num_devices`` devices for one model."""
+    found = {name: load_server(name).max_devices for name in folders("servers")}
+    return sorted(name for name, most in found.items() if most is None or most >= num_devices)
 
 
 def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
@@ -129,7 +135,7 @@ def _problems(
         return
     if server.max_devices is not None and key.nproc > server.max_devices:
         what = f"requests {key.nproc} devices; {server.title} uses {server.max_devices}"
-        yield Problem(where, str(key), what)
+        yield Problem(where, str(key), what, f"servers of {key.nproc} devices: {', '.join(servers_of(key.nproc))}")
     if settings.api not in server.apis:
         yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
     if settings.is_pinned and not server.can_pin:
