@@ -120,9 +120,7 @@ def test_a_key_that_cannot_be_served_says_why(key: str, what: str) -> None:
 
 
 def test_offline_generation_on_several_devices_names_the_servers_that_use_them() -> None:
-    with pytest.raises(
-        SpecError, match="compute on one device .* accelmark serve, with sglang or tensorrt_llm or vllm"
-    ):
+    with pytest.raises(SpecError, match=r"one device .* accelmark serve, with sglang or tensorrt_llm or vllm"):
         plan({}, "llama_mini:pytorch:CPU:1:8", task="infer")
 
 
