@@ -304,6 +304,13 @@ def _littles_difference(stage: ServingStage) -> str | None:
 
 
 @for_each(_serving)
+def speculative_decoding(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Mark speculative decoding, which is allowed: its speed depends on the text."""
+    if setting := serving.facts.get("speculative_decoding"):
+        yield finding("warning", "speculative-decoding", "", f"the server decodes speculatively ({setting})")
+
+
+@for_each(_serving)
 def loadgen(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
     for result in serving.scenarios:

@@ -20,6 +20,11 @@ _TITLES: Final = {
     "ttft": "TTFT", "sent_to_first": "Sent to first token", "tpot": "TPOT", "itl": "ITL", "e2e": "End to end",
     "queued": "Due to sent",
 }  # fmt: skip
+_FACTS: Final = {
+    "quantisation": "Quantisation",
+    "kv_cache_type": "Type of the KV cache",
+    "speculative_decoding": "Speculative decoding",
+}
 _CHARTED: Final = ("ttft", "tpot", "itl", "e2e")
 _GENERATION: Final = (
     ("Prefill", "Tokens/s of prompts: batch x tokens of a prompt / (first output - due)", "prefill_token_rate"),
@@ -311,6 +316,8 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
             yield "Command line", " ".join(serving.command)
         yield "Model in requests", f"{serving.served_model or NOTHING} ({serving.api})"
     yield "Devices", str(serving.num_devices)
+    for fact, setting in serving.facts.items():
+        yield _FACTS[fact], "the server's default" if setting is None else str(setting)
     is_pinned = serving.output_length == "pinned"
     yield "Length of answers", "pinned to the requested number of tokens" if is_pinned else "natural"
     yield "Tokens counted by", "the model's own tokenizer" if serving.has_tokenizer else "the server (usage)"

@@ -9,6 +9,7 @@ from pydantic import Field, FiniteFloat
 from accelmark.spec.log.serving import BenchmarkScore, TokenScenarioResult
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.serving import Slo, StageArrival, TokenScenario
+from accelmark.spec.settings.training import Scalar
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 LATENCIES: Final = {
@@ -223,6 +224,8 @@ class ServingRound(Spec):
     """Command line of the server."""
     start_s: float | None = None
     """From the start of the server until it was healthy."""
+    facts: dict[str, Scalar] = Field(default_factory=dict)
+    """Quantisation, KV-cache type and speculative decoding by the server's options; null: the server's default."""
     num_devices: int
     server_cores: tuple[int, ...] = ()
     """Cores that the server could use, and those of the client alone; empty where they were not divided."""

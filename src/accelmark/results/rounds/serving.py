@@ -149,6 +149,9 @@ def _serving(
         api=settings.api,
         command=started.command if started else (),
         start_s=started.start_s if started else None,
+        facts={fact: settings.server_options.get(option) for fact, option in serve.server.facts.items()}
+        if serve.server
+        else {},
         num_devices=num_devices,
         server_cores=started.server_cores if started else (),
         client_cores=started.client_cores if started else (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,9 @@ REQUEST_PLACEHOLDER: Final = "{output_tokens}"
 _OPTION: Final = "server_options."
 _SETTINGS: Final = ("precision", "threads")
 """Settings of a run that a server may take as arguments, besides its options."""
+
+
+ServerFact = Literal["quantisation", "kv_cache_type", "speculative_decoding"]
 
 
 class ServerAdaptation(Spec):
@@ -48,6 +51,8 @@ class ServerSpec(Spec):
     """Setting of a run (``precision``, ``threads``) or option (``server_options.NAME``) -> arguments."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Option -> default; null: the server's own. Every option has an entry in ``flags``."""
+    facts: dict[ServerFact, str] = Field(default_factory=dict)
+    """What results state about the server -> the option that sets it."""
     health: str = "/health"
     """Path that answers with status 200 as soon as requests are served."""
     served_model: str = "{model_dir}"
@@ -86,6 +91,8 @@ class ServerSpec(Spec):
                 )
         if without := [name for name in self.options if f"{_OPTION}{name}" not in self.flags]:
             raise ValueError(f"flags has no entry for the option {without[0]!r}")
+        if wrong := [option for option in self.facts.values() if option not in self.options]:
+            raise ValueError(f"facts names {wrong[0]!r}, which is no option ({nearest(wrong[0], self.options)})")
         return self
 
     def adapted(self, adaptation: ServerAdaptation) -> ServerSpec:
