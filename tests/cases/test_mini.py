@@ -163,7 +163,7 @@ def test_moe_mini_learns_and_spreads_tokens_over_its_experts(tmp_path: Path, pla
         scores = model.net(tokens, output_router_logits=True).router_logits
     for layer in scores:
         chosen = layer.topk(2).indices.flatten().bincount(minlength=8) / layer.shape[0]
-        assert chosen.max() < 0.6, chosen  # a token takes two of eight: 0.25 each if all are equally used
+        assert 0 < chosen.min() < chosen.max() < 0.9, chosen.tolist()  # collapsed, two experts would have 1.0 each
 
 
 def test_capitals_replace_letters_and_nothing_else() -> None:
