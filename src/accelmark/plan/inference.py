@@ -105,7 +105,12 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
 
 def _directory(key: CaseKey, settings: InferSettings) -> str:
     """Return the directory of a key's rounds, which differs by engine, precision, batch size and engine options."""
-    name = f"{key.slug}-infer-{settings.compiler or 'none'}-{settings.precision}-b{settings.batch_size}"
+    return f"{key.slug}-infer-{engine_words(settings)}"
+
+
+def engine_words(settings: InferSettings) -> str:
+    """Return engine, precision, batch size and a hash of the engine options, as a part of a directory's name."""
+    name = f"{settings.compiler or 'none'}-{settings.precision}-b{settings.batch_size}"
     if not settings.engine_options:
         return name
     options = json.dumps(settings.model_dump(mode="json")["engine_options"], sort_keys=True)

@@ -172,6 +172,14 @@ class InferSettings(Spec):
     """Options of one engine, among them the keys that a vendor adds to the configurations."""
 
     @property
+    def title(self) -> str:
+        """Engine, precision, batch size and options, as they distinguish inference runs of a case."""
+        words = [f"{self.compiler or 'no engine'} {self.precision} batch {self.batch_size}"]
+        for name, value in sorted(self.engine_options.items()):
+            words.append(f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+        return " ".join(words)
+
+    @property
     def optimized_for(self) -> OptimizeFor:
         """``optimize_for``, or what follows from the scenarios where it is null."""
         streams = {"single_stream", "multi_stream"}.intersection(self.scenarios)
