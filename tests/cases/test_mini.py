@@ -160,7 +160,7 @@ def test_moe_mini_learns_and_spreads_tokens_over_its_experts(tmp_path: Path, pla
     model.load_state_dict(weights)
     tokens = torch.from_numpy(held_out_windows(plays, 32, 32)).long()
     with torch.no_grad():
-        scores = model.net(tokens, output_router_logits=True).router_logits
+        scores = model.get_submodule("net")(tokens, output_router_logits=True).router_logits
     for layer in scores:
         chosen = layer.topk(2).indices.flatten().bincount(minlength=8) / layer.shape[0]
         assert 0 < chosen.min() < chosen.max() < 0.9, chosen.tolist()  # collapsed, two experts would have 1.0 each
