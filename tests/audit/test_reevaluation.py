@@ -16,7 +16,7 @@ from accelmark.audit.outcome import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figure_names import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir
-from accelmark.results.schema import CaseResult, Figure
+from accelmark.results.schema import CaseResult, Figure, Finding, Point, RoundResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.run.record.measure import measure_run
@@ -24,6 +24,7 @@ from accelmark.spec.job import NodeExit
 from accelmark.spec.log.events import Evaluated, Replayed, UpdateSquares
 from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.audit.test_rules import SLUG, change_job, change_started
 from tests.made_run import Made, make_run
@@ -47,7 +48,7 @@ def metric_of(run: Path) -> float:
     return float(json.loads(lines[-1].partition("] ")[2])["value"]["metrics"]["accuracy"])
 
 
-def write_evaluation(run: Path, *values: Spec, problem: str | None = None) -> None:
+def write_evaluation(run: Path, *values: Spec, problem: str | None = None, changed: tuple[str, ...] = ()) -> None:
     node = reevaluation_dir(run / SLUG / "round1") / "node00_noderank0"
     node.mkdir(parents=True)
     names = {Evaluated: "EVALUATED", Replayed: "REPLAYED"}
@@ -56,7 +57,7 @@ def write_evaluation(run: Path, *values: Spec, problem: str | None = None) -> No
     (node / "rank0.out.log").write_text("".join(f"{line}\n" for line in lines))
     end = NodeExit(
         host="node00", noderank=0, state="failed" if problem else "succeeded", reason=problem,
-        started_at="2026-01-01T00:00:00.000Z", duration_s=3.5, ranks=(),
+        started_at="2026-01-01T00:00:00.000Z", duration_s=3.5, ranks=(), changed_data=changed,
     )  # fmt: skip
     (node / "exit.json").write_text(end.model_dump_json())
 
@@ -201,19 +202,67 @@ def test_an_evaluation_after_the_run_is_no_change_of_it(tmp_path: Path) -> None:
     assert "reevaluated-metric" in {finding.rule for finding in verification.summary.cases[0].findings}
 
 
+def test_data_that_was_changed_while_it_was_evaluated_on_is_an_error(run: Path) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)), changed=("/data/labels",))
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    assert any("data was changed" in str(finding.actual) for finding in case.findings), case.findings
+
+
 @pytest.mark.parametrize(("metric", "is_plausible"), [(0.92, True), (0.923, False)])
 def test_a_metric_beyond_the_reference_is_open(run: Path, metric: float, is_plausible: bool) -> None:
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     result = measure_run(run, recompute=True)
     entry = load_round(run / SLUG / "round1" / RESULT_FILE)
     figures = entry.figures | {FigureName.FINAL_METRIC: Figure(value=metric)}
-    entry = entry.model_copy(update={"figures": figures})
-    case = load_case("resnet_mini")
-    standard = Standard(case, "", is_shipped=True)
-    evidence = Evidence([RoundEvidence(entry, None, ReferenceFolders(standard))], 1, ReferenceFolders(standard), None)
-    found = list(plausible_convergence(evidence))
+    found = implausible(entry.model_copy(update={"figures": figures}), load_case("resnet_mini"))
     assert result.cases[0].verdict == "VALID"
     assert [finding.severity for finding in found] == ([] if is_plausible else ["open"])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "reference", "is_plausible"),
+    [
+        (3, (400, 400, 400), True),  # the reference may have passed the target right after its third epoch
+        (2, (400, 400, 400), False),
+        (1, (200, 300, 400, 200, 300, 400), True),
+        (1, (390, 400, 410, 390, 400, 410), False),
+        (1, (400,), True),
+        (None, (400, 400, 400), True),
+    ],
+)
+def test_a_target_reached_earlier_than_the_reference_allows_is_open(
+    run: Path, epoch: int | None, reference: tuple[int, ...], is_plausible: bool
+) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    measure_run(run, recompute=True)
+    entry, case = load_round(run / SLUG / "round1" / RESULT_FILE), load_case("resnet_mini")
+    assert entry.target is not None
+    assert case.train is not None
+    metrics = [0.95 if epoch is not None and each >= epoch else 0.5 for each in range(1, 5)]
+    points = tuple(Point(step=25 * each, time_s=each, value=value) for each, value in enumerate(metrics, start=1))
+    changed: dict[str, object] = {"curves": {entry.target.metric: points}, "num_steps": 100, "num_samples": 400}
+    train = case.train.model_copy(update={"calibration": (), "samples_to_target": reference})
+    found = implausible(entry.model_copy(update=changed), case.model_copy(update={"train": train}))
+    assert [(finding.severity, finding.rule) for finding in found] == (
+        [] if is_plausible else [("open", "plausible-convergence")]
+    )
+    assert all("faster than the reference" in str(finding.actual) for finding in found)
+
+
+def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
+    """Return what the rule about convergence finds of a round."""
+    standard = Standard(case, "", is_shipped=True)
+    folders = ReferenceFolders(standard)
+    return list(plausible_convergence(Evidence([RoundEvidence(entry, None, folders)], 1, folders, None)))
+
+
+@pytest.mark.parametrize(("precision", "origin"), [("fp16", "1.0% (measured)"), ("tf32", "0.5% (not measured)")])
+def test_a_finding_says_whether_its_tolerance_was_measured(run: Path, precision: str, origin: str) -> None:
+    change_job(run, 1, lambda job: job["work"]["settings"].update(precision=precision))
+    write_evaluation(run, evaluated(metric_of(run)), replayed([loss * 1.1 for loss in losses_of(run)]))
+    found = next(finding for finding in judged(run).findings if finding.rule == "replayed-losses")
+    assert found.expected == f"equal within {origin}"
 
 
 @pytest.mark.parametrize("has_hooks", [False, True])

@@ -12,6 +12,7 @@ import pytest
 from accelmark.results.figures.timeline import Timeline, read_timeline
 from accelmark.results.read.reevaluation import SavedCheckpoints
 from accelmark.results.rounds.pace import pace_findings
+from accelmark.results.schema import Finding
 from accelmark.spec.log.events import CheckpointHashes
 from tests.made_run import Made, make_run
 
@@ -47,19 +48,25 @@ def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
 PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
 
 
-def test_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
-    assert not list(pace_findings(timeline, PAIRS))
+def faster(timeline: Timeline) -> list[Finding]:
+    return [found for found in pace_findings(timeline, PAIRS) if found.rule == "replayed-pace"]
+
+
+def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
+    (found,) = pace_findings(timeline, PAIRS)
+    assert (found.severity, found.rule) == ("warning", "replay")
+    assert "40% of the steps" in str(found.actual)
 
 
 def test_faster_steps_between_pairs_are_named(timeline: Timeline) -> None:
-    (found,) = pace_findings(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7), PAIRS)
+    (found,) = faster(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7))
     assert (found.severity, found.rule) == ("open", "replayed-pace")
     assert "took 30% less time" in str(found.actual)
 
 
 def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:
-    assert not list(pace_findings(paced(timeline, lambda step: 90 if step in (30, 70) else 10), PAIRS))
-    assert not list(pace_findings(paced(timeline, lambda step: 30 if step <= 40 else 10), PAIRS))
+    assert not faster(paced(timeline, lambda step: 90 if step in (30, 70) else 10))
+    assert not faster(paced(timeline, lambda step: 30 if step <= 40 else 10))
 
 
 def test_where_all_steps_are_in_pairs_there_is_nothing_to_compare(timeline: Timeline) -> None:

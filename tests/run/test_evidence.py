@@ -8,6 +8,7 @@ import importlib.util
 import json
 import marshal
 import os
+import shutil
 import site
 import struct
 import sys
@@ -105,6 +106,39 @@ def test_data_that_is_replaced_or_restored_is_found(tmp_path: Path) -> None:
     kept.rename(file)
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert watch.changed() == (str(file),)
+
+
+def test_a_directory_that_is_moved_away_and_back_is_found(tmp_path: Path) -> None:
+    images = tmp_path / "cache" / "images"
+    (images / "train").mkdir(parents=True)
+    (images / "train" / "0.png").write_bytes(b"image")
+    (tmp_path / "data").symlink_to("cache/images")
+    for moved in (images / "train", images, tmp_path / "cache"):
+        watch = DataWatch([tmp_path / "data"])
+        (images / "scratch").write_bytes(b"")
+        (images / "scratch").unlink()
+        (tmp_path / "beside").mkdir(exist_ok=True)
+        assert (watch.problem, watch.changed()) == (None, ())
+        kept = moved.rename(tmp_path / "kept")
+        shutil.copytree(kept, moved)
+        shutil.rmtree(moved)
+        kept.rename(moved)
+        assert any(name.endswith(f"{moved.name}/ (moved)") for name in watch.changed()), watch.changed()
+
+
+def test_a_link_to_data_that_is_replaced_and_put_back_is_found(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.bin").write_bytes(name.encode())
+    link = tmp_path / "data"
+    link.symlink_to("good")
+    watch = DataWatch([link])
+    assert watch.changed() == ()
+    kept = link.rename(tmp_path / "kept")
+    link.symlink_to("bad")
+    link.unlink()
+    kept.rename(link)
+    assert watch.changed() == (str(link),)
 
 
 def test_bytecode_of_other_code_with_the_sources_time_and_size_is_found(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
+from collections.abc import Sequence
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import finding
+from accelmark.results.schema import RoundResult, finding
 from accelmark.spec.key import is_version
 from accelmark.spec.log.events import Started
+from accelmark.spec.plugins.case import Target
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Raw training time from which throughput and energy are steady, by the size of a case."""
@@ -66,24 +69,50 @@ def target_reached(entry: RoundEvidence) -> Findings:
 
 @for_each(Evidence.succeeded_rounds)
 def plausible_convergence(entry: RoundEvidence) -> Findings:
-    """Report rounds that end better than the case's reference training can.
+    """Report rounds that end better, or reach the target earlier, than the case's reference training can.
 
-    The bound is that of the prediction interval of a further value of a normal distribution, from the reference's mean
-    and standard deviation over its seeds, which one round in 1,000 exceeds. MLPerf's reference convergence points
-    (github.com/mlcommons/logging) bound the speed of convergence in the same way.
+    MLPerf's reference convergence points (github.com/mlcommons/logging) bound the speed of convergence in this way.
     """
     train = entry.reference.case.spec.train if entry.reference.case is not None else None
     target, metric = entry.result.target, entry.result.value_of(FigureName.FINAL_METRIC)
-    if train is None or target is None or metric is None or len(train.calibration) < 2:
+    if train is None or target is None:
         return
-    count, mean = len(train.calibration), statistics.fmean(train.calibration)
-    reach = _ONE_IN_1000.get(count, _ONE_IN_1000[max(_ONE_IN_1000)])
-    margin = reach * statistics.stdev(train.calibration) * math.sqrt(1 + 1 / count)
-    better = metric - mean if target.direction == "at_least" else mean - metric
-    if better > margin:
-        expected = f"{mean:.4g} within {margin:.2g}, as over {count} seeds of the reference"
-        actual = f"{target.metric} {metric:.4g} is better than the reference training allows: review how it was reached"
-        yield finding("open", "plausible-convergence", expected, actual)
+    if metric is not None and len(train.calibration) > 1:
+        mean, margin = statistics.fmean(train.calibration), _margin(train.calibration)
+        if (metric - mean if target.direction == "at_least" else mean - metric) > margin:
+            expected = f"{mean:.4g} within {margin:.2g}, as over {len(train.calibration)} seeds of the reference"
+            actual = f"{target.metric} {metric:.4g} is better than the reference training allows"
+            yield finding("open", "plausible-convergence", expected, f"{actual}: review how it was reached")
+    yield from _speed_findings(entry.result, target, train.samples_to_target)
+
+
+def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int]) -> Findings:
+    """Report a target that was reached after fewer samples than the reference needs.
+
+    Evaluations are far apart: the reference may have passed the target as early as right after the evaluation before.
+    """
+    steps = [0, *(point.step for point in result.curves.get(target.metric, ()))]
+    hits = (point.step for point in result.curves.get(target.metric, ()) if _reaches(target, point.value))
+    first = next(hits, None)
+    if first is None or len(reference) < 2 or not result.num_steps:
+        return
+    per_step, distance = result.num_samples / result.num_steps, max(map(operator.sub, steps[1:], steps))
+    least = statistics.fmean(reference) - _margin(reference) - distance * per_step
+    if first * per_step < least:
+        expected = f"more than {least:,.0f} samples, from {len(reference)} seeds of the reference"
+        actual = f"{target.metric} {target.value:g} was reached after {first * per_step:,.0f} samples"
+        why = "faster than the reference training allows: review how it was reached"
+        yield finding("open", "plausible-convergence", expected, f"{actual}, {why}")
+
+
+def _reaches(target: Target, value: float | None) -> bool:
+    return value is not None and target.reached(value)
+
+
+def _margin(values: Sequence[float]) -> float:
+    """Return the distance from the mean that one further value of a normal distribution in 1,000 exceeds on a side."""
+    reach = _ONE_IN_1000.get(len(values), _ONE_IN_1000[max(_ONE_IN_1000)])
+    return reach * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
 
 
 @for_each(Evidence.succeeded_rounds)

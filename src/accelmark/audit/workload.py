@@ -107,9 +107,8 @@ def settings(entry: RoundEvidence) -> Findings:
     """Check that the settings and the target that the case fixes are unchanged."""
     forced = sorted(name for name, setting in entry.result.settings.items() if setting.forced)
     if "open" in entry.result.marks:
-        names = ", ".join(f"`{name}`" for name in forced)
         verb = "was" if len(forced) == 1 else "were"
-        what = f"{names} {verb} overridden with --open" if forced else "started with --open"
+        what = f"{', '.join(forced)} {verb} overridden with --open" if forced else "started with --open"
         yield finding("open", "declared-open", "", f"{what}; not a closed result")
     elif forced:
         yield deviation(entry, "settings-fixed", "changes of mutable settings only", f"changed: {', '.join(forced)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from accelmark.cli.tuning import search_lines
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.evaluate import MOST_REPLAYED
 from accelmark.run.controller.node_jobs import node_jobs
@@ -48,6 +49,10 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         typer.secho(f"  warning: {warning}", fg="yellow")
     typer.secho("\npreflight", bold=True)
     _print_commands({"here": first} | checks)
+    if search := search_lines(plan):
+        typer.secho("\nsearch", bold=True)
+    for line in search:
+        typer.echo(f"  {line}")
     printed: set[str] = set()
     given = given_data(plan)
     for job in plan.jobs:

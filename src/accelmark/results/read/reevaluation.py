@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from accelmark.results.read.rank_log import Attempt, read_train_log
-from accelmark.results.read.round_dir import node_dirs, rank_logs
+from accelmark.results.read.round_dir import NodeDir, node_dirs, rank_logs
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import CheckpointHashes, Evaluated, Event, Replayed, SavedCheckpoint, UpdateSquares
 from accelmark.spec.log.perflog import PerfLogReader
@@ -93,8 +93,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     nodes = node_dirs(place)
     if not nodes:
         return None
-    problems = (node.exit.reason if node.exit is not None else node.problem for node in nodes)
-    problem = next(filter(None, problems), None)
+    problem = next(filter(None, map(_problem_of, nodes)), None)
     evaluated: dict[str, Metrics] = {}
     replayed: list[tuple[int, Replayed]] = []
     warnings: dict[str, None] = {}
@@ -124,6 +123,14 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         warnings=tuple(warnings),
         duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),
     )
+
+
+def _problem_of(node: NodeDir) -> str | None:
+    """Return why the job did not complete on a host, or on other data than was checked."""
+    if node.exit is None or node.exit.reason is not None:
+        return node.problem if node.exit is None else node.exit.reason
+    changed = ", ".join(node.exit.changed_data)
+    return f"{node.exit.host}: data was changed after its hashes were checked: {changed}" if changed else None
 
 
 def _merged(

@@ -17,7 +17,7 @@ _RULE: Final = "replayed-pace"
 
 
 def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Finding]:
-    """Report steps outside of all pairs of checkpoints that are faster than those of every pair.
+    """Report how many steps are outside of all pairs of checkpoints, and whether they are faster than those in pairs.
 
     A vendor's code can see when a pair is in progress, and leave out work where none is. The mean of the steps outside
     is compared with the median of the windows of each pair, so that interruptions raise no alarm. The pair from the
@@ -34,6 +34,9 @@ def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Findi
             paces.append(float(np.median(wall_s[inside] / lengths[inside])))
     if not paces or not outside.any():
         return
+    share = float(lengths[outside].sum() / lengths.sum())
+    actual = f"{share:.0%} of the steps are in no pair: they cannot be replayed, and weights that vendor code replaced "
+    yield finding("warning", "replay", "every step in a pair of checkpoints", f"{actual}there are not noticed")
     faster = 1 - float(wall_s[outside].sum() / lengths[outside].sum()) / min(paces)
     if faster > MAX_FASTER:
         expected = f"at most {MAX_FASTER:.0%} faster than those of the fastest pair of checkpoints"

@@ -169,6 +169,8 @@ class Agent:
             self._task = route(self._task)
         task = self._task
         self._data = DataWatch(task.data_dirs)
+        if self._data.problem is not None:
+            self._warnings.append(self._data.problem)
         self._environment = rank_environment(task, self._dir, os.environ)
         prefixes = reported_prefixes(task, framework)
         found = system_information(self._dir, self._environment, task.host, prefixes)

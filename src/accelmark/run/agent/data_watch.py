@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, final
+
+from accelmark.run.agent.inotify import IN_MOVE_SELF, Inotify
 
 _MAX_LISTED: Final = 5
 
@@ -18,29 +22,78 @@ class DataWatch:
     """The files of data directories when it was created, which is before any code of a vendor runs on the host.
 
     Their hashes were checked before that. A file is the same if its inode is and was not changed since: to replace,
-    write, rename or restore a file changes the inode's time.
+    write, rename or restore a file changes the inode's time. Files below a directory that is moved away and back do not
+    change, so the kernel reports when the directories of the data, or those above them, are moved.
     """
 
     def __init__(self, directories: Iterable[Path]) -> None:
         self._directories = tuple(directories)
-        self._before = self._identities()
+        self._inotify = Inotify()
+        before = _Scan(self._directories)
+        self._before = before.identities
+        self.problem: str | None = None
+        """Why moves of some directories are not noticed."""
+        self._watched: dict[int, str] = {}
+        self._moved: set[str] = set()
+        for directory in before.directories:
+            try:
+                self._watched[self._inotify.watch(directory, IN_MOVE_SELF)] = directory
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.ENOENT):
+                    self.problem = f"moves of data directories are not noticed from {directory} on: {error}"
+                    break
 
     def changed(self) -> tuple[str, ...]:
-        """Return the first few files that are new, gone, replaced or were written since, and how many more."""
-        now = self._identities()
-        found = sorted(name for name in self._before.keys() | now.keys() if self._before.get(name) != now.get(name))
+        """Return the first few files and directories that are new, gone, moved or written since, and how many more."""
+        now = _Scan(self._directories).identities
+        self._moved |= {self._watched[number] for number, events in self._inotify.read() if events & IN_MOVE_SELF}
+        files = {name for name in self._before.keys() | now.keys() if self._before.get(name) != now.get(name)}
+        found = sorted({f"{directory}/ (moved)" for directory in self._moved} | files)
         more = [f"and {len(found) - _MAX_LISTED} more"] if len(found) > _MAX_LISTED else []
         return (*found[:_MAX_LISTED], *more)
 
-    def _identities(self) -> dict[str, _Identity]:
-        found: dict[str, _Identity] = {}
-        for root in self._directories:
-            for directory, _, files in os.walk(root, followlinks=True):
-                for name in files:
+
+@final
+class _Scan:
+    """Files and links below some directories, with the links on the way to them, and all directories on that way."""
+
+    def __init__(self, roots: Iterable[Path]) -> None:
+        self.identities: dict[str, _Identity] = {}
+        self.directories: list[str] = []
+        self._seen: set[str] = set()
+        for root in roots:
+            for directory, subdirectories, files in os.walk(os.path.abspath(root), followlinks=True):  # noqa: PTH100
+                self._visit(directory)
+                for name in (*files, *subdirectories):
                     path = os.path.join(directory, name)  # noqa: PTH118  a tree may have a million files
                     try:
-                        state = os.stat(path)  # noqa: PTH116
+                        state = os.lstat(path)
+                        if stat.S_ISLNK(state.st_mode):
+                            self._visit(path)
+                            state, path = os.stat(path), os.path.realpath(path)  # noqa: PTH116
                     except OSError:
                         continue
-                    found[path] = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-        return found
+                    if not stat.S_ISDIR(state.st_mode):
+                        self.identities[path] = _identity(state)
+
+    def _visit(self, path: str) -> None:
+        """Note a directory or link, those above it, and those on the way to a link's target."""
+        parent = os.path.dirname(path)  # noqa: PTH120
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        if parent != path:
+            self._visit(parent)
+        try:
+            state = os.lstat(path)
+            if stat.S_ISLNK(state.st_mode):
+                self.identities[path] = _identity(state)
+                self._visit(os.path.normpath(os.path.join(os.path.realpath(parent), os.readlink(path))))  # noqa: PTH115, PTH118
+            elif stat.S_ISDIR(state.st_mode):
+                self.directories.append(path)
+        except OSError:
+            return
+
+
+def _identity(state: os.stat_result) -> _Identity:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import Final, final
 
+from accelmark.run.agent.inotify import IN_MODIFY, Inotify
 from accelmark.spec.clocks import ClockReading
 from accelmark.spec.log.perflog import event_names
 
-_IN_MODIFY: Final = 0x00000002
-_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_READ_BYTES: Final = 2**20
 _MAX_LATE_S: Final = 5.0
 
@@ -22,18 +20,22 @@ class LogEvents:
 
     def __init__(self, log: Path) -> None:
         self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
-        self.descriptor: int | None = _watch(log.parent)
-        """None where the kernel cannot report changes; events are not timed then."""
+        self._inotify = Inotify()
+        try:
+            self._inotify.watch(str(log.parent), IN_MODIFY)
+        except OSError:
+            self._inotify.close()
         self._log = log
         self._read_bytes = 0
 
+    @property
+    def descriptor(self) -> int | None:
+        """None where the kernel cannot report changes; events are not timed then."""
+        return self._inotify.descriptor
+
     def look(self) -> None:
         """Read what was appended to the log since the last call; without a descriptor, nothing can be timed."""
-        if self.descriptor is None:
-            return
-        try:
-            os.read(self.descriptor, 2**16)
-        except BlockingIOError:
+        if not self._inotify.read():
             return
         try:
             with self._log.open("rb") as file:
@@ -57,20 +59,4 @@ class LogEvents:
 
     def close(self) -> None:
         """Stop watching."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
-
-
-def _watch(directory: Path) -> int | None:
-    """Return a descriptor of inotify that becomes readable when a file in ``directory`` is written; None without it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "inotify_init1"):
-        return None
-    descriptor = int(libc.inotify_init1(_NONBLOCK_CLOEXEC))
-    if descriptor < 0:
-        return None
-    if libc.inotify_add_watch(descriptor, os.fsencode(directory), _IN_MODIFY) < 0:
-        os.close(descriptor)
-        return None
-    return descriptor
+        self._inotify.close()

@@ -88,6 +88,8 @@ class TrainCaseSpec(Spec):
     reference_loss: ReferenceLoss | None = None
     calibration: tuple[float, ...] = ()
     """The target's metric at the end of the reference training, one value per seed; empty where it was not measured."""
+    samples_to_target: tuple[int, ...] = ()
+    """Samples until the first evaluation that reached the target in the same training, one value per seed."""
     min_repeats: int = Field(default=1, ge=1)
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
