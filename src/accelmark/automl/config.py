@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -13,21 +12,10 @@ from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
 from accelmark.automl.records import Hyperparameters, WeightMode
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
+from accelmark.spec.number_format import duration_s
 
-_UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 SearchName = Literal["bayesian", "random", "evolution", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
-
-
-def duration_s(value: Any) -> Any:
-    """Return ``12h``, ``90m``, ``1.5h`` or ``3600s`` in seconds; a bare number is returned unchanged (seconds)."""
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("is not a duration: write for example 90s, 10m, 1.5h or 2d")
-    return float(match[1]) * _UNIT_S[match[2]]
 
 
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]

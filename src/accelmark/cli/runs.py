@@ -79,6 +79,15 @@ def infer(
     scenario: Annotated[
         list[str] | None, Option(help="LoadGen scenario: offline, single_stream, multi_stream or server. Repeatable.")
     ] = None,
+    tune: Annotated[
+        bool, Option("--tune", help="Search engine, precision, batch, streams, threads; report as shipped and tuned.")
+    ] = False,
+    budget: Annotated[
+        str | None, Option("--budget", metavar="TIME|TRIALS", help="Limit of --tune: 20m, 2h or 30 (trials); 15m.")
+    ] = None,
+    tuned_file: Annotated[
+        Path | None, Option("--tuned-file", metavar="FILE", help="Write the best settings as a vendor's YAML file.")
+    ] = None,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -91,6 +100,8 @@ def infer(
     as_json: options.AsJson = False,
 ) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
+    from accelmark.cli import tuning
+    from accelmark.spec.errors import RequestError
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
@@ -99,7 +110,12 @@ def infer(
         named["compiler"] = None if compiler == "none" else compiler
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
     request = RunSpec(name=f"{run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
+    if not tune and (budget is not None or tuned_file is not None):
+        raise RequestError(f"{'--budget' if budget is not None else '--tuned-file'} has no effect without --tune")
+    limits = tuning.read_budget(budget, tuned_file) if tune else None
     plan = plan_request(request, settings or (), synthetic=synthetic)
+    if limits is not None:
+        plan = tuning.with_search(plan, limits)
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
@@ -365,6 +381,10 @@ def _finish(outcome: RunOutcome, *, as_json: bool) -> None:
         from accelmark.run.display.summary import print_summary
 
         print_summary(outcome.summary, outcome.directory, page)
+    if outcome.summary.tuning is not None:
+        from accelmark.cli.tuning import write_settings_file
+
+        write_settings_file(outcome.directory, as_json=as_json)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 

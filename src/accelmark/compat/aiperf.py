@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import yaml
 
-from accelmark.automl.config import AutomlConfig, duration_s
+from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller.session import load_config
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import parse
+from accelmark.spec.number_format import duration_s
 
 _MAPPINGS: Final = ("tuner", "tuner.classArgs", "trial")
 _KNOWN: Final = {

@@ -9,6 +9,7 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.requirements import Need
 from accelmark.spec.runfile import RunOptions
+from accelmark.spec.settings.tuning import TuningSpec
 
 
 class PlannedNode(Spec):
@@ -62,4 +63,6 @@ class Plan(RunOptions):
     """Hosts use local data only and fetch nothing."""
     cluster: ClusterSpec
     jobs: tuple[PlannedJob, ...]
+    tuning: TuningSpec | None = None
+    """The search for the best settings, whose trials are added to the jobs while it runs; null for other runs."""
     warnings: tuple[str, ...] = ()

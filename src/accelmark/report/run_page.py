@@ -22,6 +22,7 @@ from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Sp
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
+from accelmark.results.tuning import tuned_result
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
@@ -120,11 +121,12 @@ _ROUND_COLUMNS: Final = (
 
 
 def case_views(run: LoadedRun) -> list[CaseView]:
-    """Return one view for each case of a run, in the run's order."""
-    models = Counter(case.key.model for case in run.summary.cases)
+    """Return one view for each case of a run but trials of a search, in the run's order."""
+    cases = run.without_trials
+    models = Counter(case.result.key.model for case in cases)
     return [
         _case(f"case-{number}", case, alone=models[case.result.key.model] == 1)
-        for number, case in enumerate(run.cases, start=1)
+        for number, case in enumerate(cases, start=1)
     ]
 
 
@@ -144,7 +146,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
     )
     return CaseView(
         anchor=anchor,
-        label=key.model if alone else f"{key.model} {result.variant or f'{key.nnodes}x{key.nproc}'}",
+        label=key.model if alone else f"{key.model} {result.role or result.variant or f'{key.nnodes}x{key.nproc}'}",
         result=result,
         first=first,
         scale=scale_text(key, result.variant),
@@ -264,7 +266,7 @@ def inference_view(run: LoadedRun) -> dict[str, Any] | None:
     """
     found = [
         (f"case-{number}", case.result, first, first.inference)
-        for number, case in enumerate(run.cases, start=1)
+        for number, case in enumerate(run.without_trials, start=1)
         if (first := case.first) is not None and first.inference is not None
     ]
     if not found:
@@ -278,7 +280,7 @@ def inference_view(run: LoadedRun) -> dict[str, Any] | None:
 
 
 def _engine(case: CaseResult) -> str:
-    return f"{case.key.model} {case.variant or ''}".strip()
+    return " ".join(filter(None, (case.key.model, case.role, case.variant)))
 
 
 def _engine_cells(case: CaseResult) -> list[tuple[str, str]]:
@@ -314,6 +316,7 @@ def render_page(run: LoadedRun) -> str:
         summary=run.summary,
         cases=cases,
         rules=all_terms()["audit rule"],
+        tuned=tuned_result(run.summary, run.rounds),
         inference=inference_view(run),
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
         style=inline("page.css"),

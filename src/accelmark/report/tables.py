@@ -59,10 +59,10 @@ FIGURES_SHOWN: Final = (
     F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
     F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
 )  # fmt: skip
-_FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Chip", "chip"), ("Scale", "scale"),
-                 ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
-_OPTIONAL: Final = "variant"
-"""A column that is shown only if a row has it: distinguishes inference runs and searches of one case."""
+_FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Role", "role"), ("Chip", "chip"),
+                 ("Scale", "scale"), ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
+_OPTIONAL: Final = ("variant", "role")
+"""Columns that are shown only if a row has them: distinguish inference runs and searches of one case."""
 _SHORT_TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
 
 
@@ -75,8 +75,8 @@ def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
 
 def _shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Return (title, column) of the columns that are not figures."""
-    any_variant = any(row[_OPTIONAL] is not None for row in rows)
-    return [(title, name) for title, name in _FACTS if name != _OPTIONAL or any_variant]
+    absent = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
+    return [(title, name) for title, name in _FACTS if name not in absent]
 
 
 def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
@@ -131,7 +131,7 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
     """Return a Markdown table for each task with a row for each case (of ``model`` only, where given), newest last."""
     cases: dict[Task, list[LoadedCase]] = {task: [] for task in _LAYOUTS}
     for run in sorted(runs, key=lambda run: run.summary.started_at):
-        for case in run.cases:
+        for case in run.without_trials:
             if model is None or case.result.key.model == model:
                 cases[case.result.task].append(case)
     tables = {task: _table(_LAYOUTS[task], found, name_cases=model is None) for task, found in cases.items() if found}

@@ -18,6 +18,7 @@ from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResul
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip
+from accelmark.spec.settings.tuning import TrialRole, TuningSpec
 
 _ROUNDING: Final = 1e-9
 
@@ -253,6 +254,8 @@ class RoundResult(Spec):
     num_devices: int = 1
     min_rounds: int = 1
     """Rounds that the case requires for a valid result."""
+    role: TrialRole | None = None
+    """Its part in a search for the best settings; null in other runs."""
     inference: InferenceRound | None = None
     """null for other tasks."""
     serving: ServingRound | None = None
@@ -307,6 +310,8 @@ class CaseResult(Spec):
     unit: str
     variant: str | None = None
     """Distinguishes cases of one key: engine, precision and batch size, or server and precision."""
+    role: TrialRole | None = None
+    """Its part in a search for the best settings; null in other runs."""
     state: JobState
     """``succeeded`` only if every round did."""
     converged: bool | None
@@ -344,6 +349,8 @@ class Summary(Spec):
     state: JobState
     vendor: str
     cases: tuple[CaseResult, ...]
+    tuning: TuningSpec | None = None
+    """The declaration of a search for the best settings; null for other runs."""
     problems: tuple[str, ...] = ()
     """Files that could not be read."""
 

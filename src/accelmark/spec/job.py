@@ -21,6 +21,7 @@ from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.settings.inference import InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.settings.serving import Benchmark, ServeSettings
 from accelmark.spec.settings.training import Precision, Scalar, TrainSettings
+from accelmark.spec.settings.tuning import TrialRole
 
 
 class BaseWork(Spec):
@@ -235,6 +236,8 @@ class JobSpec(Spec):
     resume: bool = False
     """Resume from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
+    role: TrialRole | None = None
+    """Its part in a search for the best settings; null in other runs."""
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
     @property

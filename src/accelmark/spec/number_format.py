@@ -1,10 +1,11 @@
-"""Format measured values for terminals, pages and tables: the only number formatter."""
+"""Format measured values for terminals, pages and tables: the only number formatter; read durations."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 NOTHING: Final = "–"
 """Placeholder for a value that was not measured."""
@@ -21,6 +22,8 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
     "FLOP/s": (1, 1e18, 1), "OP/s": (1, 1e18, 1), "B/s": (1, 1e18, 1),
 }  # fmt: skip
 """Base unit -> smallest and largest prefix factor, and the smallest prefixed value that is shown."""
+_UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _COUNTED: Final = frozenset({"trials", "images"})
 
 
@@ -70,6 +73,16 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} m {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+
+
+def duration_s(value: Any) -> Any:
+    """Return ``12h``, ``90m``, ``1.5h`` or ``3600s`` in seconds; a bare number is returned unchanged (seconds)."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("is not a duration: write for example 90s, 10m, 1.5h or 2d")
+    return float(match[1]) * _UNIT_S[match[2]]
 
 
 @final

@@ -110,21 +110,23 @@ def compare(
         unread = "".join(f"\n{problem}" for problem in problems)
         raise RequestError(f"a comparison needs two or more runs, {len(runs)} could be read{unread}")
     first, *others = runs
+    ours = first.without_trials
     pairs: list[Pair] = []
     unmatched: list[str] = []
     for other in others:
-        matches = _matches(first.cases, other.cases)
-        for number, case in enumerate(first.cases):
+        theirs = other.without_trials
+        matches = _matches(ours, theirs)
+        for number, case in enumerate(ours):
             if number in matches:
-                pairs.append(_pair(case, other.cases[matches[number]], across_scales=across_scales))
-            elif any(_same_work(case, found) for found in other.cases):
+                pairs.append(_pair(case, theirs[matches[number]], across_scales=across_scales))
+            elif any(_same_work(case, found) for found in theirs):
                 unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
             else:
                 kind = f"{case.result.key.model} ({_TASKS[case.result.task]})"
                 unmatched.append(f"{_name(case)}: {other.summary.run} has no {kind}")
         unmatched += [
             f"{_name(case)}: only {other.summary.run} has it"
-            for number, case in enumerate(other.cases)
+            for number, case in enumerate(theirs)
             if number not in matches.values()
         ]
     if not pairs:
@@ -151,15 +153,15 @@ def _same_work(one: LoadedCase, two: LoadedCase) -> bool:
 def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[int, int]:
     """Return the case number in ``other`` for each case number in ``first``, most similar pairs first.
 
-    Cases of the same model and task are compared by framework, scale, precision and batch size of an inference,
-    variant, hardware and version of the framework, in this order.
+    Cases of the same model and task are compared by framework, scale, part in a search, precision and batch size of an
+    inference, variant, hardware and version of the framework, in this order.
     """
 
     def properties(case: LoadedCase) -> tuple[object, ...]:
         key = case.result.key
         return (
-            key.framework, (key.nnodes, key.nproc), _precision_and_batch(case), case.result.variant, key.hardware,
-            key.framework_version,
+            key.framework, (key.nnodes, key.nproc), case.result.role, _precision_and_batch(case), case.result.variant,
+            key.hardware, key.framework_version,
         )  # fmt: skip
 
     def similarity(pair: tuple[int, int]) -> list[bool]:

@@ -28,7 +28,7 @@ Row = dict[str, Cell]
 ATTRIBUTES: Final[dict[str, type]] = {
     "run": str, "path": str, "started_at": str, "state": str, "verdict": str, "converged": bool, "marks": str,
     "task": str, "case": str, "case_version": int, "model": str, "framework": str, "framework_version": str,
-    "vendor": str, "chip": str, "scale": str, "nnodes": int, "nproc": int, "ranks": int, "variant": str,
+    "vendor": str, "chip": str, "scale": str, "nnodes": int, "nproc": int, "ranks": int, "variant": str, "role": str,
     "precision": str, "rounds": int, "unit": str, "accelmark_version": str,
 }  # fmt: skip
 """Columns that are not figures."""
@@ -62,7 +62,7 @@ def row_of(loaded: LoadedCase) -> Row:
         "case": key.case, "case_version": first.case_version if first else None, "model": key.model,
         "framework": key.framework, "framework_version": loaded.framework_version,
         "vendor": summary.vendor, "chip": key.hardware, "scale": f"{key.nnodes}x{key.nproc}", "nnodes": key.nnodes,
-        "nproc": key.nproc, "ranks": key.world_size, "variant": case.variant,
+        "nproc": key.nproc, "ranks": key.world_size, "variant": case.variant, "role": case.role,
         "precision": first.precision if first else None,
         "rounds": case.num_rounds, "unit": case.unit,
         "accelmark_version": summary.accelmark_version,

@@ -101,6 +101,7 @@ def infer_round(
         curves=generated.curves if generated else {},
         telemetry=telemetry_series(hosts),
         num_samples=num_items,
+        role=job.role,
         inference=InferenceRound(
             compiler=settings.compiler,
             batch_size=settings.batch_size,

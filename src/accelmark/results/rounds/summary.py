@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
@@ -23,8 +23,9 @@ from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_r
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.key import CaseKey
+from accelmark.spec.settings.tuning import OPTIONS, TUNING_LAYER, TrialRole, TuningSpec
 
-_OPTIONS: Final = "engine_options."
+_IN_VARIANT: Final = ("compiler", "precision", "batch_size")
 _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
@@ -125,9 +126,10 @@ def gather(
         run=run_dir.resolve().name,
         started_at=min((result.started_at for result in rounds.values() if result.started_at), default=""),
         finished_at=max((_finished_at(result) for result in rounds.values()), default=""),
-        state=worst([case.state for case in cases]),
+        state=worst([case.state for case in cases if case.role != "trial"]),
         vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
         cases=tuple(cases),
+        tuning=_tuning(plan),
         problems=tuple(problems),
     )
     return summary, rounds
@@ -182,6 +184,7 @@ def _case(
         task=first.task if first else _task(planned),
         unit=first.unit if first else "sample",
         variant=_variant(first) if first else None,
+        role=first.role if first else _role(planned),
         state=worst(states),
         converged=all(answers) if answers else None,
         verdict="INVALID" if problems else verdict.verdict,
@@ -214,10 +217,24 @@ def _variant(result: RoundResult) -> str | None:
         return None
     words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]
     for name, setting in sorted(result.settings.items()):
-        if name.startswith(_OPTIONS):
+        if name.startswith(OPTIONS):
             value = ",".join(map(str, setting.value)) if isinstance(setting.value, list | tuple) else setting.value
-            words.append(f"{name.removeprefix(_OPTIONS)}={value}")
+            words.append(f"{name.removeprefix(OPTIONS)}={value}")
+        elif setting.layer == TUNING_LAYER and name not in _IN_VARIANT:
+            words.append(f"{name}={setting.value}")
     return " ".join(words)
+
+
+def _role(planned: Iterable[Mapping[str, Any]]) -> TrialRole | None:
+    roles = {job.get("role") for job in planned}
+    return next((role for role in get_args(TrialRole) if role in roles), None)
+
+
+def _tuning(plan: Mapping[str, Any]) -> TuningSpec | None:
+    try:
+        return TuningSpec.model_validate(plan["tuning"])
+    except (KeyError, ValidationError):
+        return None
 
 
 def _task(planned: Iterable[Mapping[str, Any]]) -> Task:

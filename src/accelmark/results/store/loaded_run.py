@@ -79,6 +79,11 @@ class LoadedRun:
         """The cases with their rounds, in the run's order."""
         return [LoadedCase(self, case) for case in self.summary.cases]
 
+    @property
+    def without_trials(self) -> list[LoadedCase]:
+        """The cases but trials of a search for the best settings."""
+        return [case for case in self.cases if case.result.role != "trial"]
+
 
 class LoadedCase(NamedTuple):
     """One case of a run, with its rounds."""

@@ -19,6 +19,7 @@ from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.controller.evaluate import FetchData, WeightsCheck
 from accelmark.run.controller.node_jobs import node_jobs, write_job
 from accelmark.run.controller.spares import with_spares
+from accelmark.run.controller.tuning import continued
 from accelmark.run.controller.waiting import (
     Cancellation,
     end_agents,
@@ -35,7 +36,7 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.library_log import library_log
 from accelmark.run.record.measure import measure_run
-from accelmark.run.record.registry import register_end
+from accelmark.run.record.registry import register_end, register_plan
 from accelmark.run.record.source import require_unchanged
 from accelmark.run.record.start import record_start
 from accelmark.run.record.states import RunEventLog
@@ -110,7 +111,8 @@ def _carry_out(
         watching = asyncio.create_task(coordinator.stop.watch_files(directory.path))
         summary = await body(coordinator)
         watching.cancel()
-        good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.cases)
+        judged = [case for case in summary.cases if case.role != "trial"]
+        good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in judged)
         code = EXIT_OK if summary.state == "succeeded" and good else EXIT_FAILED
         return RunOutcome(directory.path, summary, EXIT_CANCELLED if coordinator.stop else code)
 
@@ -166,6 +168,8 @@ class Coordinator:
         """
         try:
             self._event_log.note("run_resumed", "to end it" if self.stop else None)
+            if self.directory.plan.tuning is not None:
+                register_plan(self.directory.path)  # its last change may not have been
             for job in self._in_state("preparing", "running"):
                 await self._attach(job)
             again = self._in_state(*_REDONE, *(_REDONE_IF_ASKED if redo_failed else ()))
@@ -224,16 +228,28 @@ class Coordinator:
                 return replaced
 
     async def _all(self, go_on: Sequence[str]) -> Summary:
-        for job in self._in_state("queued"):
+        while (job := await self._next()) is not None:
             await self._take(job, go_on=job.directory in go_on)
             for _ in range(self.directory.plan.retry_lost):
                 if self._state(job) == "lost" and not self.stop:
                     self._queue_again(job)
                     await self._take(job, go_on=True)
         self._event_log.note("run_finished")
-        summary = measure_run(self.directory.path)
+        summary = await asyncio.to_thread(measure_run, self.directory.path)
         register_end(self.directory.path, summary)
         return summary
+
+    async def _next(self) -> PlannedJob | None:
+        """Return the next queued job; in a search for the best settings its trials are added to the plan first."""
+        directory = self.directory
+        if directory.plan.tuning is not None and not self.stop:
+            plan = await asyncio.to_thread(continued, directory.plan, directory.path, self._event_log.jobs)
+            if plan is not directory.plan:
+                directory.replace_plan(plan)
+                register_plan(directory.path)
+                self._event_log.add(job.directory for job in plan.jobs)
+                self.observer.planned(plan)
+        return next(iter(self._in_state("queued")), None)
 
     async def _close(self) -> None:
         self._event_log.close()
@@ -263,10 +279,10 @@ class Coordinator:
         bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
         return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
-    async def _start(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
+    async def _start(self, job: PlannedJob, *, go_on: bool) -> Sequence[AgentHandle] | None:
         """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
-        nodes = write_job(self.directory, job, self._launcher, go_on=go_on)
-        agents = [self._launcher.agent(node) for node in nodes]
+        nodes = await write_job(self.directory, job, self._launcher, go_on=go_on)
+        agents = self._launcher.agents(nodes)
         loop = asyncio.get_running_loop()
 
         def report(what: str) -> None:
@@ -289,7 +305,7 @@ class Coordinator:
 
     async def _attach(self, job: PlannedJob) -> None:
         """Follow a job that a dead coordinator started."""
-        agents = [self._launcher.agent(node) for node in node_jobs(self.directory, job, self._launcher)]
+        agents = self._launcher.agents(await node_jobs(self.directory, job, self._launcher))
         there = await asyncio.gather(*(agent.attach() for agent in agents))
         if not all(there):
             await end_agents([agent for agent, is_there in zip(agents, there, strict=True) if is_there])

@@ -43,6 +43,9 @@ class RunObserver:
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         """Report that a job changed its state."""
 
+    def planned(self, plan: Plan) -> None:
+        """Report that a search has added jobs to the plan."""
+
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Report a step of preparing a job (a download, say); up to ten times a second."""
 
@@ -112,6 +115,12 @@ class LiveDisplay(RunObserver):
             self._since = time.monotonic()
             self._board.progress, self._board.losses, self._board.preparing = JobProgress(), [], ""
         self._draw()
+
+    def planned(self, plan: Plan) -> None:
+        """Draw the jobs of the new plan."""
+        for job in plan.jobs:
+            self._board.statuses.setdefault(job.directory, JobStatus())
+        self._board.plan = plan
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Draw the step, at most a few times a second."""

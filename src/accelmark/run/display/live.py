@@ -16,7 +16,7 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
 from accelmark.run.display.progress import DeviceLoad, JobProgress
 from accelmark.run.record.states import JobStatus
-from accelmark.spec.job import ServeJob, TrainingWork
+from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.number_format import digits, duration, percent, quantity
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
@@ -104,9 +104,11 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
 
 
 def job_name(job: PlannedJob) -> str:
-    """Return a job's name: its key without the repeat, and its round where there are several."""
+    """Return a job's name: its key without the repeat, of inference the engine, and its round of several."""
     key = job.job.key
     name = f"{key.model}:{key.framework}:{key.hardware}:{key.nnodes}:{key.nproc}"
+    if isinstance(job.job.work, InferJob):
+        name = " ".join(filter(None, (key.model, job.job.role, job.job.work.settings.title)))
     return f"{name} {job.job.round}/{key.repeat}" if key.repeat > 1 else name
 
 

@@ -17,6 +17,7 @@ from accelmark.results.figure_names import FigureName, format_figure
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Summary
 from accelmark.results.store.loaded_run import load_run
+from accelmark.results.tuning import tuned_result
 from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.progress import JobProgress, ProgressReader
@@ -45,12 +46,14 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     """Print the results of a run, the reasons why any is invalid, and the path of its page."""
     console = console or Console(highlight=False)
     console.print()
-    console.print(_table(summary.cases))
+    measured = [case for case in summary.cases if case.role != "trial"]
+    console.print(_table(measured))
+    _print_search(summary, run_dir, console)
     console.print(vendor_line(summary))
     with contextlib.suppress(RunError):
         for line in scaling_lines(scaling_curves([load_run(run_dir)])):
             console.print(line, soft_wrap=True)
-    for case in summary.cases:
+    for case in measured:
         if case.reasons or case.warnings:
             console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
         for reason in (*case.reasons, *case.warnings):
@@ -62,11 +65,32 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
     if page is not None:
         console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
-    states = {case.state for case in summary.cases}
+    states = {case.state for case in measured}
     if states & _TO_CONTINUE.keys():
         option = max(_TO_CONTINUE.get(state, "") for state in states)
         advice = f"Continue with: accelmark resume {_relative(run_dir)}{option}"
         console.print(Text(advice, style="bold yellow"), soft_wrap=True)
+
+
+def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
+    """Print the trials of a search for the best settings, and how much better those are; nothing of other runs."""
+    if summary.tuning is None:
+        return
+    with contextlib.suppress(RunError):
+        found = tuned_result(summary, load_run(run_dir, curves=False).rounds)
+        if found is None:
+            return
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        for heading in ("trial", "settings", "figure", "difference", "outcome"):
+            table.add_column(
+                heading, overflow="fold", justify="right" if heading in ("figure", "difference") else "left"
+            )
+        for trial in found.trials:
+            cells = (str(trial.number), trial.settings, trial.figure, trial.metric, trial.outcome)
+            table.add_row(*map(Text, cells))
+        console.print()
+        console.print(table)
+        console.print(Text(found.conclusion, style="bold"), soft_wrap=True)
 
 
 def vendor_line(summary: Summary) -> Text:
@@ -122,6 +146,8 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
     name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
     if case.variant:
         name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
+    if case.role is not None:
+        name = f"{case.role}: {name}"
     return (
         Text(sign, style=style),
         Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),

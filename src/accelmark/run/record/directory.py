@@ -66,7 +66,7 @@ class RunDirectory:
         return directory
 
     def replace_plan(self, plan: Plan) -> None:
-        """Write another plan, before anything of the run has started.
+        """Write another plan, before anything of the run has started or with the next jobs of a search.
 
         Raises RunError: it cannot be written.
         """

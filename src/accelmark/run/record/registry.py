@@ -5,6 +5,7 @@ Entries are numbered, so that a reader of some runs sees how many others there w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -73,13 +74,35 @@ def _entry(plan: Plan, run_dir: Path) -> Registration:
     return Registration(**fields, log=first, number=entry["number"], previous=previous, earlier=earlier)
 
 
+def register_plan(run_dir: Path) -> None:
+    """Append the plan of a search with its next jobs to the registry; a registry that is gone is no error.
+
+    Raises RunError: ``registration.json`` cannot be written.
+    """
+    registration = _registration(run_dir)
+    if registration is None:
+        return
+    digest = hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest()
+    entry = {"kind": "plan", "at": utc_now(), "nonce": registration.nonce, "plan_sha256": digest}
+    if registration.number is not None:
+        with contextlib.suppress(OSError), _opened() as (descriptor, _, previous):
+            _append(descriptor, entry, previous)
+    updated = registration.model_copy(update={"plan_sha256": digest})
+    write_atomic(run_dir / REGISTRATION_FILE, updated.model_dump_json(indent=2))
+
+
+def _registration(run_dir: Path) -> Registration | None:
+    """Read the registration of a run; None for a run of an earlier version that was resumed."""
+    try:
+        return Registration.model_validate_json((run_dir / REGISTRATION_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
 def register_end(run_dir: Path, summary: Summary) -> None:
     """Append the end of a run with its verdicts and the hash of its manifest; a registry that is gone is no error."""
-    try:
-        registration = Registration.model_validate_json((run_dir / REGISTRATION_FILE).read_bytes())
-    except (OSError, ValidationError):
-        return  # a run of an earlier version that was resumed
-    if registration.number is None:
+    registration = _registration(run_dir)
+    if registration is None or registration.number is None:
         return
     verdicts = ", ".join(dict.fromkeys(case.verdict for case in summary.cases)) or summary.state
     entry = {

@@ -109,6 +109,11 @@ class RunEventLog:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._end_incomplete_line()
 
+    def add(self, jobs: Iterable[str]) -> None:
+        """Add those of ``jobs`` that are new, as queued."""
+        for job in jobs:
+            self.jobs.setdefault(job, JobStatus())
+
     def move(self, job: str, state: JobState, reason: str | None = None) -> None:
         """Change the state of ``job``. Raises RunError: the log cannot be written."""
         before = self.jobs[job]

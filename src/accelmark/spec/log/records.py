@@ -70,7 +70,7 @@ class Registration(Spec):
     """UTC, ISO 8601."""
     nonce: str
     plan_sha256: str
-    """SHA-256 of ``plan.json``."""
+    """SHA-256 of ``plan.json``; of a search, whose trials are added to it, the last that was registered."""
     work_sha256: str
     """The same for runs of the same cases, settings and code."""
     log: str | None = None

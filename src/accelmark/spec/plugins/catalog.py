@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal, TypeVar, cast, final
 
+from pydantic import Field
+
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
@@ -22,6 +24,8 @@ from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, Frame
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
+from accelmark.spec.settings.inference import InferPrecision
+from accelmark.spec.settings.training import Scalar
 
 M = TypeVar("M", bound=Spec)
 
@@ -59,6 +63,12 @@ class EngineSpec(Spec):
     """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
     requires: tuple[str, ...] = ()
     """Requirements to install, as pip takes them."""
+    precisions: tuple[InferPrecision, ...] = ()
+    """Precisions that it computes in; empty: not declared, and ``--tune`` keeps that of the case."""
+    generates: bool = False
+    """Whether it continues prompts."""
+    tunes: dict[str, tuple[Scalar | None, ...]] = Field(default_factory=dict)
+    """Setting -> values that ``--tune`` tries; an option with the value null is left out."""
 
 
 class FolderRef(Spec):

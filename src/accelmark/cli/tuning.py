@@ -1,0 +1,127 @@
+"""``accelmark infer --tune``: the plan of a search for the best settings, its description, and its settings file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from accelmark.cli import options
+from accelmark.spec.errors import RequestError
+
+if TYPE_CHECKING:
+    from accelmark.plan.plan import Plan
+    from accelmark.plan.tuning import Budget
+
+DEFAULT_BUDGET: Final = "15m"
+
+
+def read_budget(text: str | None, settings_file: Path | None) -> Budget:
+    """Return the limits of a search: a time as ``20m`` or ``1.5h``, or a number of trials.
+
+    Raises RequestError: it is neither, or the file cannot be written.
+    """
+    from accelmark.plan.tuning import Budget
+    from accelmark.spec.number_format import duration_s
+
+    if settings_file is not None and not settings_file.expanduser().absolute().parent.is_dir():
+        raise RequestError(f"--tuned-file {settings_file}: there is no directory {settings_file.parent}")
+    text = text or DEFAULT_BUDGET
+    if text.isdecimal() and int(text):
+        return Budget(None, int(text), settings_file)
+    try:
+        time_s = duration_s(text)
+    except ValueError as error:
+        raise RequestError(
+            f"--budget {text}: neither a number of trials nor a time such as 90s, 20m or 1.5h"
+        ) from error
+    if not time_s > 0:
+        raise RequestError(f"--budget {text}: must be more than 0")
+    return Budget(time_s, None, settings_file)
+
+
+def with_search(plan: Plan, budget: Budget) -> Plan:
+    """Return the plan of a search that starts from the settings of ``plan``, on this machine."""
+    from accelmark.cli.machine import detect_devices
+    from accelmark.plan.adaptation import Capabilities
+    from accelmark.plan.tuning import Machine, tuned_plan
+    from accelmark.spec.plugins.catalog import engine_specs, find
+
+    engines = engine_specs(find("vendors", plan.vendor).path)
+    capabilities = Capabilities(detect_devices(plan.vendor).capabilities)
+    return tuned_plan(plan, Machine(len(os.sched_getaffinity(0)), capabilities, engines), budget)
+
+
+def search_lines(plan: Plan) -> list[str]:
+    """Return what a search tries, in its order, and its limits."""
+    from accelmark.results.figure_names import FIGURES, FigureName, unit_of
+    from accelmark.spec.number_format import duration
+
+    tuning = plan.tuning
+    if tuning is None:
+        return []
+    figure, unit = FigureName(tuning.figure), plan.jobs[0].job.work.unit
+    limits = [f"at most {duration(tuning.budget_s)} in all"] if tuning.budget_s is not None else []
+    limits += [f"at most {tuning.max_trials} trials"] if tuning.max_trials is not None else []
+    limits += [f"a round at most {duration(plan.timeout_s)}"] if plan.timeout_s is not None else []
+    lines = [
+        f"search for the best {FIGURES[figure].title.format(unit=unit)} ({unit_of(figure, unit)}, {tuning.better} is "
+        f"better): {', '.join(limits)}",
+        "one setting after the other from the settings as shipped, until no change is better by more than 1 %; "
+        "results beyond the case's accuracy tolerance cannot be chosen",
+    ]
+    for choice in tuning.choices:
+        tried = ", ".join(" ".join(map(_shown, each.values())) for each in choice.values)
+        names = " and ".join(choice.values[0])
+        lines.append(f"  {f'{choice.engine}: ' if choice.engine else ''}{names}: {tried}")
+    rounds = tuning.num_rounds
+    lines.append(f"then {rounds} rounds as shipped and {rounds} tuned in turn (the first as shipped begins the search)")
+    if tuning.settings_file is not None:
+        lines.append(f"writes the best settings to {tuning.settings_file}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
+    """Write the best settings of a search to the file that its plan names; a warning where they are none."""
+    from accelmark.results.figure_names import FigureName
+    from accelmark.results.store.files import write_atomic
+    from accelmark.results.store.loaded_run import load_run
+    from accelmark.results.tuning import is_worth_writing, tuned_result
+    from accelmark.run.record.directory import RunDirectory
+
+    plan = RunDirectory.open(run_dir).plan
+    if plan.tuning is None or plan.tuning.settings_file is None:
+        return
+    file, run = plan.tuning.settings_file, load_run(run_dir, curves=False)
+    found = tuned_result(run.summary, run.rounds)
+    lower = plan.tuning.better == "lower"
+    if found is None or not is_worth_writing(found, FigureName(plan.tuning.figure), lower=lower):
+        if not as_json:
+            options.warn(f"{file}: not written: no settings are valid and better than those as shipped over all rounds")
+        return
+    write_atomic(file, settings_text(plan, found.conclusion))
+    if not as_json:
+        typer.echo(f"Settings  {file}")
+
+
+def settings_text(plan: Plan, conclusion: str) -> str:
+    """Return the YAML of a vendor's ``infer_<HW>x<nnodes>x<nproc>.yaml`` with the tuned settings of a search."""
+    import yaml
+
+    from accelmark.plan.tuning import vendor_values
+    from accelmark.spec.layers import nest
+
+    shipped = plan.jobs[0].job
+    tuned = next(job.job for job in plan.jobs if job.job.role == "tuned")
+    key = shipped.key
+    name = f"infer_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
+    place = f"vendors/{plan.vendor}/cases/{key.model}-{key.framework}/{name}"
+    found = f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}, AccelMark {plan.accelmark_version}"
+    head = "".join(f"# {line}.\n" for line in (found, conclusion, f"To ship it: {place}"))
+    return head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False)

@@ -1,0 +1,216 @@
+"""Plan a search for the best settings of an inference case: what is tried, and the jobs of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from accelmark.plan.adaptation import Capabilities
+from accelmark.plan.inference import engine_words
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.figure_names import FIGURES, FigureName
+from accelmark.spec.errors import RequestError
+from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.layers import Provenance, flatten, setting_defaults
+from accelmark.spec.plugins.catalog import EngineSpec
+from accelmark.spec.plugins.requirements import Need, missing
+from accelmark.spec.settings.inference import InferPrecision, InferSettings, OptimizeFor, ScenarioName
+from accelmark.spec.settings.tuning import OPTIONS, TUNING_LAYER, Choice, TrialRole, TuningSpec
+
+_FIGURES: Final[Mapping[ScenarioName, FigureName]] = {
+    "offline": FigureName.OFFLINE_RATE, "server": FigureName.SERVER_RATE,
+    "single_stream": FigureName.SINGLE_STREAM_LATENCY, "multi_stream": FigureName.MULTI_STREAM_LATENCY,
+}  # fmt: skip
+"""LoadGen scenario -> the figure that is compared where it is the only one."""
+_WITHOUT_SCENARIO: Final[Mapping[OptimizeFor, FigureName]] = {
+    "throughput": FigureName.INFERENCE_CORE, "latency": FigureName.LATENCY_P50,
+}  # fmt: skip
+_BATCHES: Final = (0.25, 0.5, 1, 2, 4)
+"""Batch sizes that are tried, as multiples of the case's own."""
+_EVERYWHERE: Final = ("fp32", "int8")
+"""Precisions that every device computes in."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a search has to know about the machine under test."""
+
+    num_cores: int
+    """CPU cores that a rank may use."""
+    capabilities: Capabilities
+    engines: Mapping[str, EngineSpec]
+    """Declared engines, those of the vendor included."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a search and where its result is written."""
+
+    time_s: float | None
+    num_trials: int | None
+    settings_file: Path | None = None
+
+
+def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
+    """Return the plan of a search that starts from the only case of ``plan``, with the settings of its job.
+
+    Raises RequestError: its settings leave nothing to search.
+    """
+    first = plan.jobs[0]
+    work = _work(first)
+    settings = work.settings
+    if settings.compiler is None or settings.exist_compiler_path is not None:
+        reason = "compiler is null" if settings.compiler is None else "exist_compiler_path names a compiled engine"
+        raise RequestError(f"--tune searches settings of an engine, and {reason}")
+    if len(settings.scenarios) > 1:
+        raise RequestError("--tune compares one figure: name one scenario, or none")
+    rounds = max(first.job.key.repeat, 3)
+    scenario = next(iter(settings.scenarios), None)
+    figure = _FIGURES[scenario] if scenario else _WITHOUT_SCENARIO[settings.optimized_for]
+    tuning = TuningSpec(
+        figure=figure.value,
+        better="lower" if FIGURES[figure].better == "lower" else "higher",
+        budget_s=budget.time_s,
+        max_trials=budget.num_trials,
+        num_rounds=rounds,
+        choices=tuple(choice for choice in _choices(first.job, settings, machine) if len(choice.values) > 1),
+        settings_file=budget.settings_file and budget.settings_file.expanduser().absolute(),
+    )
+    if not tuning.choices:
+        raise RequestError("--tune has nothing to try: every setting that it searches was given")
+    limit_s = plan.timeout_s or budget.time_s
+    jobs = _rounds(first, "as shipped", first.directory.rpartition("/")[0], rounds)
+    return plan.model_copy(update={"tuning": tuning, "jobs": tuple(jobs), "timeout_s": limit_s})
+
+
+def with_trial(plan: Plan, settings: InferSettings) -> Plan:
+    """Return ``plan`` with a job that tries ``settings``, before the other rounds of the settings as shipped."""
+    shipped, number = plan.jobs[0], 1 + sum(job.job.role == "trial" for job in plan.jobs)
+    base = f"{shipped.job.key.slug}-infer-trial{number:02d}-{engine_words(settings)}"
+    trial = _rounds(_with_settings(shipped, settings), "trial", base, 1)
+    return plan.model_copy(update={"jobs": (*plan.jobs[:number], *trial, *plan.jobs[number:])})
+
+
+def with_tuned_rounds(plan: Plan, settings: InferSettings) -> Plan:
+    """Return ``plan`` with rounds with ``settings``, each before a round with the settings as shipped or at the end."""
+    assert plan.tuning is not None  # noqa: S101 - it is the plan of a search
+    base = f"{plan.jobs[0].job.key.slug}-infer-tuned-{engine_words(settings)}"
+    tuned = _rounds(_with_settings(plan.jobs[0], settings), "tuned", base, plan.tuning.num_rounds)
+    begun = [job for job in plan.jobs if job.job.role == "trial" or job is plan.jobs[0]]
+    others = [job for job in plan.jobs[1:] if job.job.role == "as shipped"]
+    turns = [job for pair in zip(tuned, others, strict=False) for job in pair]
+    return plan.model_copy(update={"jobs": (*begun, *turns, tuned[-1])})
+
+
+def settings_of(job: PlannedJob) -> InferSettings:
+    """Return the settings of a job of a search."""
+    return _work(job).settings
+
+
+def vendor_values(shipped: JobSpec, tuned: JobSpec) -> dict[str, Any]:
+    """Return the settings with which a vendor's file for this scale makes the tuned ones the shipped ones.
+
+    Values of the file that is there already are kept, and values that it need not change are left out.
+    """
+    scale = f"_{shipped.key.hardware}x{shipped.key.nnodes}x{shipped.key.nproc}.yaml"
+    values: dict[str, Any] = {}
+    for name, provenance in tuned.provenance.items():
+        if provenance.layer != TUNING_LAYER and not provenance.layer.endswith(scale):
+            continue
+        before = shipped.provenance.get(name)
+        beneath = before.value if before is not None else None
+        if before is not None and before.layer.endswith(scale):
+            beneath = before.replaced[-1][1] if before.replaced else setting_defaults(InferSettings).get(name)
+        if provenance.value != beneath:
+            values[name] = provenance.value
+    return values
+
+
+def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterator[Choice]:
+    """Yield what is searched; settings that the user gave are not."""
+    given = {
+        name
+        for name, provenance in job.provenance.items()
+        if provenance.layer != "default" and not provenance.layer.startswith(("cases/", "vendors/"))
+    }
+    engines = {
+        name: spec
+        for name, spec in sorted(machine.engines.items(), key=lambda entry: entry[0] != settings.compiler)
+        if _is_usable(name, spec, settings) and ("compiler" not in given or name == settings.compiler)
+    }
+    yield Choice(
+        values=tuple(
+            {"compiler": name, "precision": precision}
+            for name, spec in engines.items()
+            for precision in spec.precisions or (settings.precision,)
+            if (precision == settings.precision if "precision" in given else _computes(precision, job, machine))
+        ),
+        once=True,
+    )
+    for name, spec in engines.items():
+        for setting, values in spec.tunes.items():
+            latency_only = setting in (f"{OPTIONS}streams", "optimize_for") and settings.optimized_for == "latency"
+            if setting not in given and not latency_only:
+                yield Choice(values=tuple({setting: value} for value in values), engine=name)
+    batches = sorted({max(1, round(settings.batch_size * factor)) for factor in _BATCHES})
+    if "batch_size" not in given and settings.optimized_for == "throughput":
+        yield Choice(values=tuple({"batch_size": size} for size in batches), ordered=True)
+    if "threads" not in given and job.device_type == "cpu":
+        threads = dict.fromkeys((settings.threads, max(1, machine.num_cores // 2)))
+        threads.pop(machine.num_cores, None)
+        yield Choice(values=tuple({"threads": number} for number in threads))
+
+
+def _is_usable(name: str, spec: EngineSpec, settings: InferSettings) -> bool:
+    """Return whether an engine is installed and does what the case asks for."""
+    if name == settings.compiler:
+        return True
+    needs = [Need(requirement=one, needed_by=f"engine {name}") for one in spec.requires]
+    return not missing(needs) and (spec.generates or not settings.generate_batches)
+
+
+def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool:
+    """Return whether the device computes in a precision, as far as its chip or its capabilities show."""
+    if precision in _EVERYWHERE or precision == job.work.precision:
+        return True
+    if job.chip is not None:
+        return getattr(job.chip.peaks, precision, None) is not None
+    if job.device_type != "cpu":
+        return True  # an unknown chip: a trial shows it
+    return any(name.endswith(f"_{precision}") for name in machine.capabilities.sources)
+
+
+def _work(job: PlannedJob) -> InferJob:
+    assert isinstance(job.job.work, InferJob)  # noqa: S101 - only inference is tuned
+    return job.job.work
+
+
+def _rounds(job: PlannedJob, role: TrialRole, base: str, num_rounds: int) -> list[PlannedJob]:
+    key = job.job.key.model_copy(update={"repeat": num_rounds})
+    return [
+        job.model_copy(
+            update={
+                "directory": f"{base}/round{number}",
+                "job": job.job.model_copy(update={"key": key, "round": number, "role": role}),
+            }
+        )
+        for number in range(1, num_rounds + 1)
+    ]
+
+
+def _with_settings(job: PlannedJob, settings: InferSettings) -> PlannedJob:
+    before = flatten(settings_of(job).model_dump(mode="json"))
+    provenance = {}
+    for name, value in flatten(settings.model_dump(mode="json")).items():
+        old = job.job.provenance.get(name)
+        if name in before and before[name] == value and old is not None:
+            provenance[name] = old
+            continue
+        replaced = (*old.replaced, (old.layer, old.value)) if old is not None else ()
+        provenance[name] = Provenance(value=value, layer=TUNING_LAYER, replaced=replaced)
+    work = _work(job).model_copy(update={"settings": settings})
+    return job.model_copy(update={"job": job.job.model_copy(update={"work": work, "provenance": provenance})})

@@ -1,0 +1,63 @@
+"""Continue a search for the best settings: add its next trial, or its last rounds, to the plan of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from accelmark.audit.verdict import audit_case
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.tuning import settings_of, with_trial, with_tuned_rounds
+from accelmark.results.figure_names import FigureName
+from accelmark.results.schema import RoundResult
+from accelmark.results.store.loaded_run import RESULT_FILE, load_round
+from accelmark.results.tuning import is_eligible
+from accelmark.run.record.states import JobStatus
+from accelmark.spec.errors import RunError
+from accelmark.spec.settings.tuning import TuningSpec, identity, next_trial
+
+
+def continued(plan: Plan, run_dir: Path, statuses: Mapping[str, JobStatus]) -> Plan:
+    """Return the plan of a search with its next jobs; ``plan`` itself while a trial is due, or at its end."""
+    tried = [job for at, job in enumerate(plan.jobs) if at == 0 or job.job.role == "trial"]
+    if plan.tuning is None or any(job.job.role == "tuned" for job in plan.jobs):
+        return plan
+    if not all(statuses[job.directory].ended for job in tried):
+        return plan
+    results = {job.directory: _result(run_dir, job) for job in tried}
+    scores = {identity(settings_of(job)): _score(run_dir, job, results[job.directory], plan.tuning) for job in tried}
+    shipped, best = settings_of(tried[0]), max(tried, key=lambda job: scores[identity(settings_of(job))])
+    if _has_budget(plan.tuning, [result for result in results.values() if result is not None], len(tried) - 1):
+        proposed = next_trial(shipped, plan.tuning.choices, scores)
+        if proposed is not None:
+            return with_trial(plan, proposed)
+    return plan if best is tried[0] else with_tuned_rounds(plan, settings_of(best))
+
+
+def _has_budget(tuning: TuningSpec, results: list[RoundResult], num_trials: int) -> bool:
+    """Return whether another trial, and the last rounds, end within the budget if they take as long as the longest."""
+    if tuning.max_trials is not None and num_trials >= tuning.max_trials:
+        return False
+    if tuning.budget_s is None:
+        return True
+    took_s = [sum(node.duration_s for node in result.nodes) for result in results]
+    left = 1 + 2 * tuning.num_rounds - 1
+    return sum(took_s) + left * max(took_s, default=0.0) <= tuning.budget_s
+
+
+def _result(run_dir: Path, job: PlannedJob) -> RoundResult | None:
+    try:
+        return load_round(run_dir / job.directory / RESULT_FILE)
+    except RunError:
+        return None
+
+
+def _score(run_dir: Path, job: PlannedJob, result: RoundResult | None, tuning: TuningSpec) -> float:
+    """Return the logarithm of the figure, negative where less is better; minus infinity for an invalid trial."""
+    figure = result.value_of(FigureName(tuning.figure)) if result is not None else None
+    if result is None or not figure or figure <= 0:
+        return -math.inf
+    if not is_eligible(result.state, audit_case(run_dir, {job.directory: result}, 1).findings):
+        return -math.inf
+    return math.log(figure) * (1 if tuning.better == "higher" else -1)

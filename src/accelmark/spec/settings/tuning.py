@@ -1,0 +1,151 @@
+"""The declaration of a search for the best settings of an inference case, as it is stored in ``plan.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from accelmark.spec.model import Spec
+from accelmark.spec.settings.inference import InferSettings
+
+TrialRole = Literal["as shipped", "trial", "tuned"]
+"""The part of a job in a search: rounds with the settings that are shipped, a trial, rounds with the best settings."""
+
+OPTIONS: Final = "engine_options."
+TUNING_LAYER: Final = "tuning"
+"""Configuration layer of the settings that a search chose."""
+LEAST_GAIN: Final = 1.01
+"""Smallest factor by which settings must be better for the search to go on from them: less is noise."""
+
+
+class Choice(Spec):
+    """The values of a setting, or of several together, that a search tries."""
+
+    values: tuple[dict[str, Any], ...]
+    """Dotted setting -> value; an option of an engine with the value null is left out."""
+    ordered: bool = False
+    """Whether the values are a scale, on which the search goes on in a direction only while that is better."""
+    once: bool = False
+    """Whether it is searched once only, and not again after other settings have changed."""
+    engine: str | None = None
+    """The engine that the settings belong to; null: any."""
+
+
+class TuningSpec(Spec):
+    """What a search tries, how long, and what it compares."""
+
+    figure: str
+    """Name of the figure that is compared."""
+    better: Literal["higher", "lower"]
+    budget_s: PositiveFloat | None = None
+    """Time of all rounds together in seconds; null: no limit."""
+    max_trials: PositiveInt | None = None
+    """Number of trials; null: no limit."""
+    num_rounds: int = Field(default=3, ge=2)
+    """Rounds with the settings as shipped and with the best settings, which are run in turn."""
+    choices: tuple[Choice, ...]
+    """In the order in which they are searched, again and again until no change of one of them is better."""
+    settings_file: Path | None = None
+    """File to which the best settings are written."""
+
+
+def identity(settings: InferSettings) -> str:
+    """Return a text that is the same for the same settings."""
+    return settings.model_dump_json()
+
+
+def next_trial(
+    shipped: InferSettings, choices: tuple[Choice, ...], scores: Mapping[str, float]
+) -> InferSettings | None:
+    """Return the settings to try next; None where no change of a single choice is better than the best settings.
+
+    Coordinate descent: the best value of one choice after the other, from the settings as shipped. The search is
+    repeated from its start with the ``scores`` of earlier trials (:func:`identity` -> score, the higher the better,
+    minus infinity for a trial that failed), so that it continues after an interruption as it would have without.
+    """
+    try:
+        _descend(shipped, choices, scores)
+    except _UntriedError as untried:
+        return untried.settings
+    return None
+
+
+def changed(settings: InferSettings, changes: Mapping[str, Any], shipped: InferSettings) -> InferSettings | None:
+    """Return settings with ``changes``; None where they are not possible together.
+
+    With another engine they have no options, with that of the settings as shipped its options.
+    """
+    values = settings.model_dump()
+    if "compiler" in changes and changes["compiler"] != settings.compiler:
+        own = changes["compiler"] == shipped.compiler
+        values["engine_options"] = dict(shipped.engine_options) if own else {}
+    for name, value in changes.items():
+        if not name.startswith(OPTIONS):
+            values[name] = value
+        elif value is None:
+            values["engine_options"].pop(name.removeprefix(OPTIONS), None)
+        else:
+            values["engine_options"][name.removeprefix(OPTIONS)] = value
+    try:
+        return InferSettings.model_validate(values)
+    except ValueError:
+        return None
+
+
+class _UntriedError(Exception):
+    """The search needs the score of settings that were not tried."""
+
+    def __init__(self, settings: InferSettings) -> None:
+        super().__init__()
+        self.settings = settings
+
+
+def _descend(shipped: InferSettings, choices: tuple[Choice, ...], scores: Mapping[str, float]) -> None:
+    def score(settings: InferSettings) -> float:
+        found = scores.get(identity(settings))
+        if found is None:
+            raise _UntriedError(settings)
+        return found
+
+    def is_better(one: InferSettings, other: InferSettings) -> bool:
+        return score(one) > score(other) + math.log(LEAST_GAIN)
+
+    best, before = shipped, None
+    while best != before:
+        before, remaining = best, choices if before is None else [choice for choice in choices if not choice.once]
+        for choice in remaining:
+            if choice.engine in (None, best.compiler):
+                best = _best_of(choice, best, shipped, is_better)
+
+
+def _best_of(
+    choice: Choice,
+    best: InferSettings,
+    shipped: InferSettings,
+    is_better: Callable[[InferSettings, InferSettings], bool],
+) -> InferSettings:
+    for line in _lines(best, choice, shipped):
+        start = best
+        for settings in line:
+            if is_better(settings, best):
+                best = settings
+            elif choice.ordered:
+                break
+        if best != start:
+            break
+    return best
+
+
+def _lines(best: InferSettings, choice: Choice, shipped: InferSettings) -> Iterator[list[InferSettings]]:
+    """Yield the settings to try in turn: all, or of a scale those after the current value and those before it."""
+    found = [changed(best, values, shipped) for values in choice.values]
+    if not choice.ordered or best not in found:
+        yield [settings for settings in found if settings is not None and settings != best]
+        return
+    at = found.index(best)
+    for line in (found[at + 1 :], found[:at][::-1]):
+        yield [settings for settings in line if settings is not None]

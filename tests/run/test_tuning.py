@@ -1,0 +1,188 @@
+"""A search for the best settings as a run: its next jobs from results on disk, its budget, and what it reports."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from accelmark.audit.verdict import audit_case
+from accelmark.cli.tuning import write_settings_file
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.tuning import Budget, settings_of
+from accelmark.report.run_page import render_page
+from accelmark.results.compare.table import rows_of
+from accelmark.results.figure_names import INFER_FIGURES, FigureName
+from accelmark.results.rounds.summary import summarise
+from accelmark.results.schema import Figure, InferenceRound, RoundResult, finding
+from accelmark.results.store.loaded_run import load_run
+from accelmark.run.controller.tuning import continued
+from accelmark.run.display.summary import print_summary
+from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.registry import register_plan
+from accelmark.run.record.start import record_start
+from accelmark.run.record.states import JobStatus
+from accelmark.spec.job import NodeExit
+from accelmark.spec.settings.inference import InferSettings
+from tests.plan.test_tuning import planned
+
+ENDED = JobStatus("succeeded")
+
+
+def measured(run_dir: Path, job: PlannedJob, rate: float, took_s: float = 10, error: str | None = None) -> None:
+    """Write the result of a job as its process would have: GENERATED."""
+    settings = settings_of(job)
+    figures = {name: Figure(value=None, reason="made up for tests") for name in INFER_FIGURES}
+    node = NodeExit(
+        host="here", noderank=0, state="succeeded", reason=None, started_at="2026-01-01T00:00:00Z", duration_s=took_s,
+        ranks=(),
+    )  # fmt: skip
+    result = RoundResult(
+        key=job.job.key,
+        task="infer",
+        round=job.job.round,
+        role=job.job.role,
+        case_version=1,
+        unit="image",
+        state="succeeded",
+        reason=None,
+        converged=None,
+        vendor="acme",
+        precision=settings.precision,
+        started_at="2026-01-01T00:00:00Z",
+        figures=figures
+        | {FigureName.INFERENCE_CORE: Figure(value=rate), FigureName.INFERENCE_METRIC: Figure(value=0.9)}
+        | {FigureName.VALIDATION_METRIC: Figure(value=0.9), FigureName.METRIC_DIFFERENCE: Figure(value=0.0)},
+        inference=InferenceRound(
+            compiler=settings.compiler, batch_size=settings.batch_size, metric="top1", tolerance=0.01
+        ),
+        nodes=(node,),
+        settings=dict(job.job.provenance),
+        findings=(finding("error", "inference-accuracy", "", error),) if error else (),
+    )
+    directory = run_dir / job.directory
+    directory.mkdir(parents=True)
+    (directory / "job.json").write_text(job.job.model_dump_json())
+    (directory / "result.json").write_text(result.model_dump_json())
+
+
+def rate_of(settings: InferSettings) -> float:
+    """Speed that grows with the batch size, and is best in int8, whose answers are wrong."""
+    return settings.batch_size * {"fp32": 1.0, "int8": 100.0}[settings.precision] * (2 if settings.threads else 1)
+
+
+def carried_out(run_dir: Path, plan: Plan, **changed: Any) -> Plan:
+    """Carry out a search on made results as the coordinator would; returns the plan at its end."""
+    statuses: dict[str, JobStatus] = {}
+    while True:
+        statuses = {job.directory: statuses.get(job.directory, JobStatus()) for job in plan.jobs}
+        plan = continued(plan, run_dir, statuses)
+        due = next((job for job in plan.jobs if not statuses.get(job.directory, JobStatus()).ended), None)
+        if due is None:
+            return plan
+        settings = settings_of(due)
+        error = "the answers are wrong" if settings.precision == "int8" else None
+        measured(run_dir, due, rate_of(settings) * (1 + due.job.round / 1000), error=error, **changed)
+        statuses[due.directory] = ENDED
+
+
+@pytest.fixture
+def run(plugins: Path, tmp_path: Path) -> RunDirectory:
+    """The directory of a search that has ended."""
+    directory = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 20, tmp_path / "best.yaml")))
+    record_start(directory.plan, directory.path)
+    directory.replace_plan(carried_out(directory.path, directory.plan))
+    register_plan(directory.path)
+    summarise(directory.path, audit_case)
+    return directory
+
+
+def test_a_search_tries_settings_until_none_is_better_and_then_measures_the_best_in_turn(run: RunDirectory) -> None:
+    roles = [job.job.role for job in run.plan.jobs]
+    assert roles[-5:] == ["tuned", "as shipped", "tuned", "as shipped", "tuned"]
+    assert set(roles[1:-5]) == {"trial"}
+    best = settings_of(run.plan.jobs[-1])
+    assert (best.precision, best.batch_size, best.threads) == ("fp32", 16, 2), "the answers in int8 are wrong"
+    assert any(settings_of(job).precision == "int8" for job in run.plan.jobs), "it was tried"
+
+
+def test_the_results_have_both_rows_in_the_terminal_on_the_page_and_in_the_table(run: RunDirectory) -> None:
+    loaded = load_run(run.path)
+    rows = {str(row["role"]): row for row in rows_of([loaded])}
+    assert rows["tuned"]["inference_core"] == pytest.approx(8 * float(rows["as shipped"]["inference_core"] or 0))
+    assert (rows["tuned"]["rounds"], rows["as shipped"]["rounds"]) == (3, 3)
+    console = Console(file=io.StringIO(), width=140, highlight=False)
+    print_summary(loaded.summary, run.path, None, console)
+    assert isinstance(console.file, io.StringIO)
+    shown = " ".join(console.file.getvalue().split())
+    page = render_page(loaded)
+    assert "as shipped: toy:pytorch:X2 eager fp32 batch 4" in shown
+    assert "tuned: toy:pytorch:X2 eager fp32 batch 16 threads=2" in shown
+    for text in (shown, re.sub(r"\s+", " ", page)):
+        assert re.search(r"tuned is 8\.00 times as shipped \(95 % interval 7\.9\d to 8\.0\d\)", text)
+        assert "the answers are wrong" in text
+    num_cases = len({case.rounds[0].split("/")[0] for case in loaded.summary.cases})
+    assert num_cases > 4
+    assert page.count('id="case-') - page.count('id="case-1-title') - page.count('id="case-2-title') == 2
+    assert loaded.summary.state == "succeeded"
+
+
+def test_the_best_settings_are_written_for_a_vendor(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    write_settings_file(run.path, as_json=False)
+    text = (run.path.parent / "best.yaml").read_text()
+    assert yaml.safe_load(text) == {"batch_size": 16, "threads": 2}
+    assert "# To ship it: vendors/acme/cases/toy-pytorch/infer_X2x1x1.yaml." in text
+    assert str(run.path.parent / "best.yaml") in capsys.readouterr().out
+
+
+def test_settings_that_are_not_better_over_all_rounds_are_not_written(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job in run.plan.jobs:
+        if job.job.role == "tuned":
+            file = run.path / job.directory / "result.json"
+            values = json.loads(file.read_text())
+            values["figures"]["inference_core"]["value"] = 1.0
+            file.write_text(json.dumps(values))
+    summarise(run.path, audit_case)
+    write_settings_file(run.path, as_json=False)
+    assert not (run.path.parent / "best.yaml").exists()
+    assert "not written" in capsys.readouterr().err
+
+
+def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:
+    found = {note.rule: note for case in load_run(run.path).summary.cases for note in case.findings}
+    assert "plan-registered" not in found
+    assert "rounds-planned" not in found
+    plan = json.loads((run.path / "plan.json").read_text())
+    plan["jobs"] = plan["jobs"][:-1]
+    (run.path / "plan.json").write_text(json.dumps(plan))
+    summary = summarise(run.path, audit_case)
+    assert "plan-registered" in {note.rule for case in summary.cases for note in case.findings}
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(Budget(None, 2), 2), (Budget(100, None), 4), (Budget(20, None), 0)])
+def test_a_search_ends_within_its_budget_of_trials_or_time(
+    budget: Budget, expected: int, plugins: Path, tmp_path: Path
+) -> None:
+    plan = carried_out(tmp_path, planned(plugins, budget=budget))
+    assert sum(job.job.role == "trial" for job in plan.jobs) == expected
+    if budget.time_s == 100:
+        assert len(plan.jobs) * 10 <= 100, "every round takes ten seconds"
+
+
+def test_a_trial_that_failed_does_not_end_the_search(plugins: Path, tmp_path: Path) -> None:
+    plan = planned(plugins)
+    measured(tmp_path, plan.jobs[0], 100.0)
+    plan = continued(plan, tmp_path, {job.directory: ENDED for job in plan.jobs[:1]})
+    assert plan.jobs[1].job.role == "trial"
+    statuses = {plan.jobs[0].directory: ENDED, plan.jobs[1].directory: JobStatus("running")}
+    assert continued(plan, tmp_path, statuses) is plan, "a trial is running"
+    statuses[plan.jobs[1].directory] = JobStatus("failed", "out of memory")
+    assert continued(plan, tmp_path, statuses).jobs[2].job.role == "trial"
