@@ -49,12 +49,12 @@ class Taken(NamedTuple):
     whole: torch.Tensor
 
 
-def job_of(name: str, precision: str, directory: Path, **changed: Any) -> JobSpec:
+def job_of(name: str, directory: Path, **changed: Any) -> JobSpec:
     """Return a job of the case with one thread and the given settings."""
     spec = load_case(name)
     if spec.train is None:
         raise ValueError(f"{name} has no training side")
-    settings = {"threads": 1, "precision": precision, **changed}
+    settings = {"threads": 1, **changed}
     if settings.get("channels_last", False) is None:
         settings["channels_last"] = not spec.train.settings.get("channels_last", False)
     resolved = resolve(
@@ -122,7 +122,7 @@ def main() -> None:
         parser.error("--at has to be at least --steps")
     with tempfile.TemporaryDirectory() as directory, Path(os.devnull).open("wb") as nothing:
         log = PerfLogWriter(0, nothing.fileno())
-        standard = backend_of(job_of(options.case, options.precision, Path(directory)), log)
+        standard = backend_of(job_of(options.case, Path(directory), precision=options.precision), log)
         initial = take(standard, None, options.steps)
         batches = standard.open_epoch(0, options.steps)
         for _ in range(options.at - options.steps):
@@ -134,7 +134,8 @@ def main() -> None:
         print("| Computed with | From | losses, 8 steps | change, 8 steps | size, all steps | cosine, all steps |")
         print("|---|---|---:|---:|---:|---:|")
         for name in options.only:
-            backend = backend_of(job_of(options.case, options.precision, Path(directory), **VARIANTS[name]), log)
+            settings = {"precision": options.precision, **VARIANTS[name]}
+            backend = backend_of(job_of(options.case, Path(directory), **settings), log)
             for label, start, reference in (("initial", None, initial), ("checkpoint", checkpoint, later)):
                 print(f"| {name} | {label} | {row(take(backend, start, options.steps), reference)} |", flush=True)
 

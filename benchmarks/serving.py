@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import Endpoint, PlannedRequest
+from accelmark.serving.client.processes import Client
+from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 
 NUM_TOKENS: Final = 128

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import Endpoint, PlannedRequest
+from accelmark.serving.client.processes import Client
+from accelmark.serving.request import Endpoint, Load, PlannedRequest
 
 CONCURRENCY: Final = 8
 NUM_REQUESTS: Final = 64

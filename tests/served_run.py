@@ -165,7 +165,13 @@ def job_settings(served: Served) -> ServeSettings:
 
 def serve_job(served: Served) -> JobSpec:
     settings = job_settings(served)
-    server = ServerSpec(name="toy", title="Toy", command=("toy",), tried="no") if settings.endpoint is None else None
+    declared = {
+        "options": {"draft": None},
+        "flags": {"server_options.draft": ["--draft", "{value}"]},
+        "facts": {"speculative_decoding": "draft"},
+    }
+    named = {"name": "toy", "title": "Toy", "command": ("toy",), "tried": "no"}
+    server = ServerSpec.model_validate(named | declared) if settings.endpoint is None else None
     return JobSpec(
         key=CaseKey(model="toy", framework="pytorch", hardware="X1"), round=1,
         case=FolderRef(name="toy", path=Path("cases/toy"), sha256="ab" * 32), case_version=1, vendor="acme",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.log.serving import RequestRecord
+from tests.made_run import perflog
 from tests.served_run import Queue, Served, Stage, make_served_run
 
 QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)
@@ -220,3 +223,44 @@ def test_a_round_without_any_figure_is_invalid(tmp_path: Path) -> None:
     case = judged(tmp_path, served)
     assert case.verdict == "INVALID"
     assert [severity for severity, _ in found(case, "steady-state")] == ["error"]
+
+
+def test_speculative_decoding_is_allowed_and_marked(tmp_path: Path) -> None:
+    case = judged(tmp_path, replace(SERVED, settings=settings(server_options={"draft": "tiny"})))
+    assert case.verdict == "VALID", case.reasons
+    assert found(case, "speculative-decoding") == [("warning", "the server decodes speculatively (tiny)")]
+
+
+def scenario(**changed: Any) -> dict[str, Any]:
+    fields = {
+        "scenario": "server", "stage": 1, "valid": True, "functional": False, "tokens_per_second": 10.0,
+        "queries_per_second": 1.0, "num_failed": 0, "log_dir": "loadgen/server",
+    }  # fmt: skip
+    return fields | changed
+
+
+@pytest.mark.parametrize(
+    ("result", "severity", "what"),
+    [
+        (scenario(), None, ""),
+        (scenario(valid=False, reason="2 of 9 queries failed"), "error", "2 of 9 queries failed"),
+        (scenario(tokens_per_second=None, reason="no tried rate held the limits"), "warning", "has no figure"),
+        (None, "error", "no result for scenario server"),
+    ],
+)
+def test_loadgens_verdict_counts(
+    tmp_path: Path, result: dict[str, Any] | None, severity: str | None, what: str
+) -> None:
+    limits = {"slo": {"ttft_ms": 1e6, "tpot_ms": 1e6}, "scenarios": ["server"]}
+    run = make_served_run(tmp_path / "run", replace(SERVED, settings=settings(**limits)))
+    if result is not None:
+        (log,) = run.rglob("rank0.out.log")
+        *lines, last = log.read_text().splitlines(keepends=True)
+        at_ms = json.loads(last.removeprefix("[PerfLog] "))["metadata"]["mono_ms"]
+        log.write_text("".join([*lines, perflog("TOKEN_SCENARIO", result, at_ms, 0), last]))
+    case = measure_run(run).cases[0]
+    judgement = found(case, "loadgen-valid")
+    assert [each for each, _ in judgement] == ([] if severity is None else [severity])
+    assert what in "".join(actual for _, actual in judgement)
+    figure = case.figures[FigureName.LOADGEN_SERVER_TOKENS].mean
+    assert figure == (result["tokens_per_second"] if result else None)

@@ -182,7 +182,7 @@ FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
     "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "qwen1_5_moe": _qwen_moe, "deepseek_v3": _deepseek,
     "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
-    "lora_mini": _lora_mini,
+    "lora_mini": _lora_mini, "moe_mini": _mixture,
     "resnet50": _resnet50, "resnet_mini": _resnet_mini, "gpt2": _gpt, "distilbert": _distilbert,
 }  # fmt: skip
 

@@ -51,6 +51,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt3_6_7b": DECODER,
     "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
     "lora_mini": {"model.num_layers": 2, "model.pretrained": False, "model.lora_rank": 4},
+    "moe_mini": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
     "qwen1_5_moe": {
         **{key: value for key, value in DECODER.items() if key != "model.intermediate_size"},
         "model.num_kv_heads": 4,

@@ -43,6 +43,7 @@ PARAMETERS = {
     "llama2_7b": (6_738_415_616, "Llama-2-7b-hf"),
     "grpo_mini": (83_904, "the case's README"),
     "lora_mini": (1_967_808, "the case's README"),
+    "moe_mini": (3_344_800, "the case's README"),
     "llama_mini": (1_869_504, "the case's README"),
     "minilm_finetune": (22_566_146, "all-MiniLM-L6-v2 without its pooler, and a head of three classes"),
     "resnet50": (25_557_032, "torchvision's ResNet50_Weights.IMAGENET1K_V1"),

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from accelmark.cases.llama_mini._plays import HELD_OUT, read_plays
+from accelmark.cases.llama_mini._plays import HELD_OUT, held_out_windows, read_plays
 from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
 from accelmark.cases.resnet_mini._fashion import read_split
@@ -142,6 +142,28 @@ def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path,
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith((".up.weight", ".down.weight"))}
     assert sum(before[name].numel() for name in changed) == 98_304
+
+
+def test_moe_mini_learns_and_spreads_tokens_over_its_experts(tmp_path: Path, plays: Path) -> None:
+    over: dict[str, Any] = {
+        "model.hidden_size": 32,
+        "model.intermediate_size": 48,
+        "model.num_layers": 2,
+        "model.seq_length": 32,
+        "model.eval_samples": 32,
+    }
+    over |= {"end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "checkpoint.every_steps": 60}
+    events = run(job_of("moe_mini", tmp_path / "run", {"shakespeare": plays}, over))
+    assert value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] < 3.0
+    model = case_of("moe_mini", over).build_model()
+    weights = torch.load(tmp_path / "run/checkpoints/step000000060/weights.pt", weights_only=True)["model"]
+    model.load_state_dict(weights)
+    tokens = torch.from_numpy(held_out_windows(plays, 32, 32)).long()
+    with torch.no_grad():
+        scores = model.get_submodule("net")(tokens, output_router_logits=True).router_logits
+    for layer in scores:
+        chosen = layer.topk(2).indices.flatten().bincount(minlength=8) / layer.shape[0]
+        assert 0 < chosen.min() < chosen.max() < 0.9, chosen.tolist()  # collapsed, two experts would have 1.0 each
 
 
 def test_capitals_replace_letters_and_nothing_else() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.failures import Context, InferenceError
-from accelmark.infer.scenarios.request_queue import Query, RequestQueue
+from accelmark.infer.scenarios.request_queue import RequestQueue
+from accelmark.serving.loadgen.mlperf import Query
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferSettings, InferStep
 from tests.infer.test_request_queue import _Query

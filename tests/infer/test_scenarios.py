@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from accelmark.infer.scenarios import highest
-from accelmark.infer.scenarios.loadgen import read_log
+from accelmark.serving.loadgen.mlperf import read_log
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import Event
 

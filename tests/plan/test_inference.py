@@ -133,7 +133,7 @@ def test_the_same_run_twice_is_refused(toy: Path) -> None:
 
 
 def test_several_ranks_are_refused(toy: Path) -> None:
-    with pytest.raises(SpecError, match="one rank on one host"):
+    with pytest.raises(SpecError, match="inference engines compute on one device"):
         _plan({"key": "toy:pytorch:X1:1:2"})
 
 

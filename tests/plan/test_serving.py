@@ -22,8 +22,8 @@ def data_dirs(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
     return {name: Path("/data") / name for name in case.data_names}
 
 
-def plan(settings: dict[str, Any] | None = None, key: str = "llama_mini", **more: Any) -> Plan:
-    request = {"key": key, "task": "serve", "settings": settings or {}}
+def plan(settings: dict[str, Any] | None = None, key: str = "llama_mini", task: str = "serve", **more: Any) -> Plan:
+    request = {"key": key, "task": task, "settings": settings or {}}
     return build_plan(
         RunSpec.model_validate({"vendor": "cpu", "cases": [request]} | more),
         cluster=ClusterSpec(),
@@ -75,9 +75,21 @@ def test_a_server_that_was_never_run_is_warned_about() -> None:
     assert any("was never run" in warning for warning in plan({"server": "vllm"}).warnings)
 
 
+def test_a_preset_of_the_slo_is_a_layer_of_its_own_and_named_limits_replace_it() -> None:
+    (planned,) = plan({"slo.preset": "llama3_1_8b_interactive", "slo.ttft_ms": 250, "scenarios": ["server"]}).jobs
+    work = planned.job.work
+    assert isinstance(work, ServeJob)
+    assert (work.settings.slo.ttft_ms, work.settings.slo.tpot_ms, work.settings.slo.share) == (250, 30, 0.99)
+    assert planned.job.provenance["slo.ttft_ms"].layer == "run.yaml"
+    assert planned.job.provenance["slo.tpot_ms"].layer == "MLPerf's limits (llama3_1_8b_interactive)"
+    assert "scenarios" in {need.needed_by for need in plan({"scenarios": ["offline"]}).jobs[0].requires}
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
+        ({"slo.preset": "llama_3_1_8b"}, "there is no preset 'llama_3_1_8b' (did you mean 'llama3_1_8b'?"),
+        ({"scenarios": ["server"]}, "the server scenario needs slo.ttft_ms and slo.tpot_ms, or slo.preset"),
         ({"server": "vlm"}, "unknown server 'vlm' (did you mean 'vllm'?"),
         ({"server": None}, "names neither a server nor an endpoint"),
         ({**ENDPOINT, "served_model": None}, "--model NAME"),
@@ -100,13 +112,75 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
     [
         ("resnet_mini", "has no serving side; those that have: "),
         ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
-        ("llama_mini:pytorch:CPU:1:2", "requests 2 devices; transformers serve uses 1"),
+        ("llama_mini:pytorch:CPU:1:2", "transformers serve uses 1 (servers of 2 devices: sglang, tensorrt_llm, vllm)"),
     ],
 )
 def test_a_key_that_cannot_be_served_says_why(key: str, what: str) -> None:
     assert what in problems({}, key)
 
 
+def test_offline_generation_on_several_devices_names_the_servers_that_use_them() -> None:
+    with pytest.raises(SpecError, match=r"one device .* accelmark serve, with sglang or tensorrt_llm or vllm"):
+        plan({}, "llama_mini:pytorch:CPU:1:8", task="infer")
+
+
 def test_an_open_run_may_change_prompts() -> None:
     found = plan({"prompts.input.mean": 8}, open=True)
     assert found.jobs[0].job.provenance["prompts.input.mean"].forced
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A made-up vendor whose device is the CPU, and a fork of a server in YAML."""
+    vendor = tmp_path / "vendors/acme"
+    (vendor / "servers").mkdir(parents=True)
+    (vendor / "cases/llama_mini-pytorch").mkdir(parents=True)
+    (vendor / "vendor.yaml").write_text(
+        "name: acme\ntitle: Acme\nvisible_devices_env: null\ntelemetry: {detect: {always: true}}\nchips: []\n"
+        "frameworks: {pytorch: {device_type: cpu, collective_backend: gloo}}\n"
+    )
+    fork = tmp_path / "servers/vllm_acme"
+    fork.mkdir(parents=True)
+    (fork / "server.yaml").write_text(
+        "name: vllm_acme\ntitle: vLLM for Acme\ntried: null\nhealth: /ping\n"
+        'command: [vllm-acme, "{model_dir}", --port, "{port}", --cards, "{num_devices}"]\n'
+        "flags: {server_options.blocks: [--blocks, '{value}']}\noptions: {blocks: 8}\nenvironment: {A: '1', B: '1'}\n"
+    )
+    monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
+    return vendor
+
+
+def test_a_vendor_sets_options_and_environment_of_a_server_and_settings_of_a_case(acme: Path) -> None:
+    (acme / "servers/vllm_acme.yaml").write_text("options: {blocks: 64}\nenvironment: {B: '2'}\nrequires: [acme-rt]\n")
+    case = acme / "cases/llama_mini-pytorch"
+    (case / "serve.yaml").write_text("precision: bf16\nload: {concurrency: [2]}\n")
+    (case / "serve_X1x1x8.yaml").write_text("load: {concurrency: [64]}\n")
+    found = plan({"server": "vllm_acme"}, "llama_mini:pytorch:X1:1:8", vendor="acme")
+    (planned,) = found.jobs
+    work = planned.job.work
+    assert isinstance(work, ServeJob)
+    assert work.server is not None
+    assert work.server.environment == {"A": "1", "B": "2"}
+    assert work.server.requires == ("acme-rt",)
+    assert (work.settings.precision, work.settings.load.concurrency) == ("bf16", (64,))
+    options = planned.job.provenance["server_options.blocks"]
+    assert (options.value, options.layer) == (64, "vendors/acme/servers/vllm_acme.yaml")
+    assert options.replaced == (("servers/vllm_acme/server.yaml", 8),)
+    assert planned.job.provenance["precision"].layer == "vendors/acme/cases/llama_mini-pytorch/serve.yaml"
+    values = dict.fromkeys(("python", "model_dir", "host", "port", "device", "node_dir", "precision"), "x")
+    command = work.server.arguments(values | {"num_devices": str(planned.job.key.nproc)}, {})
+    assert command[:6] == ["vllm-acme", "x", "--port", "x", "--cards", "8"]
+    named = plan({"server": "vllm_acme", "server_options.blocks": 9}, "llama_mini:pytorch:X1", vendor="acme").jobs[0]
+    assert named.job.provenance["server_options.blocks"].layer == "run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("option: {blocks: 64}", "vendors/acme/servers/vllm_acme.yaml: option: unknown"),
+        ("options: {block: 64}", "vendors/acme/servers/vllm_acme.yaml: server_options.block: unknown setting"),
+    ],
+)
+def test_a_wrong_file_of_a_vendor_for_a_server_is_named(acme: Path, content: str, what: str) -> None:
+    (acme / "servers/vllm_acme.yaml").write_text(f"{content}\n")
+    assert what in problems({"server": "vllm_acme"}, "llama_mini:pytorch:X1", vendor="acme")

@@ -8,8 +8,8 @@ from pathlib import Path
 from accelmark.results.figures.served_answers import prompt_use
 from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import read_requests
-from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import Endpoint, PlannedRequest
+from accelmark.serving.client.processes import Client
+from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import RequestRecord
 from accelmark.spec.settings.serving import ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelmark.serving.client.processes import Client, Load
-from accelmark.serving.request import Endpoint, PlannedRequest
+from accelmark.serving.client.processes import Client
+from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage, RequestRecord, RequestStatus
 from tests.serving.scripted_server import Handle, Peer, chunk, scripted_server

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from accelmark.serving.client.processes import Load
 from accelmark.serving.load.arrivals import due_times, read_trace
 from accelmark.serving.load.lengths import draw_length
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.prompts import Decode, Encode, Prompts, open_prompts
 from accelmark.serving.load.search import PRECISION, search_rate
-from accelmark.serving.request import PlannedRequest
+from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Arrival, Lengths, LoadSettings, PromptSettings, ServeSettings, Slo

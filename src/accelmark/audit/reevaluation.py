@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.read.reevaluation import Metrics, Reevaluation, ReplayedStep, ReplayedSteps
@@ -29,14 +29,16 @@ class ReplayTolerance(NamedTuple):
     """Mean relative difference of the losses of the first ``NUM_CLOSE_STEPS`` steps."""
     update: float
     """Norm of the difference of the parameters' changes over that of the replayed change, over as many steps."""
+    origin: Literal["measured", "not measured"] = "measured"
+    """Whether it comes from honest runs, or was set between those of other precisions by the mantissa."""
 
 
 REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
     "fp32": ReplayTolerance(loss=0.002, update=0.012),
-    "tf32": ReplayTolerance(loss=0.005, update=0.1),
+    "tf32": ReplayTolerance(loss=0.005, update=0.1, origin="not measured"),
     "bf16": ReplayTolerance(loss=0.02, update=0.3),
     "fp16": ReplayTolerance(loss=0.01, update=0.2),
-    "fp8": ReplayTolerance(loss=0.05, update=0.6),
+    "fp8": ReplayTolerance(loss=0.05, update=0.6, origin="not measured"),
 }
 NORM_TOLERANCE: Final = 0.15
 """Largest relative difference of the norms of the parameters' changes, over any number of steps."""
@@ -108,7 +110,7 @@ def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Repla
     difference = loss_difference(replay.steps)
     if not difference <= tolerance.loss:
         actual = f"the losses of the first of {replay.what} differ by {difference:.2%} on average in the replay"
-        yield deviation(entry, "replayed-losses", f"equal within {tolerance.loss:.1%}", actual)
+        yield deviation(entry, "replayed-losses", f"equal within {tolerance.loss:.1%} ({tolerance.origin})", actual)
 
 
 def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
@@ -123,7 +125,9 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
     if replay.num_steps <= NUM_CLOSE_STEPS:
         if difference > tolerance.update:
             actual = f"the parameters' change over {replay.what} differs by {difference:.1%} from the replay's"
-            yield deviation(entry, "replayed-update", f"equal within {tolerance.update:.0%}", actual)
+            yield deviation(
+                entry, "replayed-update", f"equal within {tolerance.update:.0%} ({tolerance.origin})", actual
+            )
         return
     cosine = (update.saved + update.replayed - update.difference) / (2 * update.replayed * norms) if norms else 0.0
     if abs(norms - 1) > NORM_TOLERANCE or cosine < MIN_COSINE:

@@ -304,6 +304,31 @@ def _littles_difference(stage: ServingStage) -> str | None:
 
 
 @for_each(_serving)
+def speculative_decoding(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Mark speculative decoding, which is allowed: its speed depends on the text."""
+    if setting := serving.facts.get("speculative_decoding"):
+        yield finding("warning", "speculative-decoding", "", f"the server decodes speculatively ({setting})")
+
+
+@for_each(_serving)
+def loadgen(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Check that LoadGen reports each scenario with a figure as valid."""
+    for result in serving.scenarios:
+        scenario = f"scenario {result.scenario}"
+        if result.tokens_per_second is None:
+            actual = f"{scenario} has no figure: {result.reason or 'LoadGen reported none'}"
+            yield finding("warning", "loadgen-valid", "", actual)
+        elif not result.valid:
+            actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
+            yield finding("error", "loadgen-valid", "", actual)
+        elif result.functional:
+            actual = f"{scenario} was shorter than MLPerf requires: a functional test, not a submission"
+            yield finding("warning", "loadgen-duration", "600 s per scenario", actual)
+    if missing := set(settings.scenarios) - {result.scenario for result in serving.scenarios}:
+        yield finding("error", "loadgen-valid", "", f"no result for scenario {', '.join(sorted(missing))}")
+
+
+@for_each(_serving)
 def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the windows are long enough."""
     least_s = MIN_WINDOW_S[entry.reference.size]

@@ -33,7 +33,13 @@ def serve(
     ] = None,
     ttft: Annotated[float | None, Option(min=0.001, metavar="MS", help="SLO: greatest time to first token.")] = None,
     tpot: Annotated[float | None, Option(min=0.001, metavar="MS", help="SLO: greatest time per output token.")] = None,
+    slo: Annotated[
+        str | None, Option(metavar="PRESET", help="SLO: MLPerf's limits of a model, for example llama3_1_8b.")
+    ] = None,
     search: Annotated[bool, Option("--search", help="Search the highest rate that holds the SLO.")] = False,
+    scenario: Annotated[
+        list[str] | None, Option(help="LoadGen scenario with token latencies: server or offline. Repeatable.")
+    ] = None,
     precision: Annotated[str | None, Option("--precision", help="fp32, bf16, fp16 or int8.")] = None,
     data: options.Data = None,
     vendor: options.Vendor = None,
@@ -58,7 +64,7 @@ def serve(
         "server": server, "endpoint": endpoint, "served_model": model, "precision": precision,
         "load.concurrency": tuple(concurrency or ()) or None, "load.rates": tuple(rate or ()) or None,
         "load.arrival": "poisson" if rate else None, "load.duration_s": duration, "load.search": search or None,
-        "slo.ttft_ms": ttft, "slo.tpot_ms": tpot,
+        "slo.preset": slo, "slo.ttft_ms": ttft, "slo.tpot_ms": tpot, "scenarios": tuple(scenario or ()) or None,
     }  # fmt: skip
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     case = CaseRequest(key=key, task="serve", data=data and data.expanduser(), settings=named)

@@ -9,6 +9,7 @@ from typing import Final
 
 from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
+from accelmark.plan.serving import servers_of
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import InferJob
 from accelmark.spec.key import CaseKey
@@ -52,7 +53,8 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
 
 def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSettings) -> dict[str, tuple[str, ...]]:
     """Return the packages that LoadGen's scenarios and the reader of packaged or given weights need."""
-    found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {}
+    has_scenarios = settings.scenarios or settings.generate_scenarios
+    found: dict[str, tuple[str, ...]] = {"scenarios": ("mlcommons-loadgen>=5.1",)} if has_scenarios else {}
     if request.case.infer is not None and request.case.infer.generates:
         found["generation"] = ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")
     if any(request.folder.path.glob("*.safetensors")) or "weights" in data:
@@ -69,8 +71,11 @@ def _inference_side(request: KeyRequest) -> InferCaseSpec:
         what = f"the case {key.model!r} has no inference in framework {key.framework!r}"
         problems.append(Problem(where, str(key), what, nearest(key.framework, present)))
     if key.world_size != 1:
-        what = f"requests {key.nnodes} hosts with {key.nproc} ranks each; inference runs one rank on one host"
-        problems.append(Problem(where, str(key), what, f"write {key.model}:{key.framework}"))
+        what = f"requests {key.nnodes} hosts with {key.nproc} devices each; inference engines compute on one device"
+        hint = f"write {key.model}:{key.framework}"
+        if request.case.serve is not None and key.nnodes == 1:
+            hint += f"; several devices for one model: accelmark serve, with {' or '.join(servers_of(key.nproc))}"
+        problems.append(Problem(where, str(key), what, hint))
     if problems:
         raise SpecError(problems)
     return side

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
-from accelmark.spec.plugins.catalog import find, load_server
-from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.settings.serving import Benchmark, ServeCaseSpec, ServeSettings
+from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.catalog import find, folders, load_server
+from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
+from accelmark.spec.settings.serving import SLO_PRESETS, Benchmark, ServeCaseSpec, ServeSettings
 
 MODEL_FILE: Final = "serve.py"
 """File of a case with packaged weights: ``write_model`` and ``prompt_text``."""
@@ -28,9 +30,14 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     """Merge the serving settings of a key, and find its data and weights."""
     run = request.run
     side = require_side(request, "serve", request.case.serve)
-    over = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
+    given = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, side.settings)
+    adapted, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "serve")
+    over = [each for layer in (*adapted, *given) for each in (*_preset(layer), layer)]
     server = _server([base, *over], run.where)
+    if server is not None:
+        server, options = _adapted(server, request)
+        over = [*options, *over]
     resolved = resolve_as(
         ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=_options(server)
     )
@@ -39,6 +46,8 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     if problems := list(_problems(request, server, resolved, data_dirs)):
         raise SpecError(problems)
     requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
+    if settings.scenarios:
+        requires["scenarios"] = ("mlcommons-loadgen>=5.1",)
     if settings.benchmarks:
         requires["benchmarks"] = ("lm-eval>=0.4.9", "tenacity", "aiohttp")
     if server is not None:
@@ -48,9 +57,16 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         directory=_directory(request.key.slug, settings),
         data_dirs=data_dirs,
         provenance=resolved.provenance,
+        layer_files=files,
         requires=requires,
         warnings=tuple(_warnings(server, settings)),
     )
+
+
+def servers_of(num_devices: int) -> list[str]:
+    """Return the servers that use ``num_devices`` devices for one model."""
+    found = {name: load_server(name).max_devices for name in folders("servers")}
+    return sorted(name for name, most in found.items() if most is None or most >= num_devices)
 
 
 def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
@@ -66,6 +82,28 @@ def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
         raise SpecError([Problem(where, "server", what, "--server transformers, or --endpoint URL --model NAME")])
     find("servers", name, where)
     return load_server(name)
+
+
+def _preset(layer: Layer) -> Iterator[Layer]:
+    """Yield the layer with the limits that ``slo.preset`` names, weaker than the one that names it."""
+    if (limits := SLO_PRESETS.get(str(layer.values.get("slo.preset")))) is not None:
+        values = {f"slo.{name}": limit for name, limit in limits._asdict().items()}
+        yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values | {"slo.share": 0.99})
+
+
+def _adapted(server: ServerSpec, request: KeyRequest) -> tuple[ServerSpec, list[Layer]]:
+    """Return the server with what the vendor adds to it, and the layer of the vendor's options.
+
+    Raises:
+        SpecError: the vendor's file has an unknown key or option.
+    """
+    file = request.run.vendor_folder / "servers" / f"{server.name}.yaml"
+    if not file.is_file():
+        return server, []
+    name = f"vendors/{request.run.vendor.name}/servers/{file.name}"
+    adaptation = parse(ServerAdaptation, read_yaml(file), name)
+    values = {f"server_options.{option}": value for option, value in adaptation.options.items()}
+    return server.adapted(adaptation), [Layer(name, values)]
 
 
 def _options(server: ServerSpec | None) -> Layer | None:
@@ -97,7 +135,7 @@ def _problems(
         return
     if server.max_devices is not None and key.nproc > server.max_devices:
         what = f"requests {key.nproc} devices; {server.title} uses {server.max_devices}"
-        yield Problem(where, str(key), what)
+        yield Problem(where, str(key), what, f"servers of {key.nproc} devices: {', '.join(servers_of(key.nproc))}")
     if settings.api not in server.apis:
         yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
     if settings.is_pinned and not server.can_pin:
@@ -138,7 +176,9 @@ def _directory(slug: str, settings: ServeSettings) -> str:
     """Return the directory of a key's rounds, which differs by server, precision, load and options."""
     served_by = "endpoint" if settings.endpoint is not None else settings.server
     name = f"{slug}-serve-{served_by}-{settings.precision}"
-    varied = settings.model_dump(mode="json", include={"endpoint", "served_model", "api", "load", "server_options"})
+    varied = settings.model_dump(
+        mode="json", include={"endpoint", "served_model", "api", "load", "scenarios", "server_options"}
+    )
     if varied == ServeSettings().model_dump(mode="json", include=set(varied)):
         return name
     return f"{name}-{hashlib.sha256(json.dumps(varied, sort_keys=True).encode()).hexdigest()[:6]}"

@@ -12,6 +12,7 @@ from accelmark.report.charts import KeyedChart, keys_of, latency_chart
 from accelmark.report.load_charts import HALF, LoadCurve, LoadPoint, timeline_chart, tradeoff_chart
 from accelmark.results.schema import RoundResult
 from accelmark.results.serving_schema import LATENCIES, PERCENTILES, Distribution, Quantile, ServingRound, ServingStage
+from accelmark.spec.log.serving import TokenScenarioResult
 from accelmark.spec.number_format import NOTHING, digits, percent
 from accelmark.spec.settings.serving import Slo
 
@@ -19,6 +20,11 @@ _TITLES: Final = {
     "ttft": "TTFT", "sent_to_first": "Sent to first token", "tpot": "TPOT", "itl": "ITL", "e2e": "End to end",
     "queued": "Due to sent",
 }  # fmt: skip
+_FACTS: Final = {
+    "quantisation": "Quantisation",
+    "kv_cache_type": "Type of the KV cache",
+    "speculative_decoding": "Speculative decoding",
+}
 _CHARTED: Final = ("ttft", "tpot", "itl", "e2e")
 _GENERATION: Final = (
     ("Prefill", "Tokens/s of prompts: batch x tokens of a prompt / (first output - due)", "prefill_token_rate"),
@@ -284,6 +290,22 @@ def slo_text(slo: Slo) -> str:
     return f"{', '.join(limits)} for {percent(slo.share, 3)} of the requests" if limits else "none"
 
 
+def _scenario_text(result: TokenScenarioResult) -> str:
+    """Return a LoadGen scenario in words."""
+    if result.tokens_per_second is None:
+        return f"no figure: {result.reason or 'LoadGen reported none'}"
+    verdict = "VALID" if result.valid else f"INVALID: {result.reason or 'see its log'}"
+    parts = [f"{digits(result.tokens_per_second)} tokens/s", f"{digits(result.queries_per_second or 0.0)} queries/s"]
+    for title, found, limit in (
+        ("TTFT", result.ttft_ms, result.ttft_limit_ms),
+        ("TPOT", result.tpot_ms, result.tpot_limit_ms),
+    ):
+        if limit is not None and "p99" in found:
+            parts.append(f"{title} p99 {digits(found['p99'])} ms (limit {limit:g} ms)")
+    length = "; shorter than MLPerf requires: a functional test" if result.functional else ""
+    return f"{', '.join(parts)}, by LoadGen, which reports {verdict}{length}"
+
+
 def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
     answers, prompts = serving.answers, serving.prompts
     if serving.engine is not None:
@@ -294,6 +316,8 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
             yield "Command line", " ".join(serving.command)
         yield "Model in requests", f"{serving.served_model or NOTHING} ({serving.api})"
     yield "Devices", str(serving.num_devices)
+    for fact, setting in serving.facts.items():
+        yield _FACTS[fact], "the server's default" if setting is None else str(setting)
     is_pinned = serving.output_length == "pinned"
     yield "Length of answers", "pinned to the requested number of tokens" if is_pinned else "natural"
     yield "Tokens counted by", "the model's own tokenizer" if serving.has_tokenizer else "the server (usage)"
@@ -307,6 +331,8 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
         of = f"{score.num_questions:,} questions, {score.num_fewshot} examples each, {score.metric}"
         harness = f"lm-evaluation-harness {score.harness_version}, task version {score.task_version}"
         yield score.task.upper(), f"{percent(score.value, 4)}{deviation} of {of} ({harness})"
+    for result in serving.scenarios:
+        yield f"LoadGen {result.scenario}", _scenario_text(result)
     yield "Prompts", f"{prompts.num_unique:,} different in {prompts.num_requests:,} requests"
     lags = [(stage.lag_p99_ms, stage.label) for stage in serving.stages if stage.lag_p99_ms is not None]
     if lags:

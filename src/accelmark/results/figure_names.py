@@ -93,6 +93,8 @@ class FigureName(StrEnum):
     GOODPUT = "goodput_requests_per_second"
     SLO_SHARE = "slo_share"
     SLO_RATE = "slo_rate_requests_per_second"
+    LOADGEN_SERVER_TOKENS = "loadgen_server_tokens_per_second"
+    LOADGEN_OFFLINE_TOKENS = "loadgen_offline_tokens_per_second"
     FAILED_SHARE = "failed_request_share"
     ANSWER_AGREEMENT = "answer_agreement"
     SERVER_START_TIME = "server_start_time_s"
@@ -139,7 +141,7 @@ INFER_FIGURES: Final = (*_NAMES[_INFER:_GENERATE], *_SHARED)
 """The figures of an inference round."""
 GENERATION_FIGURES: Final = (
     *_NAMES[_GENERATE:_SERVE], F.OUTPUT_RATE, F.OUTPUT_RATE_PER_USER, F.TTFT_P50, F.TTFT_P99, F.TPOT_P50, F.TPOT_P99,
-    F.ITL_P99, F.ANSWER_AGREEMENT,
+    F.ITL_P99, F.LOADGEN_SERVER_TOKENS, F.LOADGEN_OFFLINE_TOKENS, F.ANSWER_AGREEMENT,
 )  # fmt: skip
 """The further figures of one that generates text."""
 _UNCOUNTED: Final = (F.MFU, F.ACHIEVED_TFLOPS)

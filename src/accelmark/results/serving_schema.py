@@ -6,9 +6,10 @@ from typing import Final
 
 from pydantic import Field, FiniteFloat
 
-from accelmark.spec.log.serving import BenchmarkScore
+from accelmark.spec.log.serving import BenchmarkScore, TokenScenarioResult
 from accelmark.spec.model import Spec
-from accelmark.spec.settings.serving import Arrival, Slo
+from accelmark.spec.settings.serving import Slo, StageArrival, TokenScenario
+from accelmark.spec.settings.training import Scalar
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 LATENCIES: Final = {
@@ -55,11 +56,13 @@ class ServingStage(Spec):
     """One stage of the load, over its steady-state window. A figure without a value was not measured (``reasons``)."""
 
     stage: int
-    arrival: Arrival
+    arrival: StageArrival
     concurrency: int | None
     rate: float | None
     """Requests per second that the load offered; null for a closed load or a trace."""
     is_search: bool
+    scenario: TokenScenario | None = None
+    """The LoadGen scenario whose queries are its requests."""
     input_tokens: int | None = None
     """Lengths of prompts and answers, where the load has several."""
     output_tokens: int | None = None
@@ -148,6 +151,8 @@ class ServingStage(Spec):
         lengths = "" if self.input_tokens is None else f", {self.input_tokens} + {self.output_tokens} tokens"
         if self.concurrency is not None:
             return f"{self.concurrency} at a time{lengths}"
+        if self.scenario is not None:
+            return f"LoadGen {self.scenario}" + ("" if self.rate is None else f", {self.rate:.4g}/s")
         word = {"constant": "constant", "poisson": "Poisson", "gamma": "gamma"}.get(self.arrival, self.arrival)
         return (word if self.rate is None else f"{self.rate:.4g}/s {word}") + lengths
 
@@ -219,6 +224,8 @@ class ServingRound(Spec):
     """Command line of the server."""
     start_s: float | None = None
     """From the start of the server until it was healthy."""
+    facts: dict[str, Scalar] = Field(default_factory=dict)
+    """Quantisation, KV-cache type and speculative decoding by the server's options; null: the server's default."""
     num_devices: int
     server_cores: tuple[int, ...] = ()
     """Cores that the server could use, and those of the client alone; empty where they were not divided."""
@@ -238,6 +245,8 @@ class ServingRound(Spec):
     prompts: PromptUse
     scores: tuple[BenchmarkScore, ...] = ()
     """Accuracy in tasks of lm-evaluation-harness."""
+    scenarios: tuple[TokenScenarioResult, ...] = ()
+    """LoadGen's scenarios with token latencies."""
     timeline: tuple[TimelineRequest, ...] = ()
     malformed_lines: int = 0
     """Lines of requests.jsonl and answers.jsonl that could not be read."""
@@ -254,5 +263,5 @@ class ServingRound(Spec):
 
     @property
     def planned_stages(self) -> list[ServingStage]:
-        """The stages that are not steps of a search."""
-        return [stage for stage in self.stages if not stage.is_search]
+        """The stages of the load, without steps of a search and LoadGen's."""
+        return [stage for stage in self.stages if not stage.is_search and stage.scenario is None]

@@ -22,6 +22,7 @@ from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.client.processes import Client
 from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
@@ -142,6 +143,8 @@ class _ServingRun:
                 check = server.check if server is not None else lambda: None
                 self.stages = Stages(client, model, self.log.event, stream, sample, check, plan.duration_s)
                 plan.run(self.stages.run)
+                if settings.scenarios:
+                    TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event, own).run()
             if settings.benchmarks:
                 self._report("answering benchmarks")
                 dirs = self.job.data_dirs

@@ -1,4 +1,4 @@
-"""A request that the load plans, and the service that it is sent to."""
+"""A request that the load plans, its stage, and the service that it is sent to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
+from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
 Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
@@ -34,6 +35,30 @@ class PlannedRequest:
     """Seconds from the beginning of the stage; null in a closed loop."""
     input_tokens: int | None = None
     """Tokens of the prompt, where they were counted."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a stage is."""
+
+    stage: int
+    """-1 for warm-up."""
+    until_s: float
+    """Time in which requests are started; those in progress are waited for."""
+    timeout_s: float
+    """Longest duration of a request."""
+    arrival: StageArrival = "closed"
+    concurrency: int | None = None
+    """Requests in progress of a closed loop."""
+    rate: float | None = None
+    """Requests per second of an open loop, as it was planned."""
+    is_search: bool = False
+    scenario: TokenScenario | None = None
+    """The LoadGen scenario whose queries are the requests."""
+    input_tokens: int | None = None
+    """Lengths of prompts and answers; None where the settings of prompts state them."""
+    output_tokens: int | None = None
 
 
 @final

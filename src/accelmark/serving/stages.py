@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Any, Final, Protocol, final
 
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.client.processes import Load
+from accelmark.serving.client.shared import Answered
+from accelmark.serving.loadgen.scenarios import Submitting
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import PlannedRequest
+from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeProgress
 
@@ -23,10 +25,36 @@ class StageClient(Protocol):
         self,
         requests: Iterable[PlannedRequest],
         load: Load,
-        record: Callable[[RequestRecord, str], None],
+        record: Callable[[RequestRecord, str], object],
         watch: Callable[[], None] = ...,
     ) -> LoadStage:
         """Run one stage; call ``record`` with each request's record and answer, and ``watch`` at times."""
+
+    def live_stage(
+        self, load: Load, record: Callable[[RequestRecord, str], RequestRecord], watch: Callable[[], None] = ...
+    ) -> AbstractContextManager[Submitting]:
+        """Open a stage whose requests are submitted one by one."""
+
+
+@final
+class _Noting:
+    """A live stage whose requests are noted before they are sent."""
+
+    def __init__(self, stage: Submitting, requests: dict[int, PlannedRequest]) -> None:
+        self._stage = stage
+        self._requests = requests
+        self.result: LoadStage | None = None
+        self.follow = stage.follow
+
+    def submit(self, request: PlannedRequest, answered: Answered) -> None:
+        """Note and send a request."""
+        self._requests[request.number] = request
+        self._stage.submit(request, answered)
+
+    def finish(self) -> LoadStage:
+        """End the stage."""
+        self.result = self._stage.finish()
+        return self.result
 
 
 @final
@@ -77,24 +105,43 @@ class Stages:
             ServerDiedError: the server ended.
             RunError: the client ended.
         """
+        self._begin(load)
+        done = self._client.run_stage(self._noted(requests), load, self._record, self._watch)
+        self._end(done)
+        if load.stage >= 0:
+            self._done_s += load.until_s
+        return done, self._records
+
+    @contextmanager
+    def live(self, load: Load) -> Iterator[Submitting]:
+        """Open a stage whose requests are submitted one by one; the caller finishes it.
+
+        Raises as :meth:`run` does.
+        """
+        self._begin(load)
+        with self._client.live_stage(load, self._record, self._watch) as opened:
+            stage = _Noting(opened, self._requests)
+            yield stage
+        if stage.result is not None:
+            self._end(stage.result)
+
+    def _begin(self, load: Load) -> None:
         self._requests, self._records = {}, []
         self._begun_s, self._stage = time.monotonic(), load.stage
         begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
         self._emit(Event.LOAD_BEGIN, begun)
-        done = self._client.run_stage(self._noted(requests), load, self._record, self._watch)
+
+    def _end(self, done: LoadStage) -> None:
         self._stream.flush()
         self._emit(Event.LOAD_END, done)
-        if load.stage >= 0:
-            self._done_s += load.until_s
-        return done, self._records
 
     def _noted(self, requests: Iterable[PlannedRequest]) -> Iterator[PlannedRequest]:
         for request in requests:
             self._requests[request.number] = request
             yield request
 
-    def _record(self, record: RequestRecord, text: str) -> None:
-        """Write the record of a request that ended, with the tokens of its answer."""
+    def _record(self, record: RequestRecord, text: str) -> RequestRecord:
+        """Write and return the record of a request that ended, with the tokens of its answer."""
         request = self._requests.pop(record.number)
         if self._tokens is not None and record.status == "ok" and record.output_tokens is None:
             record = record.model_copy(update={"output_tokens": len(self._tokens(text))})
@@ -103,6 +150,7 @@ class Stages:
         self.num_requests += 1
         if record.stage >= 0 and record.status == "ok":
             self._sample.add(request, record, text)
+        return record
 
     def _watch(self) -> None:
         self._check_server()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
+from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.serving.client.processes import Load
+from accelmark.serving.client.shared import Answered
 from accelmark.serving.load.prompts import Decode, Encode
-from accelmark.serving.request import PlannedRequest
+from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 
+_WAIT_S: Final = 0.2
+"""Longest wait for a submitted request before the stage is watched again."""
 _MIN_BATCHES: Final = 3
 """Batches of a stage at least: its window is without the last one."""
 
@@ -32,16 +36,19 @@ class _Batch(NamedTuple):
 class EngineClient:
     """Sends batches to an engine; its clock is that of this process, on which tokens arrive."""
 
-    def __init__(self, process: EngineProcess, encode: Encode, decode: Decode) -> None:
-        self._process = process
+    def __init__(self, process: EngineProcess, encode: Encode, decode: Decode, live_batch: int = 1) -> None:
+        """Take the engine's process and the tokenizer; submitted requests are computed ``live_batch`` at a time."""
+        self.process = process
         self._encode = encode
-        self._decode = decode
+        self.decode = decode
+        self.live_batch = live_batch
+        """Submitted requests that are computed at a time at most."""
 
     def run_stage(
         self,
         requests: Iterable[PlannedRequest],
         load: Load,
-        record: Callable[[RequestRecord, str], None],
+        record: Callable[[RequestRecord, str], object],
         watch: Callable[[], None] = lambda: None,
     ) -> LoadStage:
         """Run batches of ``load.concurrency`` requests for about ``load.until_s``, at least three.
@@ -56,14 +63,14 @@ class EngineClient:
         size = load.concurrency or 1
         took_ns = 1
         for _ in range(2):
-            warm_up = self._batch(list(islice(planned, size)))
+            warm_up = self.batch(list(islice(planned, size)))
             before_ns = time.monotonic_ns()
             self._generate(warm_up)
             took_ns = max(time.monotonic_ns() - before_ns, 1)
         wanted = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
         batches: list[_Batch] = []
         while len(batches) < wanted and len(chosen := list(islice(planned, size))) == size:
-            batches.append(self._batch(chosen))
+            batches.append(self.batch(chosen))
         begin_ns = due_ns = time.monotonic_ns()
         done = []
         for batch in batches:
@@ -74,7 +81,7 @@ class EngineClient:
         for batch, batch_due_ns, batch_ns, answers in done:
             for request, answer in zip(batch.requests, answers, strict=True):
                 times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in batch_ns]
-                text = self._decode(answer)
+                text = self.decode(answer)
                 due_s = (batch_due_ns - begin_ns) / 1e9
                 record(_record(request, load.stage, due_s, batch.tokens.shape[1], times_us, text), text)
         return LoadStage(
@@ -92,14 +99,106 @@ class EngineClient:
             client_cpu_share=0.0,
         )
 
-    def _batch(self, requests: Sequence[PlannedRequest]) -> _Batch:
+    @contextmanager
+    def live_stage(
+        self,
+        load: Load,
+        record: Callable[[RequestRecord, str], RequestRecord],
+        watch: Callable[[], None] = lambda: None,
+    ) -> Iterator[LiveBatches]:
+        """Open a stage whose requests are submitted one by one, and computed in batches of those that wait."""
+        yield LiveBatches(self, load, record, watch)
+
+    def batch(self, requests: Sequence[PlannedRequest]) -> _Batch:
+        """Return requests of the same lengths as a batch."""
         tokens = torch.tensor([self._encode(str(request.content)) for request in requests])
         return _Batch(requests, tokens, requests[0].requested_tokens)
 
     def _generate(self, batch: _Batch) -> tuple[list[int], list[list[int]]]:
         """Return when the tokens of each step arrived (``time.monotonic_ns``), and the answers."""
-        steps = list(self._process.generate(batch.tokens, batch.num_tokens))
+        steps = list(self.process.generate(batch.tokens, batch.num_tokens))
         return [at_ns for at_ns, _ in steps], torch.stack([tokens for _, tokens in steps], 1).tolist()
+
+
+@final
+class LiveBatches:
+    """A stage of an engine whose requests wait until the batch before them is done."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        load: Load,
+        record: Callable[[RequestRecord, str], RequestRecord],
+        watch: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._load = load
+        self._record = record
+        self._watch = watch
+        self._waiting: SimpleQueue[tuple[PlannedRequest, Answered, int]] = SimpleQueue()
+        self._num_requests = 0
+        self._begin_ns = self._end_ns = time.monotonic_ns()
+
+    def submit(self, request: PlannedRequest, answered: Answered) -> None:
+        """Let a request wait; it is due now."""
+        self._waiting.put((request, answered, time.monotonic_ns()))
+
+    def follow(self, is_over: Callable[[], bool]) -> None:
+        """Compute batches of the requests that wait until ``is_over``.
+
+        Raises:
+            AccelmarkError: the engine failed.
+        """
+        while not is_over():
+            self._watch()
+            if taken := self._take():
+                self._compute(taken)
+
+    def finish(self) -> LoadStage:
+        """Return the stage."""
+        load = self._load
+        return LoadStage(
+            stage=load.stage,
+            arrival=load.arrival,
+            concurrency=None,
+            rate=load.rate,
+            scenario=load.scenario,
+            begin_mono_s=self._begin_ns / 1e9,
+            duration_s=(self._end_ns - self._begin_ns) / 1e9,
+            num_requests=self._num_requests,
+            lag_p50_ms=None,
+            lag_p99_ms=None,
+            client_cpu_share=0.0,
+        )
+
+    def _take(self) -> list[tuple[PlannedRequest, Answered, int]]:
+        """Return up to a batch of waiting requests; none where none comes soon."""
+        found = []
+        with suppress(Empty):
+            found.append(self._waiting.get(timeout=_WAIT_S))
+            while len(found) < self._client.live_batch:
+                found.append(self._waiting.get_nowait())
+        return found
+
+    def _compute(self, taken: Sequence[tuple[PlannedRequest, Answered, int]]) -> None:
+        sent_ns = time.monotonic_ns()
+        arrivals_ns: list[int] = []
+        steps: list[Tensor] = []
+        batch = self._client.batch([request for request, _, _ in taken])
+        for at_ns, tokens in self._client.process.generate(batch.tokens, batch.num_tokens):
+            if not arrivals_ns:
+                for _, answered, _ in taken:
+                    answered.on_first()
+            arrivals_ns.append(at_ns)
+            steps.append(tokens)
+        self._end_ns = arrivals_ns[-1]
+        times_us = [round((at_ns - self._begin_ns) / 1e3) for at_ns in arrivals_ns]
+        for (request, answered, due_ns), answer in zip(taken, torch.stack(steps, 1).tolist(), strict=True):
+            self._num_requests += 1
+            text = self._client.decode(answer)
+            due_s, sent_s = ((at_ns - self._begin_ns) / 1e9 for at_ns in (due_ns, sent_ns))
+            found = _record(request, self._load.stage, due_s, batch.tokens.shape[1], times_us, text)
+            answered.on_done(self._record(found.model_copy(update={"sent_s": sent_s}), text))
 
 
 def _record(

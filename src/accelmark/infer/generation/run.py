@@ -11,6 +11,7 @@ from accelmark.infer.generation.client import EngineClient
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import DataError
@@ -38,8 +39,9 @@ def generate(
         raise DataError("generation needs the model's tokenizer (tokenizer.json)")
     plan = LoadPlan(load, model)
     sample = AnswerSample(load.num_compared, random.Random(load.seed))
-    client = EngineClient(process, model.input_tokens, model.text)
+    client = EngineClient(process, model.input_tokens, model.text, max(settings.generate_batches))
     with (node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
         stages = Stages(client, model, emit, stream, sample, lambda: None, plan.duration_s)
         plan.run(stages.run)
+        TokenScenarios(load, plan, stages, node_dir, emit).run()
     compare_answers(load, device_type, model, sample, node_dir / ANSWERS_FILE)

@@ -12,13 +12,11 @@ from typing import Final, final
 from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.failures import Context
 from accelmark.infer.scenarios.library import AnswerSamples, Library
-from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import Look, RequestQueue
+from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.spec.log.inference import AnswerCheck, ScenarioResult
 from accelmark.spec.settings.inference import ScenarioName
 
-MLPERF_MIN_DURATION_S: Final = 600.0
-"""Minimum duration of a run by MLPerf's rules."""
 _PROBES: Final = 5
 _MAX_TRIES: Final = 10
 _RATE_TOLERANCE: Final = 0.05

@@ -12,26 +12,13 @@ from typing import Protocol, TypeVar, final
 from torch import Tensor
 
 from accelmark.infer.failures import Context, classify
+from accelmark.serving.loadgen.mlperf import Query
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[int]], Sequence[Tensor]]
 """Indices of items to outputs, which are valid until the next call."""
 Look = Callable[[Sequence[int], Sequence[Tensor]], None]
 """Gets the indices and outputs of a call."""
-
-
-class Query(Protocol):
-    """One sample that LoadGen requests."""
-
-    @property
-    def id(self) -> int:
-        """Id of the response."""
-        ...
-
-    @property
-    def index(self) -> int:
-        """Index of the item."""
-        ...
 
 
 class Overlapped(Protocol):

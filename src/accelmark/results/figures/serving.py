@@ -27,8 +27,8 @@ MAX_TIMELINE: Final = 300
 _OWN_COUNT_MARGIN: Final = 0.9
 """An answer of the pinned length may give fewer tokens when its text is split into tokens again."""
 _OF_LOAD: Final = (
-    "stage", "arrival", "concurrency", "rate", "is_search", "input_tokens", "output_tokens", "duration_s", "lag_p50_ms",
-    "lag_p99_ms", "client_cpu_share",
+    "stage", "arrival", "concurrency", "rate", "is_search", "scenario", "input_tokens", "output_tokens", "duration_s",
+    "lag_p50_ms", "lag_p99_ms", "client_cpu_share",
 )  # fmt: skip
 _CLOCK_S: Final = 0.002
 """Resolution allowed for in comparisons of times."""

@@ -25,7 +25,7 @@ from accelmark.spec.log.inference import (
     WarmUp,
 )
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
-from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.log.serving import LoadStage, TokenScenarioResult
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.training import Scalar
 
@@ -261,6 +261,7 @@ class InferLog:
     repeat_check: RepeatCheck | None = None
     answers: AnswerCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
+    token_scenarios: list[TokenScenarioResult] = field(default_factory=list)
     loads: list[EndedStage] = field(default_factory=list)
     """Stages of offline generation."""
     times: EventTimes = field(default_factory=dict)
@@ -320,6 +321,8 @@ def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
             log.answers = record.value_as(AnswerCheck)
         case Event.SCENARIO:
             log.scenarios.append(record.value_as(ScenarioResult))
+        case Event.TOKEN_SCENARIO:
+            log.token_scenarios.append(record.value_as(TokenScenarioResult))
         case Event.LOAD_END:
             log.loads.append(EndedStage(record.value_as(LoadStage), record.mono_ms / 1000))
         case Event.FINISHED:

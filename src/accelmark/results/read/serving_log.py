@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from accelmark.results.read.rank_log import EndedStage, EventTimes, note_time, warning_text
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
-from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted
+from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
 
 
 @final
@@ -24,6 +24,7 @@ class ServeLog:
     started: ServeStarted | None = None
     finished: ServeFinished | None = None
     stages: list[EndedStage] = field(default_factory=list)
+    scenarios: list[TokenScenarioResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     times: EventTimes = field(default_factory=dict)
     malformed: int = 0
@@ -55,6 +56,8 @@ def _take(log: ServeLog, record: PerfLogRecord) -> None:
             log.started = record.value_as(ServeStarted)
         case Event.LOAD_END:
             log.stages.append(EndedStage(record.value_as(LoadStage), record.mono_ms / 1000))
+        case Event.TOKEN_SCENARIO:
+            log.scenarios.append(record.value_as(TokenScenarioResult))
         case Event.FINISHED:
             log.finished = record.value_as(ServeFinished)
         case Event.WARNING:

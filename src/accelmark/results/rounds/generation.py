@@ -12,13 +12,13 @@ from accelmark.results.figures.serving import timeline_of
 from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.rank_log import InferLog
 from accelmark.results.read.requests import read_answers, read_requests
-from accelmark.results.rounds.load import Consumption, curves_of, headline_of, stage_figures, stage_of
+from accelmark.results.rounds.load import Consumption, curves_of, headline_of, scenario_figures, stage_figures, stage_of
 from accelmark.results.schema import Point
 from accelmark.results.serving_schema import ServingRound
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE
 from accelmark.spec.settings.inference import InferStep
-from accelmark.spec.settings.serving import Slo, generation_load
+from accelmark.spec.settings.serving import generation_load
 
 
 class Generated(NamedTuple):
@@ -58,12 +58,13 @@ def generation_round(
         num_devices=1,
         has_tokenizer=True,
         output_length="pinned",
-        slo=Slo(),
+        slo=settings.slo,
         stages=tuple(stages),
         headline=headline,
         headline_why=why,
         answers=compared_answers(answers, requests, settings.num_compared, infer.min_agreement),
         prompts=prompt_use(requests),
+        scenarios=tuple(log.token_scenarios),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
         malformed_lines=lines.malformed + answer_lines.malformed,
     )
@@ -80,6 +81,7 @@ def _figures(serving: ServingRound, log: InferLog, costs: ModelCosts | None) -> 
     not_compared = "generate_compared is 0" if not serving.answers.num_promised else "no answer was compared"
     return {
         **stage_figures(stage, absent),
+        **scenario_figures(serving.scenarios),
         F.PREFILL_RATE: value(stage.prefill_token_rate if stage else None, absent),
         F.DECODE_RATE: value(stage.decode_token_rate if stage else None, absent),
         F.KV_CACHE: value(stage.kv_cache_mib if stage else None, unknown),

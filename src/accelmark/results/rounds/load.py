@@ -15,11 +15,15 @@ from accelmark.results.read.requests import Requests
 from accelmark.results.schema import Figure, Point
 from accelmark.results.serving_schema import ServingStage
 from accelmark.spec.job import JobSpec
-from accelmark.spec.settings.serving import ServeSettings
+from accelmark.spec.log.serving import TokenScenarioResult
+from accelmark.spec.settings.serving import ServeSettings, TokenScenario
 
 _PERCENTILES: Final = {
     F.TTFT_P50: ("ttft", "p50"), F.TTFT_P99: ("ttft", "p99"), F.TPOT_P50: ("tpot", "p50"), F.TPOT_P99: ("tpot", "p99"),
     F.ITL_P99: ("itl", "p99"),
+}  # fmt: skip
+_SCENARIOS: Final[dict[F, TokenScenario]] = {
+    F.LOADGEN_SERVER_TOKENS: "server", F.LOADGEN_OFFLINE_TOKENS: "offline",
 }  # fmt: skip
 _RATES: Final = {
     F.OUTPUT_RATE: "output_token_rate", F.OUTPUT_RATE_PER_DEVICE: "token_rate_per_device",
@@ -72,7 +76,7 @@ def stage_of(
 
 def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
     """Return the stage whose figures are those of the round, and how it was chosen."""
-    measured = [stage for stage in stages if stage.output_token_rate is not None]
+    measured = [stage for stage in stages if stage.output_token_rate is not None and stage.scenario is None]
     if not measured:
         return None, "no stage has a rate of output tokens"
     if not has_slo:
@@ -92,6 +96,17 @@ def stage_figures(stage: ServingStage | None, absent: str) -> Figures:
         **{name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()},
         **{name: _percentile(stage, *of, absent) for name, of in _PERCENTILES.items()},
     }
+
+
+def scenario_figures(scenarios: Sequence[TokenScenarioResult]) -> Figures:
+    """Return the figures of LoadGen's scenarios with token latencies."""
+    results = {result.scenario: result for result in scenarios}
+    figures: Figures = {}
+    for name, scenario in _SCENARIOS.items():
+        result = results.get(scenario)
+        absent = (result.reason if result else "the scenario was not requested") or "LoadGen reported none"
+        figures[name] = value(result.tokens_per_second if result else None, absent)
+    return figures
 
 
 def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str) -> Figure:

@@ -19,7 +19,15 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.read.serving_log import ServeLog, read_serve_log
 from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
-from accelmark.results.rounds.load import Consumption, consumed, curves_of, headline_of, stage_figures, stage_of
+from accelmark.results.rounds.load import (
+    Consumption,
+    consumed,
+    curves_of,
+    headline_of,
+    scenario_figures,
+    stage_figures,
+    stage_of,
+)
 from accelmark.results.schema import Environment, Figure, Finding, RoundResult, finding
 from accelmark.results.serving_schema import ServingRound, ServingStage
 from accelmark.spec.job import JobSpec, ServeJob
@@ -141,6 +149,9 @@ def _serving(
         api=settings.api,
         command=started.command if started else (),
         start_s=started.start_s if started else None,
+        facts={fact: settings.server_options.get(option) for fact, option in serve.server.facts.items()}
+        if serve.server
+        else {},
         num_devices=num_devices,
         server_cores=started.server_cores if started else (),
         client_cores=started.client_cores if started else (),
@@ -155,6 +166,7 @@ def _serving(
         answers=compared_answers(answers, requests, settings.num_compared, serve.min_agreement),
         prompts=prompt_use(requests),
         scores=tuple(scores),
+        scenarios=tuple(records.log.scenarios),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
         malformed_lines=records.lines.malformed + answer_lines.malformed + score_lines.malformed,
     )
@@ -164,7 +176,7 @@ def _highest_rate(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[flo
     """Return the highest rate of an open load that held the SLO, with a note, or the reason why there is none."""
     if not has_slo:
         return None, _NO_LIMITS
-    tried = {stage.rate: stage.holds_slo is True for stage in stages if stage.rate is not None}
+    tried = {stage.rate: stage.holds_slo is True for stage in stages if stage.rate and stage.scenario is None}
     if not tried:
         return None, "no load at a given rate was measured"
     highest = max((rate for rate, holds in tried.items() if holds), default=None)
@@ -201,6 +213,7 @@ def _figures(
     not_compared = "num_compared is 0" if not answers.num_promised else "no answer was compared"
     figures: Figures = {
         **stage_figures(stage, absent),
+        **scenario_figures(serving.scenarios),
         F.GOODPUT: value(stage.goodput if stage else None, _NO_LIMITS if stage else absent),
         F.SLO_SHARE: value(stage.slo_share if stage else None, _NO_LIMITS if stage else absent),
         F.SLO_RATE: value(serving.highest_rate, serving.highest_rate_note),

@@ -6,6 +6,7 @@ import asyncio
 import os
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, cast, final
 from urllib.parse import urlsplit
@@ -40,6 +41,8 @@ class Response:
     """The body as it arrived."""
     arrivals_ns: list[int] = field(default_factory=list)
     """When each of ``pieces`` arrived."""
+    on_piece: Callable[[], None] | None = None
+    """Called after each piece; it may take itself out."""
     is_complete: bool = False
     is_malformed: bool = False
     """Whether what arrived is not HTTP."""
@@ -171,6 +174,8 @@ class Connection(asyncio.BufferedProtocol):
         if response is not None:
             response.pieces.append(body)
             response.arrivals_ns.append(self._selector.woke_ns)
+            if response.on_piece is not None:
+                response.on_piece()
 
     def on_message_complete(self) -> None:
         """End the response; those of status 100 to 199 precede the actual one."""

@@ -20,6 +20,8 @@ class Open(Spec):
     until_s: float
     """Time in which requests of a closed loop are started."""
     timeout_s: float
+    reports_first: bool = False
+    """Whether to report each request's first output when it arrives."""
 
 
 class Request(Spec):
@@ -55,6 +57,13 @@ class Close(Spec):
     kind: Literal["close"] = "close"
 
 
+class First(Spec):
+    """The first output of a request arrived."""
+
+    kind: Literal["first"] = "first"
+    number: int
+
+
 class Ended(Spec):
     """A request ended."""
 
@@ -76,7 +85,7 @@ class Done(Spec):
 
 
 ToClient = Annotated[Open | Request | Ready | Begin | Close, Field(discriminator="kind")]
-FromClient = Annotated[Ready | Ended | Done, Field(discriminator="kind")]
+FromClient = Annotated[Ready | First | Ended | Done, Field(discriminator="kind")]
 TO_CLIENT: Final[TypeAdapter[ToClient]] = TypeAdapter(ToClient)
 FROM_CLIENT: Final[TypeAdapter[FromClient]] = TypeAdapter(FromClient)
 

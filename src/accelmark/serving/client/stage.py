@@ -6,11 +6,13 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Final, final
 
 from accelmark.serving.client.connection import Connections, NotSentError, Response
-from accelmark.serving.client.messages import Done, Ended, Open, Request
+from accelmark.serving.client.messages import Done, Ended, First, Open, Request
 from accelmark.serving.client.record import Exchange, record_of
+from accelmark.serving.client.stream import has_output
 from accelmark.spec.log.serving import RequestStatus
 
 _LAG_PERIOD_S: Final = 0.01
@@ -25,7 +27,7 @@ Sendable = tuple[Request, bytes]
 class StageRunner:
     """Sends the requests of a stage and gives the record of each to ``emit`` when it ended."""
 
-    def __init__(self, order: Open, connections: Connections, emit: Callable[[Ended], None]) -> None:
+    def __init__(self, order: Open, connections: Connections, emit: Callable[[Ended | First], None]) -> None:
         self._order = order
         self._connections = connections
         self._emit = emit
@@ -119,6 +121,8 @@ class StageRunner:
     async def _exchange(self, request: Request, body: bytes, due_ns: int) -> Exchange:
         """Send a request, wait for its end, and queue what arrived."""
         response = Response(reused=False)
+        if self._order.reports_first:
+            response.on_piece = partial(self._look_for_output, request.number, response)
         status: RequestStatus | None = None
         error = None
         try:
@@ -135,6 +139,12 @@ class StageRunner:
         self._end_ns = max(self._end_ns, end_ns)
         self._ended.put_nowait(exchange)
         return exchange
+
+    def _look_for_output(self, number: int, response: Response) -> None:
+        """Report the first output of a request."""
+        if has_output(response.pieces):
+            response.on_piece = None
+            self._emit(First(number=number))
 
     async def _record(self) -> None:
         """Read the responses that ended, one after the other, so that new requests are not delayed by all of them."""

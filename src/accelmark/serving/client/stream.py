@@ -115,6 +115,21 @@ async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> St
     return stream
 
 
+def has_output(pieces: Sequence[bytes]) -> bool:
+    """Return whether an event with text is in what has arrived of a body."""
+    stream = Stream()
+    for payload, _ in _events(pieces, [0] * len(pieces)):
+        if payload.strip() == b"[DONE]":
+            return False
+        try:
+            stream.add(_value(payload), 0)
+        except _MalformedError:  # or the rest of it has not arrived
+            return False
+        if stream.arrivals_ns:
+            return True
+    return False
+
+
 def _events(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> Iterator[tuple[bytes, int]]:
     """Yield the data of each event with its arrival; comments and other fields are left out."""
     for number, piece in enumerate(pieces):

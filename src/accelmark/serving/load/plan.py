@@ -12,11 +12,10 @@ import numpy as np
 
 from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import requests_of
-from accelmark.serving.client.processes import Load
 from accelmark.serving.load.arrivals import Due, due_times, read_trace
 from accelmark.serving.load.prompts import PromptModel, open_prompts
 from accelmark.serving.load.search import RateSearch, search_rate
-from accelmark.serving.request import PlannedRequest
+from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Arrival, ServeSettings
@@ -49,6 +48,8 @@ class LoadPlan:
         self._lengths: Sequence[Pair] = settings.load.lengths or (None,)
         self._open = self._open_stages()
         self._num_stages = 0
+        self.answered_rate = 0.0
+        """Highest rate of answers in the stages so far, in requests per second."""
         needed = settings.load.warmup_requests + self._num_needed()
         if (left := self._prompts.num_left) is not None and left < needed:
             remedy = "give more, shorten the load (max_requests, duration_s), or set prompts.repeat: true"
@@ -68,17 +69,18 @@ class LoadPlan:
             concurrency = min(_WARMUP_CONCURRENCY, load.warmup_requests)
             warmup = Load(stage=-1, until_s=timeout_s, timeout_s=timeout_s, concurrency=concurrency)
             run_stage(warmup, islice(self._requests(None, self._lengths[0]), load.warmup_requests))
-        answered: list[float] = []
         for pair in self._lengths:
             for concurrency in load.concurrency if load.arrival == "closed" else ():
-                closed = Load(self._next(), load.duration_s, timeout_s, concurrency=concurrency, **_named(pair))
-                answered.append(_rate_of(*run_stage(closed, islice(self._requests(None, pair), load.max_requests))))
+                closed = Load(self.next_stage(), load.duration_s, timeout_s, concurrency=concurrency, **_named(pair))
+                self._note(*run_stage(closed, islice(self._requests(None, pair), load.max_requests)))
             for rate, due in self._open:
-                done = self._run_open(run_stage, load.arrival, rate, due, pair, is_search=False)
-                answered.append(_rate_of(*done))
-        return self._search(run_stage, max(answered, default=0.0)) if load.search else None
+                self._note(*self._run_open(run_stage, load.arrival, rate, due, pair, is_search=False))
+        return self._search(run_stage) if load.search else None
 
-    def _search(self, run_stage: RunStage, answered: float) -> RateSearch:
+    def _note(self, stage: LoadStage, records: Sequence[RequestRecord]) -> None:
+        self.answered_rate = max(self.answered_rate, _rate_of(stage, records))
+
+    def _search(self, run_stage: RunStage) -> RateSearch:
         load = self._settings.load
         arrival: Arrival = load.arrival if load.arrival in ("constant", "gamma") else "poisson"
 
@@ -88,7 +90,7 @@ class LoadPlan:
             return measured_stage(requests_of(records), done, self._settings, 1, None).holds_slo is True
 
         least = _MIN_REQUESTS / load.duration_s
-        return search_rate(holds, max(_FIRST_SHARE * answered, least), least)
+        return search_rate(holds, max(_FIRST_SHARE * self.answered_rate, least), least)
 
     def _run_open(
         self,
@@ -102,7 +104,7 @@ class LoadPlan:
     ) -> tuple[LoadStage, Sequence[RequestRecord]]:
         settings = self._settings
         stage = Load(
-            stage=self._next(),
+            stage=self.next_stage(),
             until_s=settings.load.duration_s,
             timeout_s=settings.request_timeout_s,
             arrival=arrival,
@@ -112,7 +114,12 @@ class LoadPlan:
         )
         return run_stage(stage, list(self._requests(due, pair)))  # drawn before the stage begins
 
-    def _next(self) -> int:
+    def fresh_requests(self) -> Iterator[PlannedRequest]:
+        """Yield requests without an end, with prompts that no other request has."""
+        return self._requests(None, self._lengths[0])
+
+    def next_stage(self) -> int:
+        """Return the number of the next stage."""
         self._num_stages += 1
         return self._num_stages - 1
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from pydantic import Field
+
 from accelmark.spec.log.events import StartedBase
 from accelmark.spec.model import Spec
-from accelmark.spec.settings.serving import Arrival, Benchmark
+from accelmark.spec.settings.serving import Benchmark, StageArrival, TokenScenario
 
 RequestStatus = Literal["ok", "http_error", "malformed", "dropped", "timed_out", "cancelled"]
 
@@ -109,13 +111,15 @@ class LoadStage(Spec):
 
     stage: int
     """-1 for warm-up."""
-    arrival: Arrival
+    arrival: StageArrival
     concurrency: int | None
     """Of a closed load."""
     rate: float | None
     """Requests per second of an open load; null for a closed one and for a trace."""
     is_search: bool = False
     """Whether it is a step of the search for the highest rate."""
+    scenario: TokenScenario | None = None
+    """The LoadGen scenario whose queries are its requests."""
     input_tokens: int | None = None
     """Lengths of prompts and answers of the stage; null where ``prompts`` states them."""
     output_tokens: int | None = None
@@ -129,6 +133,39 @@ class LoadStage(Spec):
     lag_p99_ms: float | None
     client_cpu_share: float
     """CPU time of the busiest client process over the stage's duration."""
+
+
+class TokenScenarioResult(Spec):
+    """The value of ``TOKEN_SCENARIO``: one LoadGen scenario with token latencies, in LoadGen's figures.
+
+    LoadGen runs in a process of its own: its latencies include the messages from there to the client and back.
+    """
+
+    scenario: TokenScenario
+    stage: int
+    """Stage with the records of these queries."""
+    valid: bool
+    """LoadGen's verdict, and no query failed."""
+    functional: bool
+    """Whether the run was shorter than MLPerf requires."""
+    tokens_per_second: float | None
+    """Offline: tokens/s; Server: completed tokens/s at the highest rate that held the limits, null where none did."""
+    queries_per_second: float | None
+    """Offline: samples/s; Server: the highest rate that held the limits."""
+    ttft_limit_ms: float | None = None
+    """Limits of the 99th percentile (``slo.share``) of the Server scenario."""
+    tpot_limit_ms: float | None = None
+    ttft_ms: dict[str, float] = Field(default_factory=dict)
+    """Percentiles ``p50``, ``p90``, ``p99`` and ``p99.9`` of the Server scenario."""
+    tpot_ms: dict[str, float] = Field(default_factory=dict)
+    tried: tuple[tuple[float, bool], ...] = ()
+    """Server: each rate of the search, and whether the limits were held."""
+    num_failed: int
+    """Queries that failed, or whose answer has fewer than two tokens; they make the run invalid."""
+    log_dir: str
+    """LoadGen's own logs, relative to the node's directory."""
+    reason: str | None = None
+    """Why it is not valid."""
 
 
 ServePhase = Literal["starting server", "warming up", "under load", "answering benchmarks", "comparing answers"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,20 @@ REQUEST_PLACEHOLDER: Final = "{output_tokens}"
 _OPTION: Final = "server_options."
 _SETTINGS: Final = ("precision", "threads")
 """Settings of a run that a server may take as arguments, besides its options."""
+
+
+ServerFact = Literal["quantisation", "kv_cache_type", "speculative_decoding"]
+
+
+class ServerAdaptation(Spec):
+    """What a vendor adds to a server (``vendors/<vendor>/servers/<server>.yaml``), for all cases."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Option of the server -> value on the vendor's chips."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the server."""
+    requires: tuple[str, ...] = ()
+    """Further requirements to install."""
 
 
 class ServerSpec(Spec):
@@ -37,6 +51,8 @@ class ServerSpec(Spec):
     """Setting of a run (``precision``, ``threads``) or option (``server_options.NAME``) -> arguments."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Option -> default; null: the server's own. Every option has an entry in ``flags``."""
+    facts: dict[ServerFact, str] = Field(default_factory=dict)
+    """What results state about the server -> the option that sets it."""
     health: str = "/health"
     """Path that answers with status 200 as soon as requests are served."""
     served_model: str = "{model_dir}"
@@ -75,7 +91,18 @@ class ServerSpec(Spec):
                 )
         if without := [name for name in self.options if f"{_OPTION}{name}" not in self.flags]:
             raise ValueError(f"flags has no entry for the option {without[0]!r}")
+        if wrong := [option for option in self.facts.values() if option not in self.options]:
+            raise ValueError(f"facts names {wrong[0]!r}, which is no option ({nearest(wrong[0], self.options)})")
         return self
+
+    def adapted(self, adaptation: ServerAdaptation) -> ServerSpec:
+        """Return this declaration with a vendor's additions, without its options, which are a layer of settings."""
+        return self.model_copy(
+            update={
+                "environment": self.environment | adaptation.environment,
+                "requires": (*self.requires, *adaptation.requires),
+            }
+        )
 
     def arguments(self, values: Mapping[str, str], settings: Mapping[str, Scalar]) -> list[str]:
         """Return the command with its placeholders replaced by ``values``, and the flags of ``settings``.

@@ -168,6 +168,13 @@ class InferSettings(Spec):
     """Approximate duration of one stage; it has at least three batches."""
     generate_compared: int = Field(default=16, ge=0)
     """Generated answers that are compared with the framework's greedy answers."""
+    generate_scenarios: tuple[Literal["server", "offline"], ...] = ()
+    """LoadGen scenarios with token latencies that an engine generates for, in batches of the largest of
+    ``generate_batches``, with prompts and answers of the first lengths."""
+    generate_ttft_ms: PositiveFloat | None = None
+    """Limit of the time to first token of the Server scenario; MLPerf's for Llama 3.1 8B is 2000."""
+    generate_tpot_ms: PositiveFloat | None = None
+    """Limit of the time per further token; MLPerf's for Llama 3.1 8B is 100."""
     engine_options: dict[str, EngineOption] = Field(default_factory=dict)
     """Options of one engine, among them the keys that a vendor adds to the configurations."""
 
@@ -198,6 +205,10 @@ class InferSettings(Spec):
             raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
         if self.generate_batches and (self.compiler is None or self.no_validation):
             raise ValueError("generate_batches needs an engine (compiler) and its model (no_validation: false)")
+        if self.generate_scenarios and not self.generate_batches:
+            raise ValueError("generate_scenarios needs generate_batches")
+        if "server" in self.generate_scenarios and not (self.generate_ttft_ms and self.generate_tpot_ms):
+            raise ValueError("the server scenario needs generate_ttft_ms and generate_tpot_ms")
         if self.compiler is None and self.scenarios:
             raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
         return self

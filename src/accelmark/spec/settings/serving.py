@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
+from accelmark.spec.errors import nearest
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.inference import InferPrecision, InferSettings, Reference
 from accelmark.spec.settings.training import Scalar
 
 Arrival = Literal["closed", "constant", "poisson", "gamma", "trace"]
+StageArrival = Literal[Arrival, "at_once"]
+"""Arrivals of a stage; LoadGen's Offline scenario requests everything at once."""
+
+TokenScenario = Literal["server", "offline"]
+"""Scenarios of MLCommons LoadGen with token latencies."""
 
 Benchmark = Literal["mmlu", "gsm8k"]
 BENCHMARKS: Final[tuple[Benchmark, ...]] = get_args(Benchmark)
@@ -109,9 +124,32 @@ class LoadSettings(Spec):
         return self
 
 
+class SloLimits(NamedTuple):
+    """Published limits of both latencies in ms."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+SLO_PRESETS: Final[Mapping[str, SloLimits]] = {
+    "llama3_1_8b": SloLimits(2000, 100),
+    "llama3_1_8b_interactive": SloLimits(500, 30),
+    "llama2_70b": SloLimits(2000, 200),
+    "llama2_70b_interactive": SloLimits(450, 40),
+    "deepseek_r1": SloLimits(2000, 80),
+    "deepseek_r1_interactive": SloLimits(1500, 15),
+    "gpt_oss_120b": SloLimits(3000, 80),
+    "gpt_oss_120b_interactive": SloLimits(2000, 15),
+}
+"""Limits of the Server and Interactive scenarios of MLPerf Inference v6.1 (datacenter), for the 99th percentile."""
+
+
 class Slo(Spec):
     """Service level objective: limits that a share of the requests must hold, each where it is not null."""
 
+    preset: str | None = None
+    """MLPerf's limits of a model, by the name in ``SLO_PRESETS``; other settings of ``slo`` in the same layer or a
+    stronger one replace them."""
     ttft_ms: PositiveFloat | None = None
     """Time to first token."""
     tpot_ms: PositiveFloat | None = None
@@ -120,6 +158,13 @@ class Slo(Spec):
     """From when a request was due to its last token."""
     share: float = Field(default=0.99, gt=0, le=1)
     """Share of the requests that must hold all limits."""
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, preset: str | None) -> str | None:
+        if preset is not None and preset not in SLO_PRESETS:
+            raise ValueError(f"there is no preset {preset!r} ({nearest(preset, SLO_PRESETS)})")
+        return preset
 
 
 class ServeSettings(Spec):
@@ -154,6 +199,13 @@ class ServeSettings(Spec):
     """Questions of each task or subject; null: all, without which the result is OPEN."""
     benchmark_timeout_s: PositiveFloat = 1500.0
     """Longest duration of a task."""
+    scenarios: tuple[TokenScenario, ...] = ()
+    """Scenarios of MLCommons LoadGen with token latencies, after the stages of ``load``; ``server`` searches the
+    highest rate that holds ``slo.ttft_ms`` and ``slo.tpot_ms``."""
+    scenario_duration_s: PositiveFloat = 60.0
+    """Least duration of one run of LoadGen; below MLPerf's 600 s a run is labelled functional."""
+    scenario_queries: PositiveInt = 500
+    """Least number of queries of one run; LoadGen's early stopping needs 459 to find a 99th percentile valid."""
     server_options: dict[str, Scalar] = Field(default_factory=dict)
     """Options of the server by the names in its ``server.yaml``."""
 
@@ -169,6 +221,8 @@ class ServeSettings(Spec):
             raise ValueError("load.lengths needs prompts from a text, and no trace: both state lengths themselves")
         if self.load.search and not (self.slo.ttft_ms or self.slo.tpot_ms or self.slo.e2e_ms):
             raise ValueError("load.search needs a limit: slo.ttft_ms, slo.tpot_ms or slo.e2e_ms")
+        if "server" in self.scenarios and not (self.slo.ttft_ms and self.slo.tpot_ms):
+            raise ValueError("the server scenario needs slo.ttft_ms and slo.tpot_ms, or slo.preset")
         return self
 
 
@@ -185,6 +239,10 @@ def generation_load(settings: InferSettings) -> ServeSettings:
         ),
         prompts=PromptSettings(input=Lengths(mean=max(settings.generate_input_tokens)), output_length="pinned"),
         num_compared=settings.generate_compared,
+        slo=Slo(ttft_ms=settings.generate_ttft_ms, tpot_ms=settings.generate_tpot_ms),
+        scenarios=settings.generate_scenarios,
+        scenario_duration_s=settings.scenario_duration_s,
+        scenario_queries=settings.scenario_queries,
     )
 
 

@@ -1,0 +1,1 @@
+"""A small mixture of experts on the bytes of Shakespeare."""

@@ -1,0 +1,248 @@
+"""Run MLCommons LoadGen in this process, and read its log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, final
+
+from accelmark.spec.errors import RunError
+
+MLPERF_MIN_DURATION_S: Final = 600.0
+"""Minimum duration of a run by MLPerf's rules."""
+DETAIL_FILE: Final = "mlperf_log_detail.txt"
+_PREFIX: Final = ":::MLLOG "
+_PERCENTILES: Final = {"p50": "50.00", "p90": "90.00", "p99": "99.00", "p99.9": "99.90"}
+_REASONS: Final = (
+    "result_invalid_reason", "early_stopping_result", "early_stopping_ttft_result", "early_stopping_tpot_result",
+)  # fmt: skip
+_NS_IN_MS: Final = 1e6
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadGenSettings:
+    """Settings of one LoadGen run."""
+
+    min_duration_s: float
+    min_queries: int
+    queries_per_s: float = 1.0
+    """Offline: expected samples per second; Server: target rate of queries."""
+    latency_s: float = 1.0
+    """SingleStream and MultiStream: expected latency."""
+    samples_per_query: int = 1
+    latency_bound_ms: float | None = None
+    token_latencies: bool = False
+    """Whether latencies of the first and of further tokens are measured; the answers' tokens are then counted."""
+    ttft_ms: float | None = None
+    """Limits of the Server scenario with token latencies, in place of ``latency_bound_ms``."""
+    tpot_ms: float | None = None
+    share: float = 0.99
+    """Share of the queries of the Server scenario with token latencies that must hold the limits."""
+
+
+class Query(Protocol):
+    """One sample that LoadGen requests."""
+
+    @property
+    def id(self) -> int:
+        """Id of the response."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Index of the item."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadGenLog:
+    """The results in LoadGen's log."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def valid(self) -> bool:
+        """Whether LoadGen reports the run as VALID."""
+        return self.values.get("result_validity") == "VALID"
+
+    @property
+    def bound_met(self) -> bool:
+        """Whether the latency bound of the Server scenario was met."""
+        return bool(self.values.get("result_perf_constraints_met", False))
+
+    @property
+    def long_enough(self) -> bool:
+        """Whether the run lasted the requested minimum duration."""
+        return bool(self.values.get("result_min_duration_met", False))
+
+    @property
+    def reason(self) -> str | None:
+        """Return LoadGen's reason for an invalid run; None for a valid one."""
+        if self.valid:
+            return None
+        found = (self.values.get(key) for key in _REASONS)
+        reasons = (" ".join(str(each or "").replace("*", " ").split()) for each in found)
+        return "; ".join(each for each in reasons if each) or "LoadGen reports no reason"
+
+    def number(self, key: str) -> float | None:
+        """Return a number, or None where the log has none."""
+        value = self.values.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def latencies_ms(self, *, per_query: bool) -> dict[str, float]:
+        """Return LoadGen's latency percentiles of samples, or of queries."""
+        infix = "percentile_per_query" if per_query else "percentile"
+        return self._percentiles_ms("result_{}_" + infix + "_latency_ns")
+
+    def ttft_ms(self) -> dict[str, float]:
+        """Return percentiles of the time to the first token."""
+        return self._percentiles_ms("result_first_token_{}_percentile_latency_ns")
+
+    def tpot_ms(self) -> dict[str, float]:
+        """Return percentiles of the time per further token."""
+        return self._percentiles_ms("result_time_per_output_token_{}_percentile_ns")
+
+    def _percentiles_ms(self, key: str) -> dict[str, float]:
+        found = {name: self.number(key.format(share)) for name, share in _PERCENTILES.items()}
+        return {name: value / _NS_IN_MS for name, value in found.items() if value is not None}
+
+
+class System(Protocol):
+    """System under test of whole queries; a context manager."""
+
+    complete: Callable[[Sequence[Query]], None] | None
+    """Set before queries are issued; called with the completed ones."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def issue(self, queries: Sequence[Any]) -> None:
+        """Add queries; returns at once."""
+
+    def raise_failure(self) -> None:
+        """Raise the system's error, if it failed."""
+
+
+def run_loadgen(
+    scenario: str, expected: LoadGenSettings, system: System, num_items: int, log_dir: Path, *, accuracy: bool = False
+) -> LoadGenLog:
+    """Run one scenario in performance mode, or ask for each item once (``accuracy``); LoadGen logs to ``log_dir``.
+
+    Raises:
+        RunError: LoadGen is not installed, or its log is not readable.
+        AccelmarkError: the system failed.
+    """
+    lg = _library()
+
+    def complete(queries: Sequence[Query]) -> None:
+        lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, 0, 0) for query in queries])
+
+    system.complete = complete
+    with system:
+        start_test(lg, scenario, expected, system.issue, num_items, log_dir, accuracy=accuracy)
+    system.raise_failure()
+    # In accuracy mode LoadGen logs no result.
+    return LoadGenLog({}) if accuracy else read_log(log_dir / DETAIL_FILE)
+
+
+def run_token_loadgen(
+    scenario: str, expected: LoadGenSettings, issue: Callable[[Sequence[int]], None], log_dir: Path
+) -> None:
+    """Run one scenario with token latencies; ``issue`` gets ids of queries, for :func:`first` and :func:`done`."""
+    lg = _library()
+    count = max(1, expected.min_queries)
+    start_test(lg, scenario, expected, lambda queries: issue([each.id for each in queries]), count, log_dir)
+
+
+def first(query: int) -> None:
+    """Report that the first output of a query arrived."""
+    lg = _library()
+    lg.FirstTokenComplete([lg.QuerySampleResponse(query, 0, 0)])
+
+
+def done(query: int, num_tokens: int) -> None:
+    """Report that a query ended, of whose answer LoadGen wants at least two tokens."""
+    lg = _library()
+    lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, num_tokens)])
+
+
+def start_test(
+    lg: Any,
+    scenario: str,
+    expected: LoadGenSettings,
+    issue: Callable[[Sequence[Any]], None],
+    num_items: int,
+    log_dir: Path,
+    *,
+    accuracy: bool = False,
+) -> None:
+    """Run LoadGen to the end of its last query."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    settings = lg.TestSettings()
+    settings.scenario = getattr(lg.TestScenario, scenario.title().replace("_", ""))
+    settings.mode = lg.TestMode.AccuracyOnly if accuracy else lg.TestMode.PerformanceOnly
+    settings.min_duration_ms = math.ceil(expected.min_duration_s * 1000)
+    settings.min_query_count = expected.min_queries
+    settings.offline_expected_qps = expected.queries_per_s
+    settings.server_target_qps = expected.queries_per_s
+    settings.single_stream_expected_latency_ns = max(1, int(expected.latency_s * 1e9))
+    settings.multi_stream_expected_latency_ns = max(1, int(expected.latency_s * 1e9))
+    settings.multi_stream_samples_per_query = expected.samples_per_query
+    if expected.latency_bound_ms is not None:
+        settings.server_target_latency_ns = int(expected.latency_bound_ms * _NS_IN_MS)
+    settings.use_token_latencies = expected.token_latencies
+    if expected.ttft_ms is not None and expected.tpot_ms is not None:
+        settings.ttft_latency = int(expected.ttft_ms * _NS_IN_MS)
+        settings.tpot_latency = int(expected.tpot_ms * _NS_IN_MS)
+        settings.server_target_latency_percentile = expected.share
+    output = lg.LogOutputSettings()
+    output.outdir = str(log_dir)
+    output.copy_summary_to_stdout = False
+    logs = lg.LogSettings()
+    logs.log_output = output
+    logs.enable_trace = False
+    system = lg.ConstructSUT(issue, _nothing)
+    library = lg.ConstructQSL(num_items, num_items, _nothing, _nothing)
+    try:
+        lg.StartTestWithLogSettings(system, library, settings, logs)
+    finally:
+        lg.DestroyQSL(library)
+        lg.DestroySUT(system)
+
+
+def _library() -> Any:
+    try:
+        import mlperf_loadgen
+    except ImportError as error:
+        what = f"scenarios need LoadGen, which cannot be imported ({error}): pip install mlcommons-loadgen"
+        raise RunError(what) from error
+    return mlperf_loadgen
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: all items are in memory, and no query is delayed."""
+
+
+def read_log(path: Path) -> LoadGenLog:
+    """Read LoadGen's detailed log.
+
+    Raises:
+        RunError: it is missing or in another format.
+    """
+    values: dict[str, Any] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(_PREFIX):
+                entry = json.loads(line.removeprefix(_PREFIX))
+                values[entry["key"]] = entry["value"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path}: not a log of LoadGen: {error}") from error
+    if "result_validity" not in values:
+        raise RunError(f"{path}: no result from LoadGen; see the other files in {path.parent}")
+    return LoadGenLog(values)

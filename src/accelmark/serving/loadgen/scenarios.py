@@ -1,0 +1,215 @@
+"""Run LoadGen's Server and Offline scenarios with token latencies; the requests are those of a stage of the load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, final
+
+from accelmark.serving.client.shared import Answered
+from accelmark.serving.load.search import search_rate
+from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, LoadGenSettings
+from accelmark.serving.loadgen.process import LoadGenProcess
+from accelmark.serving.request import Load, PlannedRequest
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.serving import LoadStage, RequestRecord, TokenScenarioResult
+from accelmark.spec.settings.serving import ServeSettings, TokenScenario
+
+_FIRST_SHARE: Final = 0.5
+"""First rate of the search as a share of the highest rate of answers in the stages before."""
+_HEADROOM: Final = 1.2
+"""LoadGen advises to expect more than the measured rate."""
+_LONGEST: Final = 10.0
+"""Longest run of the search, in the least durations of a run: lower rates are not tried."""
+_OFFLINE_TRIES: Final = 3
+_OFFLINE_WAIT: Final = 4.0
+"""Longest wait for an answer of the Offline scenario, in which all queries wait, in durations of a run."""
+_MIN_TOKENS: Final = 2
+
+
+class Submitting(Protocol):
+    """An open stage to which requests are submitted."""
+
+    def submit(self, request: PlannedRequest, answered: Answered) -> None:
+        """Send a request; returns at once."""
+
+    def follow(self, is_over: Callable[[], bool]) -> None:
+        """Report what arrives until ``is_over``."""
+
+    def finish(self) -> LoadStage:
+        """End the stage."""
+
+
+class LiveStages(Protocol):
+    """Runs stages; see :class:`accelmark.serving.stages.Stages`."""
+
+    def live(self, load: Load) -> AbstractContextManager[Submitting]:
+        """Open a stage."""
+
+
+class ScenarioPlan(Protocol):
+    """What scenarios take from the load's plan."""
+
+    answered_rate: float
+
+    def next_stage(self) -> int:
+        """Return the number of the next stage."""
+
+    def fresh_requests(self) -> Iterator[PlannedRequest]:
+        """Yield requests whose prompts no other request has."""
+
+
+class _Run(NamedTuple):
+    """One run of LoadGen."""
+
+    log: LoadGenLog
+    stage: LoadStage
+    num_failed: int
+    log_dir: Path
+
+    @property
+    def holds(self) -> bool:
+        """Whether the limits of the Server scenario were held, by every query."""
+        return self.log.bound_met and not self.num_failed
+
+
+@final
+@dataclass
+class _Query:
+    """A query of LoadGen that was sent."""
+
+    loadgen: LoadGenProcess
+    id: int
+    failed: list[RequestRecord]
+    has_output: bool = False
+
+    def on_first(self) -> None:
+        """Tell LoadGen."""
+        self.has_output = True
+        self.loadgen.first(self.id)
+
+    def on_done(self, record: RequestRecord) -> None:
+        """Tell LoadGen, which needs a first output of every query."""
+        if not self.has_output:
+            self.loadgen.first(self.id)
+        known = record.output_tokens if record.output_tokens is not None else record.usage_output
+        if record.status != "ok" or (known or 0) < _MIN_TOKENS:
+            self.failed.append(record)
+        self.loadgen.done(self.id, known or 0)
+
+
+@final
+@dataclass
+class TokenScenarios:
+    """Runs the scenarios of the settings, with the stages of a load."""
+
+    settings: ServeSettings
+    plan: ScenarioPlan
+    stages: LiveStages
+    node_dir: Path
+    emit: Callable[[Event, Any], None]
+    cores: Sequence[int] | None = None
+    """For LoadGen's process."""
+
+    def run(self) -> None:
+        """Run them in the order of the settings.
+
+        Raises:
+            AccelmarkError: the server, the client or LoadGen ended.
+        """
+        kinds: dict[TokenScenario, Callable[[], TokenScenarioResult]] = {
+            "server": self._server,
+            "offline": self._offline,
+        }
+        for name in self.settings.scenarios:
+            self.emit(Event.TOKEN_SCENARIO, kinds[name]())
+
+    def _server(self) -> TokenScenarioResult:
+        runs: dict[float, _Run] = {}
+        slo = self.settings.slo
+
+        def holds(rate: float) -> bool:
+            expected = self._expected(rate, ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms, share=slo.share)
+            runs[rate] = self._run("server", expected, f"try{len(runs) + 1:02}_qps_{rate:.3f}")
+            return runs[rate].holds
+
+        least = self.settings.scenario_queries / (_LONGEST * self.settings.scenario_duration_s)
+        best = search_rate(holds, max(_FIRST_SHARE * self.plan.answered_rate, least), least).rate
+        shown = min(runs) if best is None else best
+        log = runs[shown].log
+        result = self._result("server", runs[shown], log.number("result_completed_tokens_per_second"), best)
+        update: dict[str, Any] = {
+            "ttft_limit_ms": slo.ttft_ms,
+            "tpot_limit_ms": slo.tpot_ms,
+            "ttft_ms": log.ttft_ms(),
+            "tpot_ms": log.tpot_ms(),
+            "tried": tuple((rate, each.holds) for rate, each in runs.items()),
+        }
+        if best is None:
+            update |= {"tokens_per_second": None, "reason": "no tried rate held the limits"}
+        return result.model_copy(update=update)
+
+    def _offline(self) -> TokenScenarioResult:
+        rate = max(self.plan.answered_rate, 1e-3)
+        for number in range(_OFFLINE_TRIES):  # again where the estimate was too low for the minimum duration
+            run = self._run("offline", self._expected(rate * _HEADROOM), f"try{number + 1:02}")
+            if run.log.long_enough or run.num_failed:
+                break
+            rate = run.log.number("result_samples_per_second") or rate * _HEADROOM
+        return self._result(
+            "offline",
+            run,
+            run.log.number("result_tokens_per_second"),
+            run.log.number("result_samples_per_second"),
+        )
+
+    def _expected(self, rate: float, **limits: Any) -> LoadGenSettings:
+        least = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries, rate)
+        return replace(least, token_latencies=True, **limits)
+
+    def _run(self, name: TokenScenario, expected: LoadGenSettings, folder: str) -> _Run:
+        settings, rate = self.settings, expected.queries_per_s
+        waits_s = _OFFLINE_WAIT * expected.min_duration_s if name == "offline" else 0.0
+        load = Load(
+            stage=self.plan.next_stage(),
+            until_s=expected.min_duration_s,
+            timeout_s=settings.request_timeout_s + waits_s,
+            arrival="poisson" if name == "server" else "at_once",
+            rate=rate if name == "server" else None,
+            scenario=name,
+        )
+        wanted = max(expected.min_queries, round(expected.min_duration_s * rate))
+        fresh = self.plan.fresh_requests()
+        requests = chain(list(islice(fresh, round(wanted * _HEADROOM))), fresh)  # drawn before the stage begins
+        log_dir = self.node_dir / "loadgen" / name / folder
+        failed: list[RequestRecord] = []
+        with self.stages.live(load) as stage:
+
+            def submit(query: int) -> None:
+                stage.submit(next(requests), _Query(loadgen, query, failed))
+
+            with LoadGenProcess(name, expected, log_dir, submit, self.cores) as loadgen:
+                stage.follow(lambda: loadgen.is_over)
+                log = loadgen.log()
+            ended = stage.finish()
+        return _Run(log, ended, len(failed), log_dir)
+
+    def _result(
+        self, name: TokenScenario, run: _Run, tokens_per_s: float | None, queries_per_s: float | None
+    ) -> TokenScenarioResult:
+        failed = f"{run.num_failed} of {run.stage.num_requests} queries failed or have fewer than two tokens"
+        reasons = [reason for reason in (failed if run.num_failed else None, run.log.reason) if reason]
+        return TokenScenarioResult(
+            scenario=name,
+            stage=run.stage.stage,
+            valid=run.log.valid and not run.num_failed,
+            functional=self.settings.scenario_duration_s < MLPERF_MIN_DURATION_S,
+            tokens_per_second=tokens_per_s,
+            queries_per_second=queries_per_s,
+            num_failed=run.num_failed,
+            log_dir=str(run.log_dir.relative_to(self.node_dir)),
+            reason="; ".join(reasons) or None,
+        )
