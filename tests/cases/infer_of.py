@@ -9,8 +9,10 @@ from typing import Any
 
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
+from accelmark.infer.case import InferCase
+from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.job import InferJob
+from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import InferFinished, StageEnd
 from accelmark.spec.plugins.catalog import load_case
@@ -41,20 +43,14 @@ def packaged(name: str) -> dict[str, Path]:
     }
 
 
-def infer(
-    name: str,
-    directory: Path,
-    data_dirs: Mapping[str, Path],
-    *,
-    parameters: Mapping[str, int] | None = None,
-    **over: Any,
-) -> Inferred:
-    """Take the seven steps of the case ``name`` with ``over`` on its configurations."""
-    case = load_case(name)
-    assert case.infer is not None
-    side = case.infer
+def job_of(
+    name: str, directory: Path, data_dirs: Mapping[str, Path], parameters: Mapping[str, int] | None = None, **over: Any
+) -> JobSpec:
+    """Return a job of the case ``name`` with ``over`` on its configurations."""
+    side = load_case(name).infer
+    assert side is not None
     settings = side.configurations | {"threads": 1, "num_workers": 0, "repeat": 1, "warmup_batches": 1} | over
-    job = job_on_cpu(
+    return job_on_cpu(
         name,
         data_dirs,
         directory,
@@ -67,6 +63,25 @@ def infer(
             parameters={**side.parameters, **(parameters or {})},
         ),
     )
+
+
+def built(name: str, directory: Path, data_dirs: Mapping[str, Path]) -> InferCase:
+    """Return the case ``name``."""
+    job = job_of(name, directory, data_dirs)
+    assert isinstance(job.work, InferJob)
+    return build_case(job, job.work, directory)
+
+
+def infer(
+    name: str,
+    directory: Path,
+    data_dirs: Mapping[str, Path],
+    *,
+    parameters: Mapping[str, int] | None = None,
+    **over: Any,
+) -> Inferred:
+    """Take the seven steps of the case ``name`` with ``over`` on its configurations."""
+    job = job_of(name, directory, data_dirs, parameters, **over)
     stages: dict[str, StageEnd] = {}
 
     def emit(event: Event, value: Any) -> None:

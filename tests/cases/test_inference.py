@@ -22,7 +22,7 @@ from transformers import (
 
 from accelmark.cases.minilm.infer_pytorch import SentenceEncoder
 from accelmark.cases.minilm_finetune._passages import read_text
-from tests.cases.infer_of import Inferred, infer, packaged
+from tests.cases.infer_of import Inferred, built, infer, packaged
 
 VIT = {"image_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_classes": 2}
 BERT = {"seq_length": 16, "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4}
@@ -60,6 +60,21 @@ def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
     framework, engine = _accuracies(ran)
     assert framework == pytest.approx(0.8301, abs=0.04), "the reference is of all 1,024 passages"
     assert engine == pytest.approx(framework, abs=3 / 128), "on tokens of which two are exchanged"
+
+
+@pytest.mark.parametrize("name", ["resnet_mini", "minilm"])
+def test_the_calibration_of_int8_takes_no_item_of_the_evaluation(name: str, tmp_path: Path) -> None:
+    case = built(name, tmp_path, packaged(name))
+    (calibration, *_), batches = case.calibration_batch(16).inputs, case.build_dataloader()
+    assert len(calibration) == 16
+    evaluated = torch.cat([batch.inputs[0] for batch in batches]).flatten(1)
+    assert not any((evaluated == item).all(1).any() for item in calibration.flatten(1))
+
+
+def test_int8_without_images_for_calibration_names_what_to_give(tmp_path: Path) -> None:
+    ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), precision="int8")
+    assert ran.finished.failed_step == "compile"
+    assert "imagenet/train/<synset>/*.JPEG" in str(ran.finished.message)
 
 
 def test_minilms_embeddings_are_those_of_transformers() -> None:

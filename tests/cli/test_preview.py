@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import signal
@@ -125,7 +126,10 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     (commands,) = shown["commands"].values()
     step = ["srun", f"--jobid={allocation or 'JOBID'}", "--nodes=1", "--ntasks=1", "--nodelist=h2"]
     assert shown["preflight"]["h2"][0][:5] == step
-    assert commands["h2"][0][:5] == step
+    (together,) = shown["common"]["toy-pytorch-X1x2x1/round1"]
+    assert together[1:5] == [step[1], "--nodes=2", "--ntasks=2", "--nodelist=h1,h2"]
+    assert together[-2:] == ["sh", f"{shown['directory']}/toy-pytorch-X1x2x1/round1/h1_noderank0/step.sh"]
+    assert commands["h2"][0][0] == "env"
     assert briefly(commands["h2"]) == [
         "accelmark.run.agent",
         "accelmark.telemetry.record",
@@ -157,7 +161,7 @@ def test_the_executed_commands_are_those_of_the_dry_run(plugins: Path, tmp_path:
     plan = make_plan(("steps=100000",))
     directory = RunDirectory((tmp_path / "run").resolve(), plan)
     launcher = create_launcher(plan, directory.path)
-    (node,) = node_jobs(directory, plan.jobs[0], launcher)
+    (node,) = asyncio.run(node_jobs(directory, plan.jobs[0], launcher))
     shown = {tuple(without_assignments(command)) for command in launcher.job_commands(node)}
     process = drive("start", directory.path, plan=plan)
     wait_for(lambda: stepping(directory.path), "a step")

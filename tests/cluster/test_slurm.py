@@ -115,6 +115,24 @@ def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:
     assert left_running(run) == []
 
 
+def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    hosts = tuple(f"n{number}" for number in range(1, 5))
+    process = drive("start", run, plan=make_plan(("steps=100000", "pace=0.1"), hosts=hosts, cluster=cluster(4)))
+    wait_for(lambda: stepping(run), "a step")
+    steps = subprocess.run(["squeue", "--steps", "-ho", "%i %N"], capture_output=True, text=True, check=True).stdout
+    placed = [line.split()[1] for line in steps.splitlines() if line.split()[0].rpartition(".")[2].isdigit()]
+    (third,) = run.glob("*/round1/n3_noderank2")
+    wait_for(lambda: (third / "agent.pid").exists(), "the agent's number")
+    os.kill(json.loads((third / "agent.pid").read_text())["pid"], signal.SIGKILL)
+    code, out, err = done(process)
+    (status,) = status_of(run)
+    assert placed == ["n[1-4]"], steps
+    assert (code, status.state) == (1, "lost"), out + err + str(status)
+    assert (status.reason or "").startswith("n3: node agent exited without writing exit.json"), status
+    assert left_running(run) == []
+
+
 def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan = make_plan((), hosts=("n1", "n2"), cluster=cluster(2))

@@ -40,6 +40,7 @@ class ForkServer:
         return json.loads(self.socket.recv(_LARGEST))
 
     def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)  # a data loader's worker may have inherited it, so closing is not enough
         self.socket.close()
         self.process.wait()
 

@@ -33,14 +33,14 @@ def test_a_cache_that_starts_at_call_75_is_found(take: Any, acme: Any) -> None:
         key = inputs[0].numpy().tobytes()
         if self.calls > 75 and key in known:
             return [known[key].clone()], 0.0
-        time.sleep(0.002)
+        time.sleep(0.005)
         (known[key],), _ = super().__call__(inputs)
         return [known[key].clone()], 0.0
     """
-    ran = take(acme(methods, batch_size=4, repeat=4))
+    ran = take(acme(methods, batch_size=4, repeat=24))
     assert "outputs may be cached" in _invalid(ran)
     (check,) = ran.of(Event.REPEAT_CHECK)
-    assert check.num_batches == 10
+    assert check.num_batches >= 10
 
 
 @pytest.mark.heavy
@@ -151,7 +151,7 @@ def test_a_slow_clock_in_the_engines_process_changes_no_figure(take: Any, acme: 
         real = time.perf_counter
         time.perf_counter = lambda: real() / 1000
     def __call__(self, inputs):
-        time.sleep(0.01)
+        time.sleep(0.005)
         return super().__call__(inputs)
     """
     ran = take(acme(methods, batch_size=4, repeat_check=False))

@@ -76,6 +76,14 @@ def test_an_engine_gives_the_models_answers_for_every_batch_size(
     engine.close()
 
 
+def test_the_declared_engines_are_what_their_classes_say() -> None:
+    for name, spec in engine_specs().items():
+        engine = engine_class(name, None)
+        assert (spec.precisions, spec.generates) == (engine.precisions, engine.generates), name
+        options = {setting.removeprefix("engine_options.") for setting in spec.tunes if "." in setting}
+        assert options <= (engine.known_options or options), name
+
+
 def test_compiling_for_a_new_batch_size_is_reported_as_not_inference(
     make_job: Any, tiny_onnx: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from accelmark.infer.process.engine_process import EngineProcess
+from accelmark.infer.setup import build_case
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -27,6 +30,26 @@ def test_the_standard_case_takes_all_seven_steps_and_keeps_its_accuracy(take: An
     assert finished.p_inference_core > finished.p_inference_whole > 0
     assert finished.compile_time > 0
     assert (ran.node_dir / "engine" / "model.onnx").is_file()
+
+
+def test_int8_is_calibrated_on_other_items_than_those_of_the_accuracy(
+    take: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def seen(self: EngineProcess, model: Any, example: Any, *rest: Any, **request: Any) -> Any:
+        given.extend(example)
+        return compiled(self, model, example, *rest, **request)
+
+    compiled = EngineProcess.compile
+    monkeypatch.setattr(EngineProcess, "compile", seen)
+    ran = take(compiler="onnxruntime", precision="int8")
+    assert ran.finished.state == "completed", ran.finished.message
+    [images] = given
+    case = build_case(job := make_job(), job.work, ran.node_dir)
+    evaluated = torch.cat([batch.inputs[0] for batch in case.build_dataloader()])
+    assert images.shape == (16, 1, 8, 8)
+    assert not any(torch.equal(one, other) for one in images for other in evaluated)
 
 
 def test_each_step_is_timed_and_shown_in_its_order(take: Any) -> None:

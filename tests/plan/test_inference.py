@@ -47,6 +47,25 @@ def _data(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
     return {name: Path("/data") / name for name in case.data_names}
 
 
+def test_a_cpu_with_amx_computes_resnet_mini_in_bf16() -> None:
+    def settings(*capabilities: str) -> tuple[str | None, str]:
+        found = Detected("cpu", "CPU", None, None, capabilities=dict.fromkeys(capabilities, "/proc/cpuinfo"))
+        plan = build_plan(
+            RunSpec.model_validate({"vendor": "cpu", "cases": [{"task": "infer", "key": "resnet_mini"}]}),
+            cluster=ClusterSpec(),
+            detected=found,
+            data_dirs=_data,
+            created_at="2026-01-01T00:00:00Z",
+            where="run.yaml",
+        )
+        work = plan.jobs[0].job.work
+        assert isinstance(work, InferJob)
+        return work.settings.compiler, work.settings.precision
+
+    assert settings() == ("onnxruntime", "fp32")
+    assert settings("amx_bf16", "amx_int8") == ("openvino", "bf16")
+
+
 def _plan(
     *requests: dict[str, Any], command_line: dict[str, Any] | None = None, cluster: Mapping[str, Any] | None = None
 ) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -148,7 +149,8 @@ def test_a_container_uses_a_packages_folder_and_mounts_named_models(plugins: Pat
     job = planned.job.model_copy(update={"extern": extern, "work": infer})
     directory = RunDirectory.create(tmp_path / "run", plan)
     launcher = create_launcher(plan, directory.path)
-    there = node_jobs(directory, planned.model_copy(update={"job": job}), launcher)[0].job
+    (node,) = asyncio.run(node_jobs(directory, planned.model_copy(update={"job": job}), launcher))
+    there = node.job
     assert there.extern is not None
     assert (there.extern.package, there.extern.path) == (None, tmp_path)
     assert model_files(job) == (Path("/models/a.onnx"),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,18 +28,19 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started."""
     directory = RunDirectory(path.absolute(), plan)
     launcher = create_launcher(plan, directory.path)
-    commands: Any = {}
-    for job in plan.jobs:
-        nodes = node_jobs(directory, job, launcher)
-        commands[job.directory] = {node.host.name: launcher.job_commands(node) for node in nodes}
+    nodes = {job.directory: asyncio.run(node_jobs(directory, job, launcher)) for job in plan.jobs}
+    commands: Any = {
+        name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
+    }
+    common: Any = {name: launcher.common_commands(mine) for name, mine in nodes.items()}
     first: Any = launcher.allocation_commands()
-    checks: Any = preflight_commands(plan, launcher, plan.jobs)
+    checks: Any = asyncio.run(preflight_commands(plan, launcher, plan.jobs))
     raw = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
-    first, checks, commands = (shown(value, secrets) for value in (first, checks, commands))
+    first, checks, common, commands = (shown(value, secrets) for value in (first, checks, common, commands))
     if as_json:
-        shown_commands = {"first": first, "preflight": checks, "commands": commands}
+        shown_commands = {"first": first, "preflight": checks, "common": common, "commands": commands}
         typer.echo(json.dumps({"directory": str(path), "plan": shown(raw, secrets), **shown_commands}))
         return
     rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
@@ -46,9 +48,7 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     for warning in plan.warnings:
         typer.secho(f"  warning: {warning}", fg="yellow")
     typer.secho("\npreflight", bold=True)
-    for line in first:
-        typer.echo(f"  here: {shlex.join(line)}")
-    _print_commands(checks)
+    _print_commands({"here": first} | checks)
     if search := search_lines(plan):
         typer.secho("\nsearch", bold=True)
     for line in search:
@@ -57,7 +57,7 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     given = given_data(plan)
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
-        _print_commands(commands[job.directory])
+        _print_commands({"here": common[job.directory]} | commands[job.directory])
         if job.job.key.slug not in printed:
             printed.add(job.job.key.slug)
             _print_settings(job, given)

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from accelmark.infer.engine import as_list
 from accelmark.infer.onnx.export import export_onnx
+from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
 
@@ -105,6 +106,15 @@ class InferCase(ABC):
     @abstractmethod
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return ``size`` synthetic items with the shapes, types and value ranges of real ones."""
+
+    def calibration_batch(self, size: int) -> InferBatch:
+        """Return ``size`` items for the calibration of int8, of data that the accuracy is not measured on.
+
+        Raises:
+            DataError: the case has none.
+        """
+        what = "has no data for the calibration of int8 besides that of its accuracy"
+        raise DataError(f"case {type(self).__module__.split('.')[-2]}: {what}: choose another precision")
 
     def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
         """Write ``model`` (in eval mode, fp32, on the CPU) to ``path`` as ONNX, with a dynamic batch."""

@@ -44,7 +44,8 @@ class EngineRequest:
     engine_path: Path | None
     """A compiled engine to load instead of compiling (``exist_compiler_path``)."""
     example: tuple[Tensor, ...]
-    """One batch of inputs on the CPU, with the batch size that will be used."""
+    """One batch of inputs on the CPU, with the batch size that will be used. In int8 it is of data that the accuracy
+    is not measured on, for calibration."""
     precision: InferPrecision
     device: torch.device
     """The device that PyTorch uses."""

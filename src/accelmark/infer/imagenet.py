@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, final
 
 import torch
@@ -16,8 +17,8 @@ from accelmark.train.tasks.image_folder import MEAN, STD
 
 
 @final
-class _Validation(Dataset[tuple[Tensor, int]]):
-    """Centre crops of ``val``, normalised."""
+class _Images(Dataset[tuple[Tensor, int]]):
+    """Centre crops of a split, normalised."""
 
     def __init__(self, folder: ImageFolder, mean: Tensor, std: Tensor) -> None:
         self.folder, self.mean, self.std = folder, mean, std
@@ -45,9 +46,23 @@ class ImageNetCase(ClassificationCase):
                 "ImageNet is not here: name a directory that holds imagenet/val/<synset>/*.JPEG (--data DIR), or "
                 "measure speed only with made-up data (--synthetic)"
             )
+        return LoaderBatches(self._images("val"), self.settings)
+
+    def calibration_batch(self, size: int) -> InferBatch:
+        """Read images of ``train``, centre crops as in ``val``, spread over its classes."""
+        if not (self.data_dirs.get("imagenet", Path()) / "train").is_dir():
+            raise DataError(
+                "no images for the calibration of int8, which must not be those of the accuracy: name a directory that "
+                "holds imagenet/train/<synset>/*.JPEG (--data DIR), or choose another precision"
+            )
+        images = self._images("train")
+        chosen = (images[len(images) * item // size][0] for item in range(size))
+        return InferBatch((torch.stack(list(chosen)),), None)
+
+    def _images(self, split: str) -> _Images:
         classes, side = self.number("num_classes"), self.number("image_size")
-        folder = ImageFolder(self.data_dirs["imagenet"], "val", num_classes=classes, size=side, train=False)
-        return LoaderBatches(_Validation(folder, *self.constants()), self.settings)
+        folder = ImageFolder(self.data_dirs["imagenet"], split, num_classes=classes, size=side, train=False)
+        return _Images(folder, *self.constants())
 
     def constants(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation for pixel values from 0 to 255, of shape (3, 1, 1)."""

@@ -16,7 +16,7 @@ from torch import nn
 from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
-from accelmark.infer.case import InferBatches, InferCase
+from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
@@ -312,7 +312,7 @@ class SevenSteps:
             model=self.model,
             onnx_path=self.onnx_path or file_at(settings.exist_onnx_path),
             engine_path=Path(settings.exist_compiler_path).expanduser() if settings.exist_compiler_path else None,
-            example=next(iter(self.batches)).inputs,
+            example=self._example(precision).inputs,
             precision=precision,
             device=device.device,
             device_type=device.device_type,
@@ -321,6 +321,12 @@ class SevenSteps:
             options=settings.engine_options,
             work_dir=self.work_dir,
         )
+
+    def _example(self, precision: InferPrecision) -> InferBatch:
+        settings = self.settings
+        if precision == "int8" and not settings.synthetic and settings.exist_compiler_path is None:
+            return self.case.calibration_batch(settings.batch_size)
+        return next(iter(self.batches))
 
     def _summarise(self) -> None:
         if self.failure is None:

@@ -84,7 +84,7 @@ async def _run(run: RunDirectory) -> None:
     try:
         if not launcher.spec.is_localhost:
             require_ready(await Preflight(run, launcher, (job,)).run(), run.plan)
-        agents = [launcher.agent(node) for node in write_job(run, job, launcher)]
+        agents = launcher.agents(await write_job(run, job, launcher))
         await asyncio.gather(*(agent.prepare() for agent in agents))
         await start_agents(agents)
         state, reason = await wait_for_agents(agents, Cancellation(), lambda: None, interval_s=0.2)

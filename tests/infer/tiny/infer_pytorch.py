@@ -23,6 +23,9 @@ class Case(InferCase):
             labels = _model(noise=0.02)(images).argmax(1)
         return InMemoryBatches((images,), labels, self.settings.batch_size)
 
+    def calibration_batch(self, size: int) -> InferBatch:
+        return InferBatch((self._images(size, seed=4),), None)
+
     def _images(self, items: int, seed: int) -> Tensor:
         return torch.randn(items, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
 

@@ -44,11 +44,18 @@ class Case(ClassificationCase):
 
     def build_dataloader(self) -> InMemoryBatches:
         """Read and tokenise the passages."""
-        sizes = {name: self.number(name) for name in ("seq_length", "passage_chars")}
-        dirs, limit = self.data_dirs, self.number("passages")
-        tokens, mask, labels = read_text(dirs["shakespeare"], dirs["minilm"], held_out=True, limit=limit, **sizes)
+        tokens, mask, labels = self._passages(held_out=True, limit=self.number("passages"))
         self.probe = load_file(PROBE)
         return InMemoryBatches((tokens, mask), labels, self.settings.batch_size)
+
+    def calibration_batch(self, size: int) -> InferBatch:
+        """Read and tokenise passages of the other acts."""
+        return InferBatch(self._passages(held_out=False, limit=size)[:2], None)
+
+    def _passages(self, *, held_out: bool, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = {name: self.number(name) for name in ("seq_length", "passage_chars")}
+        dirs = self.data_dirs
+        return read_text(dirs["shakespeare"], dirs["minilm"], held_out=held_out, limit=limit, **sizes)
 
     def create_model(self) -> nn.Module:
         """Build the encoder with its packaged weights."""

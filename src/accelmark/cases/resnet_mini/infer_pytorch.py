@@ -41,6 +41,11 @@ class Case(ClassificationCase):
         images, labels = map(torch.from_numpy, read_split(self.data_dirs["fashion_mnist"], "test"))
         return InMemoryBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
+    def calibration_batch(self, size: int) -> InferBatch:
+        """Read the first images of the training split."""
+        images = torch.from_numpy(read_split(self.data_dirs["fashion_mnist"], "train")[0][:size])
+        return InferBatch(((images.float() - MEAN) / STD,), None)
+
     def create_model(self) -> nn.Module:
         """Build the network with the packaged weights."""
         network = ResNetMini(*(self.number(name) for name in ("width", "num_stages", "blocks_per_stage")))

@@ -22,7 +22,10 @@ def write_fp16(source: Path, target: Path) -> None:
 
 
 def write_int8(source: Path, target: Path, example: Sequence[Tensor]) -> None:
-    """Write ``source`` quantised to int8 (static, per channel), calibrated on up to 32 items of ``example``."""
+    """Write ``source`` quantised to int8 (static, per channel), calibrated on up to 32 items of ``example``.
+
+    They are none of the items that the accuracy is measured on (``EngineRequest.example``).
+    """
     logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
     prepared = target.with_suffix(".prepared.onnx")
     quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)

@@ -235,7 +235,7 @@ class Coordinator:
                     self._queue_again(job)
                     await self._take(job, go_on=True)
         self._event_log.note("run_finished")
-        summary = measure_run(self.directory.path)
+        summary = await asyncio.to_thread(measure_run, self.directory.path)
         register_end(self.directory.path, summary)
         return summary
 
@@ -279,10 +279,10 @@ class Coordinator:
         bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
         return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
-    async def _start(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
+    async def _start(self, job: PlannedJob, *, go_on: bool) -> Sequence[AgentHandle] | None:
         """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
-        nodes = write_job(self.directory, job, self._launcher, go_on=go_on)
-        agents = [self._launcher.agent(node) for node in nodes]
+        nodes = await write_job(self.directory, job, self._launcher, go_on=go_on)
+        agents = self._launcher.agents(nodes)
         loop = asyncio.get_running_loop()
 
         def report(what: str) -> None:
@@ -305,7 +305,7 @@ class Coordinator:
 
     async def _attach(self, job: PlannedJob) -> None:
         """Follow a job that a dead coordinator started."""
-        agents = [self._launcher.agent(node) for node in node_jobs(self.directory, job, self._launcher)]
+        agents = self._launcher.agents(await node_jobs(self.directory, job, self._launcher))
         there = await asyncio.gather(*(agent.attach() for agent in agents))
         if not all(there):
             await end_agents([agent for agent, is_there in zip(agents, there, strict=True) if is_there])

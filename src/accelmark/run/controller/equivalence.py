@@ -158,9 +158,9 @@ async def _run(
     directory: RunDirectory, job: PlannedJob, launcher: Launcher, fetch: FetchData, observer: RunObserver
 ) -> _Done:
     observer.note(f"{job.job.key}: running")
-    nodes = write_job(directory, job, launcher)
+    nodes = await write_job(directory, job, launcher)
     await asyncio.to_thread(fetch, nodes[0].job, observer.note)
-    state, reason = classify_job(await run_agents([launcher.agent(node) for node in nodes]))
+    state, reason = classify_job(await run_agents(launcher.agents(nodes)))
     if state != "succeeded":
         raise RunError(f"{job.job.key}: {state.replace('_', ' ')}: {reason}")
     timeline = read_timeline([log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()])

@@ -100,10 +100,10 @@ class WeightsCheck:
         """
         place = directory.round_dir(self.job)
         shutil.rmtree(place, ignore_errors=True)
-        nodes = write_job(directory, self.job, launcher)
+        nodes = await write_job(directory, self.job, launcher)
         if launcher.spec.shares_filesystem:
             await asyncio.to_thread(fetch, nodes[0].job, lambda _: None)
-        agents = [launcher.agent(node) for node in nodes]
+        agents = launcher.agents(nodes)
         await asyncio.gather(*(agent.prepare() for agent in agents))
         await start_agents(agents)
         await wait_for_agents(agents, stop, lambda: None, interval_s=0.2)

@@ -17,15 +17,19 @@ from accelmark.spec.plugins.framework import Server
 JOB_FILE: Final = "job.json"
 
 
-def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
+async def write_job(
+    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False
+) -> list[NodeJob]:
     """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
-    nodes = node_jobs(directory, job, launcher, go_on=go_on)
+    nodes = await node_jobs(directory, job, launcher, go_on=go_on)
     make_directory(directory.round_dir(job))
     write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
     return nodes
 
 
-def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
+async def node_jobs(
+    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False
+) -> list[NodeJob]:
     """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
 
     ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
@@ -34,13 +38,17 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
     hosts = {host.name: host for host in plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
     servers = tuple(
-        Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
+        [
+            Server(address=await launcher.master_address(host), port=host.service_ports[0])
+            for host in mine
+            if host.service_ports
+        ]
     )
     flagperf = {
         "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
         "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
     }
-    master_address = launcher.master_address(mine[0])
+    master_address = await launcher.master_address(mine[0])
     vendor, folder = load_vendor(plan.vendor), find("vendors", plan.vendor)
     is_trusted = not isinstance(spec.work, EvaluateJob) or folder.origin == "accelmark"
     telemetry = TelemetryTask(vendor=plan.vendor, vendor_folder=folder.path, interval_s=plan.telemetry_interval_s)

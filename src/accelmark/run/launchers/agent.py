@@ -79,7 +79,7 @@ class AgentHandle(ABC):
             why = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_ended = await self.end_processes()
         why = await self._reboot() or why
-        last = _last_error(self.node.node_dir / AGENT_LOG)
+        last = next(filter(None, map(_last_error, self.logs)), "")
         if not (self.node.node_dir / IDENTITY_FILE).exists():
             return self.record("failed", f"node agent could not start{last}")
         left = f"; {num_ended} processes that it left behind were killed" if num_ended else ""
@@ -98,6 +98,11 @@ class AgentHandle(ABC):
         """End what a dead agent left behind on its host; returns the number of processes, 0 where it is unknown."""
         done = await self.host.run(self.clean_up)
         return int(done.out) if done.code == 0 and done.out.strip().isdigit() else 0
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Files here that may contain why the agent did not start."""
+        return (self.node.node_dir / AGENT_LOG,)
 
     def record(self, state: Literal["lost", "failed"], reason: str) -> NodeExit:
         """Write ``exit.json`` where the agent did not, for later coordinators."""

@@ -69,6 +69,10 @@ class Launcher(ABC):
     def agent(self, node: NodeJob) -> AgentHandle:
         """Return the agent of a job on one host; nothing is started yet."""
 
+    def agents(self, nodes: Sequence[NodeJob]) -> Sequence[AgentHandle]:
+        """Return the agents of a job on all of its hosts; nothing is started yet."""
+        return [self.agent(node) for node in nodes]
+
     @abstractmethod
     def agent_module(self, node: NodeJob) -> ModuleCommand:
         """Return the agent of a job as a module to run in its sandbox."""
@@ -87,11 +91,15 @@ class Launcher(ABC):
     async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
         """Ensure that AccelMark is on a host; raises HostError if it could not be delivered."""
 
+    def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
+        """Return the commands that run on this machine and start the agents of a job on all of its hosts."""
+        return []
+
     def allocation_commands(self) -> list[list[str]]:
         """Return the commands that run on this machine before any host is reached."""
         return []
 
-    def master_address(self, host: HostSpec) -> str:
+    async def master_address(self, host: HostSpec) -> str:
         """Return the address at which ranks on other hosts reach rank 0 on ``host``."""
         return host.address
 

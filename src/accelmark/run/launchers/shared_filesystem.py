@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final, final
+from typing import Final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
@@ -30,7 +30,8 @@ from accelmark.spec.job import NodeExit
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.secret import secrets_in
 
-_POLL_S: Final = 0.2
+POLL_S: Final = 0.2
+"""Interval at which files of agents are looked at."""
 _SETTLE_S: Final = 3.0
 """Longest time from the end of the agent's command until its last files are visible here."""
 
@@ -60,7 +61,7 @@ class SharedFilesystemLauncher(Launcher):
         """Return a host whose commands have the prefix."""
         return SubprocessHost(spec, self.prefix)
 
-    def agent(self, node: NodeJob) -> AgentHandle:
+    def agent(self, node: NodeJob) -> CommandAgent:
         """Return the agent of a job on one host."""
         sandbox, host = self.sandbox(node), self.host(node.host)
 
@@ -98,10 +99,9 @@ class SharedFilesystemLauncher(Launcher):
         )
 
 
-@final
 @dataclass(eq=False)
 class CommandAgent(AgentHandle):
-    """A node agent that a command starts (Python itself, a container engine, ``srun``)."""
+    """A node agent that a command starts (Python itself, a container engine)."""
 
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -130,20 +130,26 @@ class CommandAgent(AgentHandle):
         with contextlib.suppress(OSError):
             (self.node.node_dir / STOP_FILES[at_once]).touch()
 
+    async def wait_for_end(self) -> None:
+        """Wait until the agent's command has ended, or without it until the agent has."""
+        if self._process is not None:
+            await end_of(self._process)
+            return
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (locked := is_locked(str(self.node.node_dir / LOCK_FILE))) or (
+            locked is None and time.monotonic() < deadline
+        ):
+            await asyncio.sleep(POLL_S)
+
     async def wait(self) -> NodeExit:
         """Wait until the agent has ended, then read ``exit.json``."""
+        await self.wait_for_end()
         lock = str(self.node.node_dir / LOCK_FILE)
-        if self._process is not None:
-            await _end_of(self._process)
-        else:
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while (locked := is_locked(lock)) or (locked is None and time.monotonic() < deadline):
-                await asyncio.sleep(_POLL_S)
         settled_by = time.monotonic() + _SETTLE_S
         while not (self.node.node_dir / EXIT_FILE).exists() and time.monotonic() < settled_by:
             if is_locked(lock):
                 settled_by = time.monotonic() + _SETTLE_S  # the agent outlives the command that started it
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(POLL_S)
         return await self.ended()
 
     async def end_processes(self) -> int:
@@ -154,7 +160,7 @@ class CommandAgent(AgentHandle):
             return 0
 
 
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
+async def end_of(process: subprocess.Popen[bytes]) -> None:
     """Wait for a child process without polling."""
     descriptor = os.pidfd_open(process.pid)
     loop = asyncio.get_running_loop()

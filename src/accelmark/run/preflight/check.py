@@ -193,7 +193,7 @@ class Preflight:
                 )
                 return [HostProblem(name, what, lacking, "warning")]
             await launcher.deliver(host.spec)
-            nodes = node_jobs(self.directory, jobs[0], launcher)
+            nodes = await node_jobs(self.directory, jobs[0], launcher)
             node = next(node for node in nodes if node.host.name == name)
             done = await host.run(
                 launcher.sandbox_command(node, _DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S
@@ -250,7 +250,8 @@ class Preflight:
                 if not answer.get("ok"):
                     what = f"cannot listen on port {port}: {answer.get('why', 'no answer')}"
                     return [HostProblem(name, what, "set master_port in the cluster file to a free port")]
-                tries = (self._try(other, master, port, token) for other in others)
+                address = await self.launcher.master_address(master.spec)
+                tries = (self._try(other, name, address, port, token) for other in others)
                 return [problem for problem in await asyncio.gather(*tries) if problem is not None]
         except (TimeoutError, OSError, ValueError) as error:
             return [
@@ -259,8 +260,7 @@ class Preflight:
         except HostError as error:
             return [HostProblem(error.host, error.what, error.hint)]
 
-    async def _try(self, other: Host, master: Host, port: str, token: str) -> HostProblem | None:
-        address = self.launcher.master_address(master.spec)
+    async def _try(self, other: Host, master: str, address: str, port: str, token: str) -> HostProblem | None:
         argv = command(self.launcher.python, "port", "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
         try:
             done = await other.run(argv)
@@ -271,7 +271,7 @@ class Preflight:
             answer = {"why": done.message}
         if answer.get("ok"):
             return None
-        what = f"cannot reach {master.name} at {address} port {port}: {answer.get('why', 'no answer')}"
+        what = f"cannot reach {master} at {address} port {port}: {answer.get('why', 'no answer')}"
         return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
 
 
@@ -305,7 +305,7 @@ def _pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
     return list({recipe.name: recipe for recipe in recipes if recipe is not None and recipe.look_up}.values())
 
 
-def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob]) -> dict[str, list[list[str]]]:
+async def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob]) -> dict[str, list[list[str]]]:
     """Return the commands that check each host of ``jobs``; ``TOKEN`` is random each time."""
     hosts = {spec.name: launcher.host(spec) for spec in plan.cluster.hosts}
     python, port = launcher.python, str(plan.cluster.master_port)
@@ -321,7 +321,7 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
             found[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
     for master, others in _masters(jobs).items():
         found[master].append(command(python, "port", "listen", port, "TOKEN"))
-        address = launcher.master_address(hosts[master].spec)
+        address = await launcher.master_address(hosts[master].spec)
         for other in others:
             found[other].append(command(python, "port", "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
     return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}

@@ -33,7 +33,7 @@ class LocalLauncher(SharedFilesystemLauncher):
         """Return where AccelMark is in containers; other processes inherit this one's environment."""
         return _python_path() if self.plan.cluster.container is None else super().variables
 
-    def master_address(self, host: HostSpec) -> str:
+    async def master_address(self, host: HostSpec) -> str:
         """Return the loopback address; containers use the host's network."""
         return "127.0.0.1"
 

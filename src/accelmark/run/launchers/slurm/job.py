@@ -77,6 +77,12 @@ async def show_job(job_id: str) -> SlurmJob | None:
     return SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""))
 
 
+async def node_address(node: str) -> str | None:
+    """Return a node's address in Slurm's configuration; None where it has none."""
+    done = await _slurm("scontrol", "show", "node", "--oneliner", node)
+    return dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split()).get("NodeAddr")
+
+
 async def troubled_nodes(nodes: Iterable[str]) -> list[str]:
     """Return a message for each of ``nodes`` that Slurm has taken out of service, with its reason."""
     done = await _slurm("sinfo", "--noheader", "--Node", "--dead", f"--nodes={','.join(nodes)}", "--format=%N %T %E")

@@ -9,15 +9,25 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.rank_exit import NodeState
-from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
-from accelmark.run.launchers.slurm.job import SlurmJob, request, scancel, show_job, troubled_nodes
+from accelmark.run.agent.task import NodeJob
+from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher
+from accelmark.run.launchers.slurm.job import (
+    SlurmJob,
+    node_address,
+    request,
+    scancel,
+    show_job,
+    troubled_nodes,
+)  # fmt: skip
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
+from accelmark.run.launchers.slurm.step import JobStep, StepAgent
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import options_of
@@ -33,7 +43,7 @@ _COMPLETING_S: Final = 90.0
 
 @final
 class SlurmLauncher(SharedFilesystemLauncher):
-    """Starts agents as job steps, one for each host."""
+    """Starts the agents of a job on all of its hosts as one job step."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
@@ -42,6 +52,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         self._is_own = _JOB_VARIABLE not in os.environ
         self._was_granted = False
         self._job_id = os.environ.get(_JOB_VARIABLE) or self._saved_job_id()
+        self._addresses: dict[str, str] = {}
 
     def _saved_job_id(self) -> str | None:
         try:
@@ -49,10 +60,36 @@ class SlurmLauncher(SharedFilesystemLauncher):
         except OSError:
             return None
 
-    def prefix(self, host: HostSpec) -> tuple[str, ...]:
-        """Return the ``srun`` that runs a step on one node; ``JOBID`` if no allocation is requested yet."""
-        node = ("--nodes=1", "--ntasks=1", f"--nodelist={host.address}", "--overlap", "--export=ALL")
-        return ("srun", f"--jobid={self._job_id or 'JOBID'}", *node, "--kill-on-bad-exit=0")
+    def prefix(self, *hosts: HostSpec) -> tuple[str, ...]:
+        """Return the ``srun`` that runs a step, once on each node; ``JOBID`` if no allocation is requested yet."""
+        number, names = len(hosts), ",".join(host.address for host in hosts)
+        nodes = (f"--nodes={number}", f"--ntasks={number}", f"--nodelist={names}", "--overlap", "--export=ALL")
+        return ("srun", f"--jobid={self._job_id or 'JOBID'}", *nodes, "--kill-on-bad-exit=0", "--wait=0")
+
+    def agent(self, node: NodeJob) -> CommandAgent:
+        """Return the agent of a job on its only host."""
+        return self.agents([node])[0]
+
+    def agents(self, nodes: Sequence[NodeJob]) -> Sequence[CommandAgent]:
+        """Return the agents of a job, which one ``srun`` starts."""
+        step = self._step(nodes)
+        step.agents = [
+            StepAgent(plain.node, plain.host, plain.command, plain.clean_up, plain.prepare, step=step)
+            for plain in map(super().agent, nodes)
+        ]
+        return step.agents
+
+    def _step(self, nodes: Sequence[NodeJob]) -> JobStep:
+        return JobStep(lambda: self.prefix(*(node.host for node in nodes)), nodes[0].node_dir)
+
+    def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
+        """Return the ``srun`` of a job."""
+        return [self._step(nodes).command]
+
+    def job_commands(self, node: NodeJob) -> list[list[str]]:
+        """Return the commands that ensure the image by steps of one node, and those that the job's step starts."""
+        agent = self.sandbox(node).command(self.python, self.agent_module(node))
+        return [agent if argv[-len(agent) :] == agent else argv for argv in super().job_commands(node)]
 
     async def allocate(self) -> None:
         """Request an allocation of all hosts of the cluster file, once, and wait until Slurm grants it.
@@ -131,16 +168,11 @@ class SlurmLauncher(SharedFilesystemLauncher):
             await asyncio.sleep(0.5)
         return job
 
-    def master_address(self, host: HostSpec) -> str:
+    async def master_address(self, host: HostSpec) -> str:
         """Return the node's address in Slurm's configuration."""
-        try:
-            shown = subprocess.run(
-                ["scontrol", "show", "node", "--oneliner", host.address], capture_output=True, text=True, check=False
-            ).stdout
-        except FileNotFoundError:
-            return host.address
-        fields = dict(field.partition("=")[::2] for field in shown.split())
-        return fields.get("NodeAddr", host.address)
+        if host.address not in self._addresses:
+            self._addresses[host.address] = await node_address(host.address) or host.address
+        return self._addresses[host.address]
 
     async def close(self) -> None:
         """Cancel an allocation that was requested here, granted or not."""
