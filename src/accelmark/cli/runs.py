@@ -101,7 +101,6 @@ def infer(
 ) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
     from accelmark.cli import tuning
-    from accelmark.spec.errors import RequestError
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
@@ -110,9 +109,7 @@ def infer(
         named["compiler"] = None if compiler == "none" else compiler
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
     request = RunSpec(name=f"{run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
-    if not tune and (budget is not None or tuned_file is not None):
-        raise RequestError(f"{'--budget' if budget is not None else '--tuned-file'} has no effect without --tune")
-    limits = tuning.read_budget(budget, tuned_file) if tune else None
+    limits = tuning.read_budget(tune, budget, tuned_file)
     plan = plan_request(request, settings or (), synthetic=synthetic)
     if limits is not None:
         plan = tuning.with_search(plan, limits)

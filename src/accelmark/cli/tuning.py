@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET: Final = "15m"
 
 
-def read_budget(text: str | None, settings_file: Path | None) -> Budget:
-    """Return the limits of a search: a time as ``20m`` or ``1.5h``, or a number of trials.
+def read_budget(is_search: bool, text: str | None, settings_file: Path | None) -> Budget | None:
+    """Return the limits of a search: a time as ``20m`` or ``1.5h``, or a number of trials; None without a search.
 
-    Raises RequestError: it is neither, or the file cannot be written.
+    Raises RequestError: it is neither, the file cannot be written, or there is no search that they would limit.
     """
+    if not is_search:
+        for option, given in {"--budget": text, "--tuned-file": settings_file}.items():
+            if given is not None:
+                raise RequestError(f"{option} has no effect without --tune")
+        return None
     from accelmark.plan.tuning import Budget
     from accelmark.spec.number_format import duration_s
 
