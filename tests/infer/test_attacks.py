@@ -151,7 +151,7 @@ def test_a_slow_clock_in_the_engines_process_changes_no_figure(take: Any, acme: 
         real = time.perf_counter
         time.perf_counter = lambda: real() / 1000
     def __call__(self, inputs):
-        time.sleep(0.005)
+        time.sleep(0.01)
         return super().__call__(inputs)
     """
     ran = take(acme(methods, batch_size=4, repeat_check=False))
