@@ -71,6 +71,7 @@ def test_the_calibration_of_int8_takes_no_item_of_the_evaluation(name: str, tmp_
     assert not any((evaluated == item).all(1).any() for item in calibration.flatten(1))
 
 
+@pytest.mark.heavy
 def test_int8_without_images_for_calibration_names_what_to_give(tmp_path: Path) -> None:
     ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), precision="int8")
     assert ran.finished.failed_step == "compile"
@@ -141,7 +142,7 @@ def _vit(directory: Path) -> Path:
     ("name", "weights_of", "parameters", "compiler"),
     [
         ("resnet50", _resnet, {"image_size": 32, "num_classes": 2}, "openvino"),
-        ("vit_l_16", _vit, VIT, "onnxruntime"),
+        pytest.param("vit_l_16", _vit, VIT, "onnxruntime", marks=pytest.mark.heavy),
     ],
 )
 def test_weights_and_images_from_directories_give_the_accuracy(

@@ -104,8 +104,8 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.parametrize(
     ("parallelism", "checkpointing"),
     [
-        ("ddp", "full"),
         ("fsdp2", "selective"),
+        pytest.param("ddp", "full", marks=pytest.mark.heavy),
         pytest.param("ddp", "off", marks=pytest.mark.heavy),
         pytest.param("ddp", "selective", marks=pytest.mark.heavy),
         pytest.param("fsdp2", "full", marks=pytest.mark.heavy),
