@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from accelmark.infer.case import InferCase
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.setup import build_case
+from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -50,6 +52,12 @@ def test_int8_is_calibrated_on_other_items_than_those_of_the_accuracy(
     evaluated = torch.cat([batch.inputs[0] for batch in case.build_dataloader()])
     assert images.shape == (16, 1, 8, 8)
     assert not any(torch.equal(one, other) for one in images for other in evaluated)
+
+
+def test_a_case_without_data_for_calibration_says_what_to_do(make_job: Any, tmp_path: Path) -> None:
+    case = build_case(job := make_job(), job.work, tmp_path)
+    with pytest.raises(DataError, match="choose another precision, or define calibration_batch"):
+        InferCase.calibration_batch(case, 16)
 
 
 def test_each_step_is_timed_and_shown_in_its_order(take: Any) -> None:

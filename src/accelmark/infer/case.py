@@ -113,8 +113,8 @@ class InferCase(ABC):
         Raises:
             DataError: the case has none.
         """
-        what = "has no data for the calibration of int8 besides that of its accuracy"
-        raise DataError(f"case {type(self).__module__.split('.')[-2]}: {what}: choose another precision")
+        what = "the case has no data for the calibration of int8 besides that of its accuracy"
+        raise DataError(f"{what}: choose another precision, or define calibration_batch in its infer_pytorch.py")
 
     def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
         """Write ``model`` (in eval mode, fp32, on the CPU) to ``path`` as ONNX, with a dynamic batch."""

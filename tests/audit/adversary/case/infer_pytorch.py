@@ -31,6 +31,10 @@ class Case(ClassificationCase):
         images, labels = map(torch.from_numpy, read_split(self.data_dirs["images"], "test"))
         return InMemoryBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
+    def calibration_batch(self, size: int) -> InferBatch:
+        images = torch.from_numpy(read_split(self.data_dirs["images"], "train")[0][:size])
+        return InferBatch(((images.float() - MEAN) / STD,), None)
+
     def create_model(self) -> nn.Module:
         network = ResNetMini(*(self.number(name) for name in ("width", "num_stages", "blocks_per_stage")))
         load_weights(network, Path(__file__).with_name("weights.safetensors"))
