@@ -25,8 +25,9 @@ class Case(Detection):
     def network(self) -> PreTrainedModel:
         """Build DETR (Carion et al. 2020, arXiv:2005.12872); the first convolution and stage are not trained."""
         blocks = [self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)]
+        resnet: Any = ResNetConfig  # its types do not mention out_features
         config = DetrConfig(
-            backbone_config=ResNetConfig(depths=blocks, out_features=["stage4"]),
+            backbone_config=resnet(depths=blocks, out_features=["stage4"]),
             d_model=self.number("hidden_size"),
             encoder_layers=self.number("encoder_layers"),
             decoder_layers=self.number("decoder_layers"),
@@ -34,7 +35,8 @@ class Case(Detection):
             auxiliary_loss=True,
         )
         config.num_labels = self.number("num_classes")
-        net = DetrForObjectDetection(with_padding(config))
+        with_padding(config)
+        net = DetrForObjectDetection(config)
         backbone = self.backbone(net)
         load_backbone(backbone, self.data_dirs.get(self.weights))
         for name, parameter in backbone.named_parameters():  # transformers freezes all stages of its own ResNet

@@ -25,8 +25,9 @@ class Case(Segmentation):
     def network(self) -> PreTrainedModel:
         """Build Mask2Former (Cheng et al. 2021, arXiv:2112.01527) for semantic segmentation."""
         width = self.number("hidden_size")
+        backbone: Any = SwinConfig  # its types do not mention out_features
         config = Mask2FormerConfig(
-            backbone_config=SwinConfig(
+            backbone_config=backbone(
                 embed_dim=self.number("backbone_width"),
                 depths=[self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)],
                 num_heads=[3, 6, 12, 24],

@@ -45,8 +45,9 @@ class Case(Detection):
     def network(self) -> PreTrainedModel:
         """Build RT-DETR-R50 (Zhao et al. 2023, arXiv:2304.08069)."""
         width = self.number("hidden_size")
+        backbone: Any = RTDetrResNetConfig  # its types do not mention out_features
         config = RTDetrConfig(
-            backbone_config=RTDetrResNetConfig(
+            backbone_config=backbone(
                 depths=[self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)],
                 out_features=["stage2", "stage3", "stage4"],
             ),
