@@ -57,7 +57,7 @@ class BoxedSamples:
         return len(self._images)
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``image`` and its ``mask``, ``count`` ``boxes`` with ``label`` and ``crowd``, ``size`` and ``index``."""
+        """Return ``image``, ``mask``, ``count`` ``boxes`` with ``label`` and ``crowd``, ``size`` and ``index``."""
         scene = self._images.scene(index)
         size = scene.image.size
         scene = self._change(scene, lambda: float(torch.rand((), generator=random, dtype=torch.float64)))
