@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -177,8 +177,24 @@ class _Samples(Dataset[Any]):
         return self._source.read(index, generator_for(self._seed, epoch, index))
 
     def __getitems__(self, items: list[tuple[int, int]]) -> Batch:
-        batch: dict[str, Tensor] = default_collate([self[item] for item in items])
+        batch = collated([self[item] for item in items])
         return batch if self._augment is None else self._augment(batch, generator_for(self._seed, *items[0], 1))
+
+
+def collated(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the samples as one batch; tensors of different sizes are filled up with zeros at their ends."""
+    return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    if len({part.shape for part in parts}) == 1:
+        stacked: Tensor = default_collate(list(parts))
+        return stacked
+    sizes = [max(each) for each in zip(*(part.shape for part in parts), strict=True)]
+    batch = parts[0].new_zeros(len(parts), *sizes)
+    for row, part in zip(batch, parts, strict=True):
+        row[tuple(map(slice, part.shape))] = part
+    return batch
 
 
 def _as_read(batch: Any) -> Any:
