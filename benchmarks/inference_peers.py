@@ -113,7 +113,7 @@ def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterato
             steps.process.close()
 
 
-def ours(steps: SevenSteps, crossing: dict[str, float]) -> Turn:
+def turn_of(steps: SevenSteps, crossing: dict[str, float]) -> Turn:
     """Return a turn of AccelMark: the passes of the sixth step; the figure ``inference_core``."""
     assert steps.process is not None
     process, settings = steps.process, steps.settings
@@ -179,15 +179,15 @@ def ratio(one: list[float], other: list[float]) -> tuple[float, float, float]:
 def measured(name: str, batch: int, sides: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float) -> Row:
     """Measure one point."""
     with tempfile.TemporaryDirectory() as text:
-        both = {"batch_size": batch, "inference_duration_s": seconds, "repeat": 1}
-        first = compiled(name, both | sides["default"], Path(text) / "default")
-        second = compiled(name, both | sides["tuned"], Path(text) / "tuned")
+        both: dict[str, Any] = {"batch_size": batch, "inference_duration_s": seconds, "repeat": 1}
+        first = compiled(name, both | dict(sides["default"]), Path(text) / "default")
+        second = compiled(name, both | dict(sides["tuned"]), Path(text) / "tuned")
         with first as default, second as tuned:
             crossings: dict[str, dict[str, float]] = {side: {} for side in OURS}
             turns: dict[str, Turn] = {}
             for side, (steps, file) in zip(OURS, (default, tuned), strict=True):
                 precision = steps.settings.precision
-                turns[side] = ours(steps, crossings[side])
+                turns[side] = turn_of(steps, crossings[side])
                 given = dict(zip(steps.case.input_names, next(iter(steps.batches)).inputs, strict=True))
                 inputs = {key: list(value.shape[1:]) for key, value in given.items()}
                 if f"benchmark_app {precision}" not in turns:
