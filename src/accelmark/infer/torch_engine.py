@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.engine import DTYPES, Engine, EngineRequest, Source
-from accelmark.infer.engines._cuda_graphs import GraphCalls
 from accelmark.spec.settings.engine_options import switch_option
 from accelmark.spec.settings.inference import InferPrecision
 

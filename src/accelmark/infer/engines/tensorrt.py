@@ -9,9 +9,9 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.model.cuda_graphs import Compute, GraphCalls
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
-from accelmark.infer.engines._cuda_graphs import Compute, GraphCalls
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.settings.engine_options import number_option, streams_option, switch_option
 

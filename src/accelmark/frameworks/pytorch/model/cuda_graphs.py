@@ -12,7 +12,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from accelmark.infer.failures import InferenceError
+from accelmark.spec.errors import RequestError
 
 Compute = Callable[[list[Tensor]], list[Tensor]]
 _WARM_UPS: Final = 3
@@ -35,11 +35,11 @@ class GraphCalls:
         """Prepare to record ``compute``, whose inputs and outputs are on ``device``.
 
         Raises:
-            InferenceError: the device has no CUDA graphs.
+            RequestError: the device has no CUDA graphs.
         """
         if device.type != "cuda":
             what = f"{engine}: engine_options.cuda_graphs needs a device of type cuda, and this one is of {device.type}"
-            raise InferenceError(f"{what}; remove the option", "bad_request")
+            raise RequestError(f"{what}; remove the option")
         self.compute = compute
         self.recordings: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Recording] = {}
 
