@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from accelmark.run.agent.rank_exit import classify_rank, read_log_end
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -74,6 +75,38 @@ def test_short_rows_name_the_engine(take: Any, acme: Any) -> None:
     ran = take(acme(methods))
     assert ran.finished.end_reason == "wrong_shape"
     assert "engine acme_rt: returns 15 rows for 16 items" in ran.finished.message
+
+
+_CRASHES = """
+import os, signal
+from torch import nn
+from tests.infer.tiny.infer_pytorch import Case as Tiny
+
+class Case(Tiny):
+    def {method}(self, *given):
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "step"),
+    [
+        pytest.param("create_model", "step 2 (create, pytorch)", marks=pytest.mark.heavy),
+        ("model_forward", "step 3 (validate, pytorch)"),
+        pytest.param("export_model", "step 4 (export, pytorch)", marks=pytest.mark.heavy),
+    ],
+)
+def test_a_crash_of_the_framework_names_the_step(
+    make_job: Any, in_a_process: Any, tmp_path: Path, method: str, step: str
+) -> None:
+    folder = tmp_path / "crashing"
+    folder.mkdir()
+    (folder / "infer_pytorch.py").write_text(_CRASHES.format(method=method))
+    job = make_job(compiler="onnxruntime")
+    code, _, text = in_a_process(job.model_copy(update={"case": job.case.model_copy(update={"path": folder})}))
+    ended = classify_rank(0, 0, code, read_log_end(tmp_path / "node" / "rank0.out.log"), None)
+    assert (ended.state, ended.signal) == ("signaled", "SIGSEGV"), text
+    assert f"killed by SIGSEGV in {step}" in str(ended.reason)
 
 
 @pytest.mark.heavy

@@ -16,6 +16,7 @@ from accelmark.run.record.measure import measure_run
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PerfLogWriter
+from accelmark.spec.log.records import Ceilings, Rate
 from accelmark.spec.plugins.vendor import Chip, Peaks
 from accelmark.spec.settings.inference import Note
 
@@ -37,7 +38,11 @@ def run_dir(tmp_path: Path, in_a_process: Any, take: Any, make_job: Any) -> Any:
 
     def made(notes: tuple[Note, ...] = (), *, own_process: bool = False, **settings: Any) -> Path:
         chip = Chip(name="cpu", device_name="x", peaks=Peaks(fp32=0.5), source="made up for tests")
-        job: JobSpec = make_job(**settings).model_copy(update={"chip": chip})
+        ceilings = Ceilings(
+            device_type="cpu", device_name="x", world_size=1, framework="pytorch", measured_at="",
+            matmul={"fp32": Rate(value=0.25, unit="TFLOP/s")},
+        )  # fmt: skip
+        job: JobSpec = make_job(**settings).model_copy(update={"chip": chip, "ceilings": ceilings})
         assert isinstance(job.work, InferJob)
         job = job.model_copy(update={"work": job.work.model_copy(update={"notes": notes})})
         code, text = in_a_process(job)[::2] if own_process else here(job)
@@ -71,6 +76,7 @@ def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     core = values[FigureName.INFERENCE_CORE]
     assert core is not None
     assert values[FigureName.MFU] == pytest.approx(core * 2000 / 0.5e12)
+    assert values[FigureName.MFU_MEASURED] == pytest.approx(core * 2000 / 0.25e12), "the rate that the probe measured"
     assert values[FigureName.METRIC_DIFFERENCE] == 0
     assert result.figures[FigureName.LATENCY_P999].value is None
     assert "1000 full batches" in str(result.figures[FigureName.LATENCY_P999].reason)
@@ -112,6 +118,7 @@ def test_a_failed_run_keeps_what_was_measured_before(run_dir: Any) -> None:
     assert result.figures[FigureName.VALIDATION_CORE].value is not None
     reason = result.figures[FigureName.INFERENCE_CORE].reason
     assert "step compile failed" in str(reason)
+    assert not [name for name, figure in result.figures.items() if "training" in str(figure.reason)]
 
 
 def test_figures_that_a_switch_skipped_are_null_with_the_switch_as_reason(run_dir: Any) -> None:

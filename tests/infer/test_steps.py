@@ -99,6 +99,25 @@ def test_repeat_goes_over_the_data_again(take: Any) -> None:
     assert sum(sum(window.items) for window in windows) == 300
 
 
+def test_the_engine_computes_for_the_duration_and_short_passes_share_a_window(take: Any) -> None:
+    ran = take(compiler="eager", inference_duration_s=0.5, max_batches=2, parameters={"items": 40})
+    windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
+    assert sum(sum(window.latency_ms) for window in windows) >= 0.9 * 500
+    assert all(len(window.items) > 2 for window in windows), "32 items are two calls, far less than half a second"
+    num_items = sum(sum(window.items) for window in windows)
+    assert num_items % 32 == 0, "whole passes"
+    (evaluated,) = [each for each in ran.of(Event.EVALUATE) if each.phase == "inference"]
+    assert evaluated.num_items == num_items
+    assert ran.finished.valid, ran.finished.invalid_reasons
+    (check,) = ran.of(Event.REPEAT_CHECK)
+    assert check.num_batches >= 6
+
+
+def test_without_a_duration_there_are_as_many_passes_as_were_asked_for(take: Any) -> None:
+    ran = take(compiler="eager", inference_duration_s=0, repeat=3)
+    assert sum(sum(w.items) for w in ran.of(Event.FORWARD) if w.phase == "inference") == 300
+
+
 def test_a_window_closes_every_log_freq_batches(take: Any) -> None:
     windows = take(compiler=None, log_freq=3).of(Event.FORWARD)
     assert [len(window.items) for window in windows] == [3, 3, 1]

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, final
 
 import torch
@@ -82,6 +83,8 @@ class CheckedPass:
         self.score, self.expected_score = Score(case), Score(case)
         self.call_s = 0.0
         self.window_calls = 1
+        self.window_passes = 1
+        """Passes that are computed in one window, where a pass is shorter than a window should be."""
         self.check_calls = 1
         self.measured_s = 0.0
         """Duration of the windows so far."""
@@ -98,9 +101,9 @@ class CheckedPass:
         num_passes = 0
         while number := self._num_passes(num_passes):
             places = self._places(number)
-            for pass_number in range(num_passes + 1, num_passes + number + 1):
-                for chunk, load_s in self._chunks():
-                    windows.append(self._window(chunk, pass_number, load_s))
+            for first in range(0, number, self.window_passes):
+                for chunk, load_s in self._chunks(min(self.window_passes, number - first)):
+                    windows.append(self._window(chunk, num_passes + first + 1, load_s))
                     for _ in range(places.pop() if places else 0):
                         self._compute_again(chunk)
             num_passes += number
@@ -136,7 +139,9 @@ class CheckedPass:
         wanted = max(self.settings.log_freq, math.ceil(_WINDOW_S * process.concurrency / call_s))
         largest = max(sum(process.slots.item_bytes()), sum(output.item_bytes()), 1) * size
         num_batches = -(-self.batches.num_items // size)
-        self.window_calls = max(1, min(wanted, _MAX_BYTES // largest, _MAX_CALLS, num_batches))
+        fitting = max(1, min(wanted, _MAX_BYTES // largest, _MAX_CALLS))
+        self.window_passes = max(1, min(fitting // num_batches, self._num_passes(0)))
+        self.window_calls = min(fitting, num_batches * self.window_passes)
         self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
         process.arrange(Slots.like(batch.inputs, size, self.window_calls), (0, size), batch.inputs)
         process.expect(output, size * self.window_calls, self.window_calls)
@@ -156,17 +161,18 @@ class CheckedPass:
 
     def _places(self, num_passes: int) -> list[int]:
         """Return how often a batch is computed again after each window of so many passes."""
-        per_pass = -(-self.batches.num_items // (self.settings.batch_size * self.window_calls))
-        places = [0] * (per_pass * num_passes)
+        per_window = self.settings.batch_size * self.window_calls
+        per_passes = -(-self.batches.num_items * self.window_passes // per_window)
+        places = [0] * (per_passes * -(-num_passes // self.window_passes))
         num_calls = -(-self.batches.num_items // self.settings.batch_size) * num_passes
         number = max(_FEWEST_CHECKS, min(_CHECKS, num_calls // 10))
         for _ in range(number if self.settings.repeat_check else 0):
             places[self.chance.randrange(len(places))] += 1
         return places
 
-    def _chunks(self) -> Iterator[tuple[_Chunk, float]]:
-        """Yield the items of each window, and the seconds that reading them took."""
-        iterator = iter(self.batches)
+    def _chunks(self, num_passes: int) -> Iterator[tuple[_Chunk, float]]:
+        """Yield the items of each window of passes, and the seconds that reading them took."""
+        iterator = chain.from_iterable(iter(self.batches) for _ in range(num_passes))
         while True:
             began = time.perf_counter()
             taken = [batch for _, batch in zip(range(self.window_calls), iterator, strict=False)]

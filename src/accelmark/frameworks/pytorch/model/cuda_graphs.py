@@ -15,6 +15,8 @@ from torch import Tensor
 from accelmark.spec.errors import RequestError
 
 Compute = Callable[[list[Tensor]], list[Tensor]]
+DEVICE_TYPES: Final = frozenset({"cuda"})
+"""Device types of PyTorch that have CUDA graphs; AMD devices are of type cuda, too."""
 _WARM_UPS: Final = 3
 """Calls before the recording, in which libraries choose algorithms and allocate their memory."""
 
@@ -37,9 +39,9 @@ class GraphCalls:
         Raises:
             RequestError: the device has no CUDA graphs.
         """
-        if device.type != "cuda":
-            what = f"{engine}: engine_options.cuda_graphs needs a device of type cuda, and this one is of {device.type}"
-            raise RequestError(f"{what}; remove the option")
+        if device.type not in DEVICE_TYPES:
+            what = f"cuda_graphs needs a device of type cuda, and this one is of type {device.type}"
+            raise RequestError(f"{engine}: engine_options.{what}; remove the option")
         self.compute = compute
         self.recordings: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Recording] = {}
 

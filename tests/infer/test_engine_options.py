@@ -1,0 +1,206 @@
+"""Options of engines: each changes what the runtime gets, and a wrong value is named."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, save
+
+from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engines import engine_class
+from accelmark.infer.failures import InferenceError
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import engine_specs, find
+from tests.infer import toy_tensorrt
+from tests.infer.test_engines import _request as request_of
+
+
+def _answers(engine: Any, request: EngineRequest, size: int) -> torch.Tensor:
+    with torch.inference_mode():
+        (found,), _ = engine([each[:size] for each in request.example])
+    return torch.as_tensor(found).float()
+
+
+def _expected(request: EngineRequest, size: int) -> torch.Tensor:
+    assert request.model is not None
+    with torch.inference_mode():
+        found: torch.Tensor = request.model(*(each[:size] for each in request.example))
+    return found
+
+
+@pytest.mark.parametrize("vendor", [None, "iluvatar", "kunlunxin"])
+def test_every_option_that_an_engine_reads_is_declared_for_doctor_and_documentation(vendor: str | None) -> None:
+    folder = find("vendors", vendor).path if vendor else None
+    guide = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+    for name, spec in engine_specs(folder).items():
+        assert set(spec.options) == engine_class(name, folder).known_options, name
+        assert all(f"`{option}`" in guide for option in spec.options), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"io_binding": True},
+        {"io_binding": True, "streams": 2},
+        {"graph_level": "disabled"},
+        {"graph_level": "layout"},
+        {"execution_mode": "parallel", "inter_op_threads": 2, "spinning": True},
+    ],
+)
+def test_onnx_runtime_answers_as_the_model_with_each_option(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    request = request_of(make_job, tiny_onnx, tmp_path, options=options, threads=2)
+    engine = engine_class("onnxruntime", None)(request)
+    first = _answers(engine, request, 4)
+    for size in (4, 3, 4, 3):
+        assert torch.allclose(_answers(engine, request, size), _expected(request, size), atol=1e-4)
+    assert torch.allclose(first, _expected(request, 4), atol=1e-4), "outputs belong to the caller"
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: _answers(engine, request, 4), range(8)))
+    assert all(torch.equal(each, first) for each in found)
+
+
+def test_the_options_of_onnx_runtime_reach_its_session(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+    session = onnxruntime.InferenceSession
+
+    def recorded(path: str, options: Any, **others: Any) -> Any:
+        held.append(options)
+        return session(path, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+    given = {"graph_level": "basic", "execution_mode": "parallel", "inter_op_threads": 3, "spinning": True}
+    engine_class("onnxruntime", None)(request_of(make_job, tiny_onnx, tmp_path, options=given))
+    (options,) = held
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert (options.execution_mode, options.inter_op_num_threads) == (onnxruntime.ExecutionMode.ORT_PARALLEL, 3)
+    entries = [options.get_session_config_entry(f"session.{name}.allow_spinning") for name in ("intra_op", "inter_op")]
+    assert entries == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "words"),
+    [
+        ("onnxruntime", {"graph_level": "most"}, "engine_options.graph_level: unknown value 'most'"),
+        ("onnxruntime", {"execution_mode": 1}, "engine_options.execution_mode: unknown value 1"),
+        ("onnxruntime", {"io_binding": "yes"}, "engine_options.io_binding must be true or false, found 'yes'"),
+        ("inductor", {"mode": "fastest"}, "engine_options.mode: unknown value 'fastest'"),
+        ("eager", {"cuda_graphs": True}, "cuda_graphs needs a device of type cuda, and this one is of type cpu"),
+        ("eager", {"channels_last": 1}, "engine_options.channels_last must be true or false"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, engine: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        engine_class(engine, None)(request_of(make_job, tiny_onnx, tmp_path, options=options))
+    assert words in str(raised.value)
+
+
+def test_channels_last_changes_the_memory_format_on_the_cpu(make_job: Any, tiny_onnx: Path, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()).eval()
+    image = torch.randn(2, 3, 8, 8)
+    request = request_of(make_job, tiny_onnx, tmp_path, model=model, example=(image,), options={"channels_last": True})
+    engine: Any = engine_class("eager", None)(request)
+    (given,) = engine.to_device([image])
+    assert given.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(_answers(engine, request, 2), _expected(request, 2), atol=1e-5)
+
+
+def test_cuda_graphs_record_each_shape_once_and_replay_it(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_tensorrt.play_cuda(monkeypatch)
+    request = request_of(make_job, tiny_onnx, tmp_path, options={"cuda_graphs": True})
+    engine: Any = engine_class("eager", None)(request)
+    found = [_answers(engine, request, size) for size in (4, 3, 4, 4)]
+    for answers, size in zip(found, (4, 3, 4, 4), strict=True):
+        assert torch.allclose(answers, _expected(request, size), atol=1e-5)
+    assert toy_tensorrt.Graph.replays == 4
+    assert len(engine.run_on_device.recordings) == 2
+    with torch.inference_mode():
+        (other,), _ = engine([torch.zeros_like(request.example[0])])
+        assert request.model is not None
+        assert torch.allclose(other, request.model(torch.zeros_like(request.example[0])), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": True}, {"streams": 2}, {"streams": 2, "cuda_graphs": True}])
+def test_tensorrt_with_graphs_and_several_contexts(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", toy_tensorrt)
+    toy_tensorrt.play_cuda(monkeypatch)
+    engine: Any = engine_class("tensorrt", None)(request := request_of(make_job, tiny_onnx, tmp_path, options=options))
+    assert engine.concurrency == options.get("streams", 1)
+    for size in (4, 2, 4):
+        assert torch.allclose(_answers(engine, request, size), _expected(request, size), atol=1e-4)
+    held = [engine.contexts.get() for _ in range(engine.concurrency)]
+    assert len({id(each.context) for each in held}) == engine.concurrency
+    assert (toy_tensorrt.Graph.replays > 0) == ("cuda_graphs" in options)
+    assert len({context for context, _ in toy_tensorrt.ToyEngine.enqueued}) == engine.concurrency
+    for each in held:
+        engine.contexts.put(each)
+    loaded = engine_class("tensorrt", None)(
+        request_of(make_job, tiny_onnx, tmp_path, model=None, onnx_path=None, engine_path=engine.file)
+    )
+    assert torch.allclose(_answers(loaded, request, 4), _expected(request, 4), atol=1e-4)
+    engine.close()
+
+
+def _difference(tmp_path: Path, names: tuple[str, str]) -> Path:
+    """An ONNX file with the output left - right, whose inputs are declared in the order of ``names``."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in names]
+    outputs = [
+        helper.make_tensor_value_info("twice", TensorProto.FLOAT, ["batch", 3]),
+        helper.make_tensor_value_info("difference", TensorProto.FLOAT, ["batch", 3]),
+    ]
+    left, right = sorted(names)
+    nodes = [
+        helper.make_node("Sub", [left, right], ["difference"]),
+        helper.make_node("Add", ["difference", "difference"], ["twice"]),
+    ]
+    path = tmp_path / "difference.onnx"
+    graph = helper.make_graph(nodes, "difference", inputs, outputs)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "tensorrt"])
+@pytest.mark.parametrize("options", [{}, {"io_binding": True}])
+def test_inputs_and_outputs_are_bound_by_name(
+    make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    if options and name != "onnxruntime":
+        pytest.skip("an option of ONNX Runtime")
+    monkeypatch.setitem(sys.modules, "tensorrt", toy_tensorrt)
+    toy_tensorrt.play_cuda(monkeypatch)
+    left, right = torch.full((2, 3), 5.0), torch.full((2, 3), 3.0)
+    given = {"example": (left, right), "model": None, "options": options, "output_names": ("difference", "twice")}
+    path = _difference(tmp_path, ("right", "left"))
+    request = request_of(make_job, path, tmp_path, **given, input_names=("left", "right"))
+    for _ in range(2):
+        outputs, _ = engine_class(name, None)(request)([left, right])
+        assert [float(np.unique(each.numpy())[0]) for each in outputs] == [2.0, 4.0]
+
+
+def test_a_file_with_names_of_its_own_keeps_its_order_and_one_with_some_of_the_cases_is_refused(
+    make_job: Any, tmp_path: Path
+) -> None:
+    left, right = torch.full((2, 3), 5.0), torch.full((2, 3), 3.0)
+    path = _difference(tmp_path, ("a", "b"))
+    request = request_of(make_job, path, tmp_path, example=(left, right), input_names=("left", "right"))
+    outputs, _ = engine_class("onnxruntime", None)(request)([left, right])
+    assert float(outputs[1][0, 0]) == 2.0
+    request = request_of(make_job, path, tmp_path, example=(left, right), input_names=("b", "mask"))
+    with pytest.raises(InferenceError, match="the model has the inputs a, b, the case b, mask; export it again"):
+        engine_class("onnxruntime", None)(request)
