@@ -103,7 +103,7 @@ def test_the_engine_computes_for_the_duration_and_short_passes_share_a_window(ta
     ran = take(compiler="eager", inference_duration_s=0.5, max_batches=2, parameters={"items": 40})
     windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
     assert sum(sum(window.latency_ms) for window in windows) >= 0.9 * 500
-    assert all(len(window.items) > 2 for window in windows), "32 items are two calls, far less than half a second"
+    assert max(len(window.items) for window in windows) > 2, "32 items are two calls, far less than half a second"
     num_items = sum(sum(window.items) for window in windows)
     assert num_items % 32 == 0, "whole passes"
     (evaluated,) = [each for each in ran.of(Event.EVALUATE) if each.phase == "inference"]

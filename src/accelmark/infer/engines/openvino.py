@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engine import EngineRequest, TimedCall
 from accelmark.infer.failures import InferenceError
 from accelmark.spec.settings.engine_options import streams_option, text_options
 from accelmark.spec.settings.inference import InferPrecision
@@ -59,6 +61,8 @@ class Engine(Base):
         self.input_order = [named.index(name) for name in inputs]
         """For each input of the compiled model, the place in the case's."""
         self.output_order = [outputs.index(name) for name in self.named("outputs", outputs)]
+        self.requests: list[Any] = []
+        """Inference requests of calls at the same time."""
         self.held = threading.local()
         """An inference request for each thread."""
 
@@ -111,6 +115,27 @@ class Engine(Base):
         results = self.held.infer_request.infer(given, share_inputs=True).to_tuple()
         return [from_numpy(results[place]) for place in self.output_order], 0.0
 
+    def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
+        """Compute calls in inference requests that are started and waited for in turn, all in this thread."""
+        clock, number = time.perf_counter, min(self.concurrency, len(calls))
+        while len(self.requests) < number:
+            self.requests.append(self.compiled.create_infer_request())
+        found: list[TimedCall] = []
+        begins = [0.0] * len(calls)
+        for index in range(len(calls) + number):
+            request = self.requests[index % number]
+            if index >= number:
+                request.wait()
+                end = clock()
+                tensors = request.output_tensors
+                outputs = [from_numpy(tensors[place].data.copy()) for place in self.output_order]
+                found.append((outputs, begins[index - number], end))
+            if index < len(calls):
+                begins[index] = clock()
+                given = [calls[index][place].numpy() for place in self.input_order]
+                request.start_async(given, share_inputs=True)
+        return found
+
     def fingerprint(self) -> dict[str, str]:
         """Return the version, device and precision that a blob is bound to."""
         return super().fingerprint() | {"openvino": self.ov.__version__, "target": self.target}
@@ -138,4 +163,4 @@ class Engine(Base):
 
     def close(self) -> None:
         """Release the compiled model."""
-        del self.held, self.compiled
+        del self.requests, self.held, self.compiled

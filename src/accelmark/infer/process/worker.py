@@ -17,14 +17,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.contract import check_outputs, check_separate_memory
-from accelmark.infer.engine import Done, Engine, EngineRequest
+from accelmark.infer.engine import Engine, EngineRequest
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import described
 from accelmark.infer.hashes import code_of, engine_hashes
@@ -177,31 +176,10 @@ class Worker:
         self.begins, self.ends = instants[:-1], instants[1:]
 
     def _run_concurrently(self) -> None:
-        engine, clock, number = self.engine, time.perf_counter, len(self.calls)
-        results: list[Any] = [None] * number
-        begins = self.begins = [0.0] * number
-        ends = self.ends = [0.0] * number
-        errors: SimpleQueue[Exception | None] = SimpleQueue()
-        free = threading.Semaphore(engine.concurrency)
-
-        def ending(index: int) -> Done:
-            def done(outputs: list[Tensor], error: Exception | None) -> None:
-                ends[index] = clock()
-                free.release()
-                results[index] = (outputs, 0.0)
-                errors.put(error)
-
-            return done
-
-        for index, inputs in enumerate(self.calls):
-            free.acquire()
-            begins[index] = clock()
-            engine.submit(inputs, ending(index))
-        found = [errors.get() for _ in self.calls]
-        if error := next((each for each in found if each is not None), None):
-            raise error
-        self._keep(results, self.sizes, self.room)
-        self.excluded = [0.0] * number
+        found = self.engine.concurrently(self.calls)
+        self._keep([(outputs, 0.0) for outputs, _, _ in found], self.sizes, self.room)
+        self.excluded = [0.0] * len(found)
+        self.begins, self.ends = [begin for _, begin, _ in found], [end for _, _, end in found]
 
     def pick(self, indices: Tensor) -> None:
         """Compute one call of the items with these indices in the first slot."""
