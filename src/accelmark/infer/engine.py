@@ -130,7 +130,7 @@ class Engine(ABC):
             done(outputs, None)
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
-        """Compute calls, ``concurrency`` at the same time; return outputs, begin and end (``time.perf_counter``) of each.
+        """Compute calls, ``concurrency`` at the same time; return outputs, begin and end of each (``perf_counter``).
 
         A runtime whose calls can be started and waited for in one thread overrides this: it is faster where calls are
         short, since no call passes to another thread.

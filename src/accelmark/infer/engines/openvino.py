@@ -117,7 +117,8 @@ class Engine(Base):
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
         """Compute calls in inference requests that are started and waited for in turn, all in this thread."""
-        clock, number = time.perf_counter, min(self.concurrency, len(calls))
+        # Twice as many requests as streams: a stream has its next one while this thread handles the last one's answers.
+        clock, number = time.perf_counter, min(2 * self.concurrency, len(calls))
         while len(self.requests) < number:
             self.requests.append(self.compiled.create_infer_request())
         found: list[TimedCall] = []
@@ -127,13 +128,14 @@ class Engine(Base):
             if index >= number:
                 request.wait()
                 end = clock()
-                tensors = request.output_tensors
-                outputs = [from_numpy(tensors[place].data.copy()) for place in self.output_order]
+                outputs = [from_numpy(request.get_output_tensor(place).data.copy()) for place in self.output_order]
                 found.append((outputs, begins[index - number], end))
             if index < len(calls):
                 begins[index] = clock()
-                given = [calls[index][place].numpy() for place in self.input_order]
-                request.start_async(given, share_inputs=True)
+                for position, place in enumerate(self.input_order):  # start_async with inputs takes 0.1 ms longer
+                    tensor = self.ov.Tensor(calls[index][place].numpy(), shared_memory=True)
+                    request.set_input_tensor(position, tensor)
+                request.start_async()
         return found
 
     def fingerprint(self) -> dict[str, str]:
