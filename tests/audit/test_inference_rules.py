@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "infer" / "tiny"
 ROUND = Path("tiny") / "round1"
 LOG = ROUND / "here_noderank0" / "rank0.out.log"
-DEFAULTS = {"batch_size": 4, "log_freq": 5, "warmup_batches": 1, "threads": 1}
+DEFAULTS = {"inference_duration_s": 0, "batch_size": 4, "log_freq": 5, "warmup_batches": 1, "threads": 1}
 
 
 def job(directory: Path, **settings: Any) -> JobSpec:
