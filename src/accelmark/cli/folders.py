@@ -25,13 +25,13 @@ _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
-Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder describes.")]
+Kind = Annotated[Literal["vendor", "case"], Argument(metavar="vendor|case", help="What the folder describes.")]
 
 
 def cases(
     name: Annotated[
         str | None,
-        Argument(metavar="[NAME]", help="Show this case with its settings and data.", autocompletion=completion.cases),
+        Argument(metavar="NAME", help="Show this case with its settings and data.", autocompletion=completion.cases),
     ] = None,
     family: Annotated[
         str | None, Option(metavar="FAMILY", help="List only this family: vision, language or speech.")
@@ -238,12 +238,12 @@ def check(
 
 
 def import_files(
-    origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
+    origin: Annotated[
+        Literal["flagperf"], Argument(metavar="flagperf", help="The benchmark that the files belong to.")
+    ],
     files: Annotated[
         list[Path],
-        Argument(
-            metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml ..."
-        ),
+        Argument(metavar="FILE", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml"),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,

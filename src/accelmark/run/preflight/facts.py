@@ -46,6 +46,8 @@ class HostsNotReadyError(SpecError):
     def __init__(self, found: Sequence[HostProblem], *, strict: bool) -> None:
         self.found = tuple(found)
         """All problems, including warnings."""
+        self.strict = strict
+        """Whether warnings count as errors."""
         bad = [problem for problem in found if problem.severity == "error" or strict]
         super().__init__(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
 
