@@ -24,6 +24,9 @@ MIN_TIMED_S: Final = 1.0
 _ONE_IN_1000: Final = {2: 318.3, 3: 22.33, 4: 10.21, 5: 7.173, 6: 5.893, 7: 5.208, 8: 4.785, 9: 4.501, 10: 4.297}
 """Number of values -> the quantile 0.999 of Student's t with one degree of freedom less."""
 
+_EPOCHS_DIFFER: Final = 0.02
+"""Largest difference of two epochs' samples, of which those that fill no batch are left out, that is no finding."""
+
 _MEASURED_TOLERANCE: Final = 1.05
 """Largest MFU against the probe's ceiling, which is a measurement too and may be slightly low."""
 
@@ -90,6 +93,7 @@ def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int
     """Report a target that was reached after fewer samples than the reference needs.
 
     Evaluations are far apart: the reference may have passed the target as early as right after the evaluation before.
+    Epochs differ by the samples that fill no batch.
     """
     steps = [0, *(point.step for point in result.curves.get(target.metric, ()))]
     hits = (point.step for point in result.curves.get(target.metric, ()) if _reaches(target, point.value))
@@ -97,7 +101,7 @@ def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int
     if first is None or len(reference) < 2 or not result.num_steps:
         return
     per_step, distance = result.num_samples / result.num_steps, max(map(operator.sub, steps[1:], steps))
-    least = statistics.fmean(reference) - _margin(reference) - distance * per_step
+    least = (1 - _EPOCHS_DIFFER) * statistics.fmean(reference) - _margin(reference) - distance * per_step
     if first * per_step < least:
         expected = f"more than {least:,.0f} samples, from {len(reference)} seeds of the reference"
         actual = f"{target.metric} {target.value:g} was reached after {first * per_step:,.0f} samples"

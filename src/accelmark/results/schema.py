@@ -354,6 +354,11 @@ class Summary(Spec):
     problems: tuple[str, ...] = ()
     """Files that could not be read."""
 
+    @property
+    def measured(self) -> list[CaseResult]:
+        """The cases but trials of a search for the best settings."""
+        return [case for case in self.cases if case.role != "trial"]
+
 
 def json_schema() -> str:
     """Return the JSON schema of ``result.json`` and ``summary.json`` as text (``schemas/result.json``)."""

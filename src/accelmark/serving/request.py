@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError
+from accelmark.spec.log.serving import LoadStage
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
@@ -59,6 +60,34 @@ class Load:
     input_tokens: int | None = None
     """Lengths of prompts and answers; None where the settings of prompts state them."""
     output_tokens: int | None = None
+
+    def ended(
+        self,
+        begin_ns: int,
+        duration_s: float,
+        num_requests: int,
+        *,
+        lag_p50_ms: float | None = None,
+        lag_p99_ms: float | None = None,
+        client_cpu_share: float = 0.0,
+    ) -> LoadStage:
+        """Return the stage that began at ``begin_ns`` (``time.monotonic_ns``) as it is logged at its end."""
+        return LoadStage(
+            stage=self.stage,
+            arrival=self.arrival,
+            concurrency=self.concurrency,
+            rate=self.rate,
+            is_search=self.is_search,
+            scenario=self.scenario,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            begin_mono_s=begin_ns / 1e9,
+            duration_s=duration_s,
+            num_requests=num_requests,
+            lag_p50_ms=lag_p50_ms,
+            lag_p99_ms=lag_p99_ms,
+            client_cpu_share=client_cpu_share,
+        )
 
 
 @final

@@ -84,20 +84,7 @@ class EngineClient:
                 text = self.decode(answer)
                 due_s = (batch_due_ns - begin_ns) / 1e9
                 record(_record(request, load.stage, due_s, batch.tokens.shape[1], times_us, text), text)
-        return LoadStage(
-            stage=load.stage,
-            arrival=load.arrival,
-            concurrency=load.concurrency,
-            rate=None,
-            input_tokens=load.input_tokens,
-            output_tokens=load.output_tokens,
-            begin_mono_s=begin_ns / 1e9,
-            duration_s=(due_ns - begin_ns) / 1e9,
-            num_requests=size * len(batches),
-            lag_p50_ms=None,
-            lag_p99_ms=None,
-            client_cpu_share=0.0,
-        )
+        return load.ended(begin_ns, (due_ns - begin_ns) / 1e9, size * len(batches))
 
     @contextmanager
     def live_stage(
@@ -156,20 +143,7 @@ class LiveBatches:
 
     def finish(self) -> LoadStage:
         """Return the stage."""
-        load = self._load
-        return LoadStage(
-            stage=load.stage,
-            arrival=load.arrival,
-            concurrency=None,
-            rate=load.rate,
-            scenario=load.scenario,
-            begin_mono_s=self._begin_ns / 1e9,
-            duration_s=(self._end_ns - self._begin_ns) / 1e9,
-            num_requests=self._num_requests,
-            lag_p50_ms=None,
-            lag_p99_ms=None,
-            client_cpu_share=0.0,
-        )
+        return self._load.ended(self._begin_ns, (self._end_ns - self._begin_ns) / 1e9, self._num_requests)
 
     def _take(self) -> list[tuple[PlannedRequest, Answered, int]]:
         """Return up to a batch of waiting requests; none where none comes soon."""

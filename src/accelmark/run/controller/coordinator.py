@@ -111,8 +111,7 @@ def _carry_out(
         watching = asyncio.create_task(coordinator.stop.watch_files(directory.path))
         summary = await body(coordinator)
         watching.cancel()
-        judged = [case for case in summary.cases if case.role != "trial"]
-        good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in judged)
+        good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.measured)
         code = EXIT_OK if summary.state == "succeeded" and good else EXIT_FAILED
         return RunOutcome(directory.path, summary, EXIT_CANCELLED if coordinator.stop else code)
 

@@ -46,7 +46,7 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     """Print the results of a run, the reasons why any is invalid, and the path of its page."""
     console = console or Console(highlight=False)
     console.print()
-    measured = [case for case in summary.cases if case.role != "trial"]
+    measured = summary.measured
     console.print(_table(measured))
     _print_search(summary, run_dir, console)
     console.print(vendor_line(summary))

@@ -118,19 +118,10 @@ class _SharedStage:
 
     def _result(self, begin_ns: int, done: Sequence[Done]) -> LoadStage:
         duration_s = max(each.end_s for each in done)
-        load = self._load
-        return LoadStage(
-            stage=load.stage,
-            arrival=load.arrival,
-            concurrency=load.concurrency,
-            rate=load.rate,
-            is_search=load.is_search,
-            scenario=load.scenario,
-            input_tokens=load.input_tokens,
-            output_tokens=load.output_tokens,
-            begin_mono_s=begin_ns / 1e9,
-            duration_s=duration_s,
-            num_requests=self._num_requests,
+        return self._load.ended(
+            begin_ns,
+            duration_s,
+            self._num_requests,
             lag_p50_ms=_greatest([each.lag_p50_ms for each in done]),
             lag_p99_ms=_greatest([each.lag_p99_ms for each in done]),
             client_cpu_share=max(each.cpu_s for each in done) / duration_s if duration_s else 0.0,

@@ -14,7 +14,7 @@ from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import requests_of
 from accelmark.serving.load.arrivals import Due, due_times, read_trace
 from accelmark.serving.load.prompts import PromptModel, open_prompts
-from accelmark.serving.load.search import RateSearch, search_rate
+from accelmark.serving.load.search import FIRST_SHARE, RateSearch, search_rate
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.serving import LoadStage, RequestRecord
@@ -27,8 +27,6 @@ Pair = tuple[int, int] | None
 """Lengths of the prompts and answers of a stage; None: as the settings of prompts state them."""
 
 _WARMUP_CONCURRENCY: Final = 4
-_FIRST_SHARE: Final = 0.5
-"""First rate of the search as a share of the highest rate of answers in the stages before."""
 _MIN_REQUESTS: Final = 10
 """Requests that a step of the search has on average at least; fewer do not show whether an objective is met."""
 
@@ -90,7 +88,7 @@ class LoadPlan:
             return measured_stage(requests_of(records), done, self._settings, 1, None).holds_slo is True
 
         least = _MIN_REQUESTS / load.duration_s
-        return search_rate(holds, max(_FIRST_SHARE * self.answered_rate, least), least)
+        return search_rate(holds, max(FIRST_SHARE * self.answered_rate, least), least)
 
     def _run_open(
         self,

@@ -11,6 +11,9 @@ MAX_STEPS: Final = 14
 PRECISION: Final = 0.05
 """Relative distance of the highest rate that holds from the lowest that does not, at which the search ends."""
 
+FIRST_SHARE: Final = 0.5
+"""First rate of a search as a share of the highest rate of answers in the stages before."""
+
 
 @final
 @dataclass(frozen=True, slots=True)

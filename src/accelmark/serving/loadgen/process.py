@@ -17,12 +17,13 @@ from accelmark.serving.loadgen.mlperf import DETAIL_FILE, LoadGenLog, LoadGenSet
 from accelmark.spec.errors import RunError
 from accelmark.spec.settings.serving import TokenScenario
 
-Submit = Callable[[int], None]
-"""Sends the query with an id; called in a thread, one query after the other."""
+Submit = Callable[["LoadGenProcess", int], None]
+"""Sends the query with an id for a process; called in a thread, one query after the other."""
 
 _LAST_LINES: Final = 3
 _ERRORS_FILE: Final = "loadgen.err.log"
-_MIN_TOKENS: Final = 2
+MIN_TOKENS: Final = 2
+"""Fewest tokens of an answer that LoadGen takes."""
 
 
 @final
@@ -73,8 +74,8 @@ class LoadGenProcess:
         self._write(f"first {query}\n")
 
     def done(self, query: int, num_tokens: int) -> None:
-        """Report the end of a query; LoadGen takes no answer of fewer than two tokens, so it is told two."""
-        self._write(f"done {query} {max(num_tokens, _MIN_TOKENS)}\n")
+        """Report the end of a query; LoadGen is told at least the fewest tokens that it takes."""
+        self._write(f"done {query} {max(num_tokens, MIN_TOKENS)}\n")
 
     def log(self) -> LoadGenLog:
         """Return its log, after its end.
@@ -100,6 +101,6 @@ class LoadGenProcess:
         try:
             with cast(IO[str], self._process.stdout) as output:
                 for text in output:
-                    self._submit(int(text))
+                    self._submit(self, int(text))
         except Exception as error:  # noqa: BLE001 - raised by log()
             self._failure = error

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, final
 
 from accelmark.serving.client.shared import Answered
-from accelmark.serving.load.search import search_rate
+from accelmark.serving.load.search import FIRST_SHARE, search_rate
 from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, LoadGenSettings
-from accelmark.serving.loadgen.process import LoadGenProcess
+from accelmark.serving.loadgen.process import MIN_TOKENS, LoadGenProcess
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import LoadStage, RequestRecord, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario
 
-_FIRST_SHARE: Final = 0.5
-"""First rate of the search as a share of the highest rate of answers in the stages before."""
 _HEADROOM: Final = 1.2
 """LoadGen advises to expect more than the measured rate."""
 _LONGEST: Final = 10.0
@@ -27,7 +25,6 @@ _LONGEST: Final = 10.0
 _OFFLINE_TRIES: Final = 3
 _OFFLINE_WAIT: Final = 4.0
 """Longest wait for an answer of the Offline scenario, in which all queries wait, in durations of a run."""
-_MIN_TOKENS: Final = 2
 
 
 class Submitting(Protocol):
@@ -96,7 +93,7 @@ class _Query:
         if not self.has_output:
             self.loadgen.first(self.id)
         known = record.output_tokens if record.output_tokens is not None else record.usage_output
-        if record.status != "ok" or (known or 0) < _MIN_TOKENS:
+        if record.status != "ok" or (known or 0) < MIN_TOKENS:
             self.failed.append(record)
         self.loadgen.done(self.id, known or 0)
 
@@ -137,7 +134,7 @@ class TokenScenarios:
             return runs[rate].holds
 
         least = self.settings.scenario_queries / (_LONGEST * self.settings.scenario_duration_s)
-        best = search_rate(holds, max(_FIRST_SHARE * self.plan.answered_rate, least), least).rate
+        best = search_rate(holds, max(FIRST_SHARE * self.plan.answered_rate, least), least).rate
         shown = min(runs) if best is None else best
         log = runs[shown].log
         result = self._result("server", runs[shown], log.number("result_completed_tokens_per_second"), best)
@@ -188,7 +185,7 @@ class TokenScenarios:
         failed: list[RequestRecord] = []
         with self.stages.live(load) as stage:
 
-            def submit(query: int) -> None:
+            def submit(loadgen: LoadGenProcess, query: int) -> None:
                 stage.submit(next(requests), _Query(loadgen, query, failed))
 
             with LoadGenProcess(name, expected, log_dir, submit, self.cores) as loadgen:
