@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
+from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
@@ -143,7 +144,11 @@ def _criterion(train: TrainCaseSpec) -> str:
     target, reference = train.target, train.reference_loss
     if target is not None:
         return f"{target.metric} {'>=' if target.direction == 'at_least' else '<='} {target.value:g}"
-    return f"loss curve within {reference.max_mean_relative_error:.0%}" if reference is not None else "no reference yet"
+    return (
+        f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
+        if reference is not None
+        else "no reference yet"
+    )
 
 
 def new(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -83,7 +83,7 @@ class Verb(TyperCommand):
 class Verbs(TyperGroup):
     """A group of verbs, listed with their whole first sentence."""
 
-    titles: Mapping[str, tuple[str, ...]] = {}
+    titles: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Title -> names of the verbs below it; by default one title for all."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

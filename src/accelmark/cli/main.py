@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import typer
 from typer import Option
@@ -40,7 +40,7 @@ def _name(verb: Callable[..., None]) -> str:
 
 
 class _GroupedVerbs(Verbs):
-    titles: Final[Mapping[str, tuple[str, ...]]] = {
+    titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{title: tuple(_name(verb) for verb in verbs) for title, verbs in _GROUPS.items()},
         "Search networks": ("automl",),
         "Install frameworks": ("env",),

@@ -11,6 +11,7 @@ from accelmark.plan.plan import PlannedJob
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
+from accelmark.spec.number_format import percent
 
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0
@@ -160,7 +161,7 @@ def device_problems(name: str, devices: Sequence[DeviceFacts], vendor: str, need
         found.append(HostProblem(name, f"has {have} of {vendor}, {needed} are needed", "see 'accelmark doctor' there"))
     for index, device in enumerate(devices[:needed]):
         if (device.utilisation or 0.0) > _BUSY_UTILISATION or (device.memory_used_mib or 0.0) > _BUSY_MEMORY_MIB:
-            what = f"device {index} ({device.name}) is not idle: {100 * (device.utilisation or 0):.0f} % busy"
+            what = f"device {index} ({device.name}) is not idle: {percent(device.utilisation or 0)} busy"
             what += f", {device.memory_used_mib or 0:.0f} MiB used"
             found.append(HostProblem(name, what, "end the processes that use it", "warning"))
     return found
