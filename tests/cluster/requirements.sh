@@ -18,7 +18,14 @@ need slurmctld slurm-wlm
 need munged munge
 compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || missing+=(libfaketime)
 
-[ "${#missing[@]}" = 0 ] && exit 0
+optional() {
+    timeout 300 bash "$(dirname "$0")/apptainer.sh" || true
+}
+
+if [ "${#missing[@]}" = 0 ]; then
+    optional
+    exit 0
+fi
 if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
     echo "Installing ${missing[*]}"
     # No service may start on installation: the tests start what they need themselves.
@@ -29,6 +36,7 @@ if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
         trap 'rm -f "$policy"' EXIT
     fi
     bash "$(dirname "$0")/../apt.sh" apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    optional
 else
     echo "The tests on clusters need root and these packages: ${missing[*]}" >&2
     exit 1

@@ -128,7 +128,9 @@ def test_build_options_are_part_of_an_images_name(recipe: Path) -> None:
     def name(**changed: object) -> str:
         spec = ContainerSpec.model_validate({"engine": "podman"} | changed)
         key = CaseKey(model="toy", framework="pytorch", hardware="X1")
-        return recipe_for(spec, "acme", recipe.parents[1], key, recipe.parents[1]).name
+        made = recipe_for(spec, "acme", recipe.parents[1], key, recipe.parents[1])
+        assert made is not None
+        return made.name
 
     assert name() == name(pip_source="https://mirror.example/simple") != name(build_options=("--build-arg=BASE=a",))
 

@@ -158,7 +158,7 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     python = str(bare / "bin" / "python")
-    assert seen(python) == ["devices of acme cannot be read before the image exists"]
+    assert seen(python) == ["devices of acme cannot be read before the image is there"]
     run = tmp_path / "run"
     spec = {"container": {**container, "mounts": [*mounts(), *mounted_tests()]}, "python": python}
     code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image

@@ -10,7 +10,7 @@ import yaml
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
-from accelmark.spec.plugins.launcher import host_problems, launcher_problems, load_launcher, parse_cluster
+from accelmark.spec.plugins.launcher import launcher_problems, load_launcher, parse_cluster, unusable_parts
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
@@ -111,5 +111,5 @@ def test_a_declaration_that_is_wrong_is_reported(nice: Path) -> None:
     ],
 )
 def test_hosts_that_a_launcher_cannot_use_are_reported(values: dict[str, object], problem: str) -> None:
-    (found,) = host_problems(ClusterSpec.model_validate(values))
+    (found,) = unusable_parts(ClusterSpec.model_validate(values))
     assert str(found).startswith(f"cluster 'local': {problem}")

@@ -73,6 +73,16 @@ def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) ->
     assert all(problem.hint for problem in found), "each problem says what to do"
 
 
+@pytest.mark.parametrize(("engine", "severities"), [("podman", []), ("apptainer", ["warning"])])
+def test_packages_missing_on_the_host_of_a_container(engine: str, severities: list[str]) -> None:
+    """Podman ends what a killed agent leaves; with Apptainer the host's Python does."""
+    image = {"image": "box"} if engine == "podman" else {"image_file": "/box.sif"}
+    cluster = ClusterSpec.model_validate({"container": {"engine": engine} | image})
+    found = host_problems("a", facts(lacking_modules=("psutil",)), cluster, 0.0, WORK)
+    assert [problem.severity for problem in found] == severities
+    assert all("what a killed agent leaves in a container there is not ended" in problem.what for problem in found)
+
+
 def test_missing_packages_are_one_problem_with_the_command_that_installs_them() -> None:
     needs = [
         Need(requirement="torch>=2.6", needed_by="framework pytorch"),

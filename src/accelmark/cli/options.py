@@ -29,6 +29,10 @@ Settings = Annotated[
     list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: optimizer.lr=0.1. Repeatable.")
 ]
 Synthetic = Annotated[bool, Option("--synthetic", help="Use synthetic data; marks the result as such.")]
+BadSamples = Annotated[
+    int | None,
+    Option("--tolerate-bad-samples", metavar="N", min=0, help="Replace up to N unreadable training samples a rank."),
+]
 Open = Annotated[bool, Option("--open", help="Allow changes to immutable settings; permanently marks the result OPEN.")]
 Strict = Annotated[bool, Option("--strict", help="Treat warnings as errors: do not start.")]
 FailFast = Annotated[bool, Option("--fail-fast", help="Start no further round after a failure.")]

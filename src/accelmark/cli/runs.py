@@ -37,6 +37,7 @@ def train(
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
+    tolerate_bad_samples: options.BadSamples = None,
     is_open: options.Open = False,
     strict: options.Strict = False,
     timeout: options.Timeout = None,
@@ -56,7 +57,8 @@ def train(
 
     case = CaseRequest(key=key, data=data and data.expanduser())
     request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
-    plan = plan_request(request, settings or (), synthetic=synthetic)
+    tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
+    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic)
     if not (write_reference or reference_file):
         execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
         return

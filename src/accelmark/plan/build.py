@@ -14,13 +14,13 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, RunRequest
 from accelmark.plan.serving import plan_serving
 from accelmark.plan.training import plan_training
-from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey, is_version
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import engine_specs, find, known_engines, load_framework, load_vendor, tree_hash
-from accelmark.spec.plugins.launcher import host_problems, load_launcher
+from accelmark.spec.plugins.launcher import load_launcher, unusable_parts
 from accelmark.spec.plugins.requirements import Need, installed_version, requirement_names
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.runfile import CaseRequest, RunOptions, RunSpec
@@ -64,11 +64,16 @@ def build_plan(
         command_line=command_line or {},
         data_dirs=data_dirs,
     )
-    planner = _Planner(run, host_problems(cluster))
+    planner = _Planner(run, unusable_parts(cluster))
     if detected.others and run.is_here:
         also = ", ".join(detected.others)
         planner.warnings.append(
             f"this machine also has devices of {also}; {vendor_name} is measured: choose with --vendor"
+        )
+    if cluster.container is not None and not CONTAINER_ENGINES[cluster.container.engine].is_tried:
+        planner.warnings.append(
+            f"container.engine: {cluster.container.engine} was not tried with AccelMark; its commands follow its "
+            "documentation: look at them with --dry-run"
         )
     for case_request in request.cases:
         planner.add(case_request)

@@ -47,6 +47,7 @@ _MARKS: Final = {
     "partial_evaluation": "evaluated on part of the data",
     "busy_machine": "busy machine",
     "resumed": "resumed",
+    "bad_samples": "unreadable samples were replaced",
     "edited": "files edited",
 }
 

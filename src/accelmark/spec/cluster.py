@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, final
 
 from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
@@ -42,19 +43,47 @@ class HostSpec(Spec):
         return self.label or self.address
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ContainerEngine:
+    """What runs containers."""
+
+    check: tuple[str, ...]
+    """The command that succeeds on a host where it works."""
+    lacks: tuple[str, ...] = ()
+    """Settings of ``container`` that it has no option for."""
+    ends_processes: bool = True
+    """Whether it ends all processes of a container by the container's name; else the host's Python finds them."""
+    is_tried: bool = True
+    """Whether containers were run with it, not only commands generated from its documentation."""
+
+
+CONTAINER_ENGINES: Final = {
+    "docker": ContainerEngine(("docker", "info")),
+    "podman": ContainerEngine(("podman", "info")),
+    "apptainer": ContainerEngine(
+        ("apptainer", "buildcfg"), ("image", "shm_size", "build_options", "privileged"), ends_processes=False
+    ),
+    "pyxis": ContainerEngine(
+        ("enroot", "version"), ("shm_size", "build_options", "privileged"), ends_processes=False, is_tried=False
+    ),
+}
+
+
 class ContainerSpec(Spec):
     """The container that ranks run in."""
 
-    engine: Literal["docker", "podman"]
-    """Program that runs containers on the hosts."""
+    engine: Literal["docker", "podman", "apptainer", "pyxis"]
+    """What runs containers on the hosts: a program, or Slurm's plug-in Pyxis with Enroot."""
     image: str | None = None
     """An image to use unchanged; null: build the vendor's image."""
     image_file: Path | None = None
-    """An image archive on the hosts, loaded where ``image`` is missing."""
+    """An image archive on the hosts, loaded where ``image`` is missing. Apptainer runs it unchanged (a ``.sif`` file or
+    a directory), and so does Pyxis (a ``.sqsh`` file)."""
     shm_size: str | None = None
     """Size of ``/dev/shm`` as the engine takes it: ``16g``."""
     options: tuple[str, ...] = ()
-    """Further options of the engine's ``run``, one argument each."""
+    """Further options of the engine's ``run`` (Apptainer: ``exec``, Pyxis: ``srun``), one argument each."""
     build_options: tuple[str, ...] = ()
     """Further options of the engine's ``build``, one argument each."""
     mounts: tuple[str, ...] = ()
@@ -67,9 +96,17 @@ class ContainerSpec(Spec):
     """The interpreter inside the image."""
 
     @model_validator(mode="after")
-    def _file_has_name(self) -> ContainerSpec:
-        if self.image_file is not None and self.image is None:
-            raise ValueError("image_file needs image: the name of the image in the archive")
+    def _engine_has_image(self) -> ContainerSpec:
+        lacks = CONTAINER_ENGINES[self.engine].lacks
+        if given := [name for name in lacks if getattr(self, name) not in (None, (), False)]:
+            raise ValueError(f"engine {self.engine} has no {', '.join(given)}: remove it")
+        if "build_options" not in lacks:
+            if self.image_file is not None and self.image is None:
+                raise ValueError("image_file needs image: the name of the image in the archive")
+        elif self.image_file is None and self.image is None:
+            raise ValueError(f"engine {self.engine} builds no image: name the file of one on the hosts (image_file)")
+        elif self.image_file is not None and self.image is not None:
+            raise ValueError(f"engine {self.engine} runs either image or image_file: remove one")
         return self
 
 

@@ -28,6 +28,7 @@ _FOREIGN_PROCESS: Final = "foreign-process"
 _BUSY_AT_START: Final = "quiet-start"
 _CPU_CONTENTION: Final = "cores-at-hand"
 _OVERSUBSCRIBED: Final = "threads-fit"
+_UNREADABLE: Final = "samples-readable"
 
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
 _FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
@@ -202,5 +203,6 @@ def round_marks(
         "partial_evaluation": partial_evaluation,
         "busy_machine": is_busy(findings),
         "resumed": resumed,
+        "bad_samples": any(found.rule == _UNREADABLE for found in findings),
     }
     return tuple(mark for mark, applies in marks.items() if applies)

@@ -174,6 +174,9 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
             yield finding("warning", "log-complete", "", f"rank {end.rank}: the last line of its log is incomplete")
     for warning in dict.fromkeys(warning for end in timeline.ranks for warning in end.warnings):
         yield finding("warning", "rank-warning", "", warning)
+    if bad := list(dict.fromkeys(error for end in timeline.ranks for error in end.bad_samples)):
+        actual = f"{len(bad)} training samples cannot be read and were replaced by others: {'; '.join(bad)}"
+        yield finding("open", "samples-readable", "all training samples", actual)
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)

@@ -124,8 +124,11 @@ class Launcher(ABC):
 
     def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
         """Return the command on a host that ends what a dead agent of a job left behind."""
-        removal = self.sandbox(node).removal(self.agent_module(node).name)
-        return removal or self.native_command("accelmark.run.processes", str(node_dir))
+        agent = self.agent_module(node)
+        ending = replace(
+            agent, module="accelmark.run.processes", arguments=(str(node_dir),), environment=self.variables
+        )
+        return self.sandbox(node).clean_up(self.python, ending)
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run without a coordinator; returns one message for each host that was not reached."""

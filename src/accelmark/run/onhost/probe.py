@@ -80,15 +80,15 @@ def sees_lock(path: str) -> bool:
     return False
 
 
-def engine(name: str) -> str | None:
-    """Return the problem of a container engine, or None."""
+def engine(check: list[str]) -> str | None:
+    """Return the problem of a container engine, which a command checks, or None."""
     import shutil
     import subprocess  # imported here: slow, and seldom needed
 
-    if shutil.which(name) is None:
+    if shutil.which(check[0]) is None:
         return "is not on the PATH"
     try:
-        done = subprocess.run([name, "info"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+        done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "does not answer (%s)" % error
     if done.returncode == 0:
@@ -124,7 +124,7 @@ def main() -> None:
         "load1": os.getloadavg()[0],
         "busy_ports": [port for port in request["ports"] if not port_is_free(port)],
         "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
-        "missing_files": [path for path in request["files"] if not os.path.isfile(path)],
+        "missing_files": [path for path in request["files"] if not os.path.exists(path)],
         "lacking_modules": lacking(request["modules"]),
         "engine_problem": engine(request["engine"]) if request["engine"] else None,
         "held_by": holder() if request["is_locked"] else None,

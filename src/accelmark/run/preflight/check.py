@@ -32,7 +32,7 @@ from accelmark.run.preflight.facts import (
 from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems, python_path
 from accelmark.run.record.directory import HOLDER_FILE, RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
-from accelmark.spec.cluster import ClusterSpec, HostSpec
+from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec, HostSpec
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 
@@ -125,7 +125,7 @@ class Preflight:
             "modules": list(NEEDED_MODULES),
             # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
             "python_path": python_path() if launcher.spec.is_localhost else [],
-            "engine": container.engine if container is not None else None,
+            "engine": CONTAINER_ENGINES[container.engine].check if container is not None else None,
         }
 
     def _locked_file(self) -> str | None:
@@ -190,9 +190,9 @@ class Preflight:
                 return []
             recipe = recipe_of(plan, jobs[0].job)
             if recipe is None or (await host.run(recipe.present)).code != 0:
-                what = f"devices of {plan.vendor} cannot be read before the image exists"
+                what = f"devices of {plan.vendor} cannot be read before the image is there"
                 lacking = (
-                    f"nothing, the run builds it; or install {', '.join(facts.lacking_modules)} for {facts.executable}"
+                    f"nothing, the run obtains it; or install {', '.join(facts.lacking_modules)} for {facts.executable}"
                 )
                 return [HostProblem(name, what, lacking, "warning")]
             await launcher.deliver(host.spec)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
 from accelmark.spec.number_format import percent
@@ -104,14 +104,19 @@ def host_problems(
     def error(what: str, hint: str) -> None:
         found.append(HostProblem(name, what, hint))
 
+    engine = CONTAINER_ENGINES[cluster.container.engine] if cluster.container is not None else None
+    modules = ", ".join(facts.lacking_modules)
+    lacking = f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {modules.replace(',', '')}"
     if facts.held_by is not None:
         error(f"is in use by {facts.held_by}", "wait until it ends, or stop it with 'accelmark stop'")
     if facts.python < OLDEST_PYTHON and cluster.container is None:
         version = ".".join(map(str, facts.python))
         error(f"{facts.executable} is Python {version}, 3.11 is needed", "set python in the cluster file")
-    if facts.lacking_modules and cluster.container is None:
-        modules = ", ".join(facts.lacking_modules)
-        error(f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {modules.replace(',', '')}")
+    if facts.lacking_modules and engine is None:
+        error(*lacking)
+    elif facts.lacking_modules and engine is not None and not engine.ends_processes:
+        what = f"{lacking[0]}: what a killed agent leaves in a container there is not ended"
+        found.append(HostProblem(name, what, lacking[1], "warning"))
     if facts.not_writable is not None:
         error(f"{work} cannot be written: {facts.not_writable}", "choose another directory, or free space")
     elif facts.free_mib < cluster.min_disk_mib:
@@ -135,12 +140,9 @@ def host_problems(
     if facts.sees_lock is False and visible_file is not None:
         what = f"does not see that {visible_file.parent} is locked on this machine: locks of that file system are local"
         error(what, "mount it so that flock works between nodes (Lustre: -o flock), or choose another one (--out)")
-    if facts.engine_problem is not None and cluster.container is not None:
-        engine = cluster.container.engine
-        error(
-            f"the container engine {engine} {facts.engine_problem}",
-            f"install it, or repair it until '{engine} info' works there",
-        )
+    if facts.engine_problem is not None and cluster.container is not None and engine is not None:
+        what = f"the container engine {cluster.container.engine} {facts.engine_problem}"
+        error(what, f"install it, or repair it until '{' '.join(engine.check)}' works there")
     if cluster.clear_caches and not facts.may_clear_caches:
         found.append(HostProblem(name, "caches cannot be dropped", "run as root, or remove clear_caches", "warning"))
     if abs(clock_offset_s) > CLOCK_TOLERANCE_S:

@@ -44,7 +44,7 @@ class ImageRecipe:
     present: list[str]
     """The command that exits with 0 where the host has the image."""
     make: list[str]
-    """The command that builds, loads or pulls it."""
+    """The command that builds, loads or pulls it; empty where it is a file that has to be there."""
     archive: Path | None = None
     """The file that it is loaded from; None: it is built or pulled."""
     look_up: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def require_images(plan: Plan) -> None:
 
 
 def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRecipe | None:
-    """Return the image of a job, a trainer's own or its framework's; None where it runs natively.
+    """Return the image of a job, a trainer's own or its framework's; None where it runs natively, or Slurm obtains it.
 
     It is built from ``context``, the vendor's folder on the host, by default that of this machine.
 
@@ -93,8 +93,10 @@ def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRec
     return recipe_for(container, plan.vendor, folder, key, context or folder)
 
 
-def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
+def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe | None:
     """Return the image that a key's ranks run in: the cluster file's, else the vendor's for the framework and version.
+
+    None where nothing prepares it: Pyxis imports it when a step starts.
 
     ``folder`` is the vendor's folder on this machine, ``context`` that on the host.
 
@@ -102,6 +104,10 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
         RequestError: the vendor has no recipe for this framework, or none for the version that the key names.
     """
     engine, archive, image = container.engine, container.image_file, container.image
+    if engine == "pyxis":
+        return None
+    if engine == "apptainer":
+        return ImageRecipe(str(archive), ["test", "-e", str(archive)], [], archive)
     if image is not None:
         present = [engine, "image", "inspect", image]
         if archive is not None:
@@ -136,6 +142,8 @@ async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None
     """
     if (await host.run(recipe.present)).code == 0:
         return
+    if not recipe.make:
+        raise RunError(f"{host.name}: the image {recipe.name} is missing: copy it there, or correct image_file")
     made = await host.run(recipe.make, timeout_s=_TIMEOUT_S)
     make_directory(directory)
     with write_errors(directory / IMAGE_LOG):

@@ -50,24 +50,27 @@ class Sandbox:
         variables = [f"{name}={value}" for name, value in inside.environment.items()]
         return ["env", *variables, python, "-m", inside.module, *inside.arguments]
 
-    def removal(self, name: str) -> list[str] | None:
-        """Return the command that ends and removes the sandbox ``name``; None for processes of the host itself."""
-        return None
+    def step_options(self, inside: ModuleCommand) -> list[str]:
+        """Return the options of the ``srun`` whose step runs ``inside``; empty where the command enters the sandbox."""
+        return []
+
+    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
+        """Return the command that ends what ``ending.name`` left on a host; ``ending`` finds and ends processes."""
+        return self.command(python, ending)
 
     def image_commands(self) -> list[list[str]]:
         """Return the commands that look for the image, and obtain it where it is absent."""
-        return [] if self.image is None else [self.image.present, self.image.make]
+        return [] if self.image is None else [argv for argv in (self.image.present, self.image.make) if argv]
 
 
-@final
 @dataclass
 class ContainerSandbox(Sandbox):
-    """Runs commands in a container on the host's network; it is removed when they end."""
+    """Runs commands in a container of Docker or Podman on the host's network; it is removed when they end."""
 
     spec: ContainerSpec
     vendor: VendorSpec
     """Declares what its devices need."""
-    image: ImageRecipe
+    image: ImageRecipe | None
     code: PurePosixPath
     """Where AccelMark is on the host, mounted at the same path."""
     clear_caches: bool = False
@@ -75,32 +78,91 @@ class ContainerSandbox(Sandbox):
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
         """Return the engine's command; the host's ``python`` is not used."""
-        spec, defaults = self.spec, self.vendor.container
+        spec = self.spec
+        assert self.image is not None  # noqa: S101  these engines always have one
         command = [spec.engine, "run", "--rm", "--name", inside.name, "--network", "host", "--ipc"]
         command += ["private", "--shm-size", spec.shm_size] if spec.shm_size else ["host"]
         command += ["--privileged"] if spec.privileged else []
-        command += [*defaults.options, *spec.options]
-        volumes = [*defaults.mounts, *spec.mounts]
+        command += [*self.vendor.container.options, *spec.options]
+        for volume in self.volumes(inside):
+            command += ["--volume", volume]
+        for name, value in self.variables(inside).items():
+            command += ["--env", f"{name}={value}"]
+        return [*command, "--entrypoint", "sh", self.image.name, *self.entered(inside)]
+
+    def volumes(self, inside: ModuleCommand) -> list[str]:
+        """Return what is mounted, each as ``host path:container path[:ro]``."""
+        volumes = [*self.vendor.container.mounts, *self.spec.mounts]
         mounted = [mount.split(":")[0] for mount in volumes]
         places = dict.fromkeys(str(path) for path in inside.writable)
         writable = [path for path in places if not _is_below(path, [other for other in places if other != path])]
         readable = dict.fromkeys([str(self.code), *(str(path) for path in inside.readable)])
         volumes += [f"{path}:{path}" for path in writable]
         volumes += [f"{path}:{path}:ro" for path in readable if not _is_below(path, [*mounted, *writable])]
-        environment = {**defaults.environment, **inside.environment, **_pip_variables(spec.pip_source)}
-        if self.clear_caches:
-            volumes.append(f"{DROP_CACHES}:{_DROP_CACHES_INSIDE}")
-            environment[DROP_CACHES_VARIABLE] = _DROP_CACHES_INSIDE
-        for volume in volumes:
-            command += ["--volume", volume]
-        for name, value in environment.items():
-            command += ["--env", f"{name}={value}"]
-        command += ["--entrypoint", "sh", self.image.name, str(self.code / _ENTER), spec.python]
-        return [*command, "-m", inside.module, *inside.arguments]
+        return [*volumes, f"{DROP_CACHES}:{_DROP_CACHES_INSIDE}"] if self.clear_caches else volumes
 
-    def removal(self, name: str) -> list[str]:
+    def variables(self, inside: ModuleCommand) -> dict[str, str]:
+        """Return the environment variables of the container."""
+        dropping = {DROP_CACHES_VARIABLE: _DROP_CACHES_INSIDE} if self.clear_caches else {}
+        pip = _pip_variables(self.spec.pip_source)
+        return {**self.vendor.container.environment, **inside.environment, **pip, **dropping}
+
+    def entered(self, inside: ModuleCommand) -> list[str]:
+        """Return the arguments of the container's ``sh`` that run ``inside``."""
+        return [str(self.code / _ENTER), self.spec.python, "-m", inside.module, *inside.arguments]
+
+    def with_variables(self, inside: ModuleCommand) -> list[str]:
+        """Return the command, in a container that is there already, that sets the variables and runs ``inside``."""
+        variables = [f"{name}={value}" for name, value in self.variables(inside).items()]
+        return ["env", *variables, "sh", *self.entered(inside)]
+
+    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
         """Return the command that ends and removes the container."""
-        return [self.spec.engine, "rm", "--force", name]
+        return [self.spec.engine, "rm", "--force", ending.name]
+
+
+@final
+class ApptainerSandbox(ContainerSandbox):
+    """Runs commands in an image file by Apptainer, without the host's environment and home directory."""
+
+    def command(self, python: str, inside: ModuleCommand) -> list[str]:
+        """Return the command; the host's ``python`` is not used."""
+        command = ["apptainer", "exec", "--cleanenv", "--no-home"]
+        command += [*self.vendor.container.apptainer_options, *self.spec.options]
+        for volume in self.volumes(inside):
+            command += ["--bind", volume]
+        return [*command, str(self.spec.image_file), *self.with_variables(inside)]
+
+    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
+        """Return the command that ends the processes, on the host: from another user namespace they are unreadable."""
+        return Sandbox().command(python, ending)
+
+
+@final
+class PyxisSandbox(ContainerSandbox):
+    """Commands of a step of Slurm whose container Pyxis makes, by Enroot, before the step starts."""
+
+    def command(self, python: str, inside: ModuleCommand) -> list[str]:
+        """Return the command inside the container of the step."""
+        return self.with_variables(inside)
+
+    def step_options(self, inside: ModuleCommand) -> list[str]:
+        """Return Pyxis's options of ``srun`` (https://github.com/NVIDIA/pyxis, ``args.c``)."""
+        options = [
+            f"--container-image={self.spec.image_file or self.spec.image}",
+            f"--container-mounts={','.join(self.volumes(inside))}",
+            "--no-container-mount-home",
+            "--container-writable",
+        ]
+        return [*options, *self.spec.options]
+
+    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
+        """Return the command that ends the processes, on the host, which sees those of the container."""
+        return Sandbox().command(python, ending)
+
+
+_SANDBOXES: Final[dict[str, type[ContainerSandbox]]] = {"apptainer": ApptainerSandbox, "pyxis": PyxisSandbox}
+"""Engines other than Docker and Podman, whose commands are equal."""
 
 
 def _pip_variables(source: str | None) -> dict[str, str]:
@@ -118,10 +180,11 @@ def _is_below(path: str, places: list[str]) -> bool:
 
 def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Sandbox:
     """Return the sandbox of a job, with the paths of AccelMark and of the vendor's folder on the hosts."""
-    image = recipe_of(plan, job, vendor_dir)
-    if plan.cluster.container is None or image is None:
+    spec, image = plan.cluster.container, recipe_of(plan, job, vendor_dir)
+    if spec is None:
         return Sandbox()
-    return ContainerSandbox(plan.cluster.container, load_vendor(plan.vendor), image, code, plan.cluster.clear_caches)
+    kind = _SANDBOXES.get(spec.engine, ContainerSandbox)
+    return kind(spec, load_vendor(plan.vendor), image, code, plan.cluster.clear_caches)
 
 
 def model_files(job: JobSpec) -> tuple[Path, ...]:

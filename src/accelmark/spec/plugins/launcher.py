@@ -31,6 +31,8 @@ class LauncherSpec(Spec):
     """Hosts share the coordinator's file system: data is fetched once, nothing is copied."""
     one_host_per_machine: bool = True
     """All hosts of a cluster file are different machines."""
+    container_engines: tuple[str, ...] = ("docker", "podman", "apptainer")
+    """Engines whose containers it can start jobs in."""
     run_files: tuple[str, ...] = ()
     """Files that the launcher writes to the run directory during a run; manifests exclude them."""
 
@@ -101,11 +103,17 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
     return problems
 
 
-def host_problems(cluster: ClusterSpec) -> list[Problem]:
-    """Return a problem for each host that the cluster's launcher cannot use."""
+def unusable_parts(cluster: ClusterSpec) -> list[Problem]:
+    """Return a problem for each host, and for a container engine, that the cluster's launcher cannot use."""
     launcher, where = load_launcher(cluster.launcher), f"cluster {cluster.name!r}"
     options = options_of(options_model(cluster.launcher), cluster)
     problems = [Problem(where, "hosts", what) for what in options.host_problems(cluster.hosts)]
+    engine = cluster.container.engine if cluster.container is not None else None
+    if engine is not None and engine not in launcher.container_engines:
+        able = [name for name in folders("launchers") if engine in load_launcher(name).container_engines]
+        what = f"launcher: {launcher.name} starts no jobs in containers of {engine}"
+        hint = f"choose one of {', '.join(launcher.container_engines)}, or the launcher {' or '.join(able)}"
+        problems.append(Problem(where, "container.engine", what, hint))
     if not launcher.is_localhost:
         return problems
     others = [name for name in folders("launchers") if not load_launcher(name).is_localhost]

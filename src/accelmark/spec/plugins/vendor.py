@@ -92,7 +92,9 @@ class ContainerDefaults(Spec):
     """Container options that give access to this vendor's devices."""
 
     options: tuple[str, ...] = ()
-    """Options of the container engine, one argument each."""
+    """Options of Docker and Podman, one argument each."""
+    apptainer_options: tuple[str, ...] = ()
+    """Options of Apptainer, which has the host's ``/dev`` without any."""
     mounts: tuple[str, ...] = ()
     """``host path:container path[:ro]``."""
     environment: dict[str, str] = Field(default_factory=dict)

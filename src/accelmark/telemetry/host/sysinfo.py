@@ -18,6 +18,8 @@ from accelmark.telemetry.device import DeviceInfo
 
 _MIB: Final = 1024 * 1024
 _SYS: Final = Path("/sys")
+_CONTAINER_FILES: Final = ("/.dockerenv", "/run/.containerenv")
+_CONTAINER_VARIABLE: Final = "APPTAINER_CONTAINER"
 _PROC: Final = Path("/proc")
 
 
@@ -109,7 +111,7 @@ def _cgroup() -> dict[str, Any]:
 def _virtualisation() -> str | None:
     product = _text(_SYS / "class/dmi/id/product_name")
     hypervisor = " hypervisor" in f" {_cpuinfo().get('flags', '')}"
-    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+    if any(Path(path).exists() for path in _CONTAINER_FILES) or _CONTAINER_VARIABLE in os.environ:
         return "container"
     return f"virtual machine ({product or 'unknown product'})" if hypervisor else product
 

@@ -80,7 +80,8 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return step.agents
 
     def _step(self, nodes: Sequence[NodeJob]) -> JobStep:
-        return JobStep(lambda: self.prefix(*(node.host for node in nodes)), nodes[0].node_dir)
+        options = self.sandbox(nodes[0]).step_options(self.agent_module(nodes[0]))
+        return JobStep(lambda: (*self.prefix(*(node.host for node in nodes)), *options), nodes[0].node_dir)
 
     def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
         """Return the ``srun`` of a job."""

@@ -1,0 +1,127 @@
+"""Jobs in images that Apptainer runs: on this machine, on hosts over SSH and on nodes of Slurm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from accelmark.plan.plan import Plan
+from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.bed import Bed
+from tests.cluster.boxed import served, write_index
+from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.skeleton import mounts, write_rootfs
+from tests.cluster.test_containers import accelmark, assert_adapted, in_container, run_file, tiny
+from tests.cluster.test_images import FAKES
+from tests.run.fakes import left_running, make_plan, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+__all__ = ["tiny"]
+MakeCluster = Callable[..., ClusterSpec]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image as a directory; skips where Apptainer does not run it."""
+    if shutil.which("apptainer") is None:
+        pytest.skip("Apptainer is not installed (tests/cluster/apptainer.sh)")
+    image = tmp_path_factory.mktemp("apptainer") / "image"
+    write_rootfs(image.with_suffix(".tar"))
+    image.mkdir()
+    with tarfile.open(image.with_suffix(".tar")) as archive:
+        archive.extractall(image, filter="tar")
+    tried = ["apptainer", "exec", "--userns", "--bind", "/usr:/usr:ro", str(image), "true"]
+    ran = subprocess.run(tried, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        pytest.skip(f"Apptainer runs no container here: {ran.stderr.strip()[-300:]}")
+    return image
+
+
+@pytest.fixture(scope="module")
+def sif(directory: Path) -> Path:
+    """The same image as a file."""
+    file = directory.with_suffix(".sif")
+    subprocess.run(["apptainer", "build", str(file), str(directory)], capture_output=True, check=True)
+    return file
+
+
+def container(image: Path) -> dict[str, object]:
+    options = {"options": ["--userns"], "image_file": str(image)}
+    return in_container("apptainer") | options | {"mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]}
+
+
+def fakes_here(image: Path, *cases: tuple[str, ...]) -> Plan:
+    return make_plan(*cases, cluster=ClusterSpec.model_validate({"container": container(image)}))
+
+
+def logs(run: Path) -> str:
+    return "\n".join(f"{log}:\n{log.read_text()[-3000:]}" for log in run.rglob("agent.log"))
+
+
+@pytest.mark.parametrize("kind", ["directory", "sif"])
+def test_a_job_runs_in_an_image_and_ends_with_ctrl_c(
+    kind: str, plugins: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_HOST", "not for the container")
+    image, run = request.getfixturevalue(kind), tmp_path / "run"
+    process = drive("start", run, plan=fakes_here(image, (), ("steps=100000",)))
+    second_log = "toy1*/round1/*/rank0.out.log"
+    wait_for(lambda: list(run.glob(second_log)) or process.poll() is not None, "the second job", 120)
+    assert process.poll() is None, f"{done(process)}{status_of(run)}{logs(run)}"
+    ranks = [pid for pid in left_running(run) if str(FAKES / "fake_rank.py") in psutil.Process(pid).cmdline()]
+    assert ranks
+    assert all("OF_THE_HOST" not in psutil.Process(pid).environ() for pid in ranks)
+    process.send_signal(signal.SIGINT)
+    code, out, err = done(process)
+    first, second = status_of(run)
+    assert (code, first.state, second.state) == (130, "succeeded", "cancelled"), f"{out}{err}{first}{second}{logs(run)}"
+    assert left_running(run) == []
+    information = json.loads(next(run.rglob("sys_info.json")).read_text())
+    assert information["virtualisation"] == "container"
+
+
+def test_what_a_killed_agent_leaves_is_ended_from_another_container(
+    directory: Path, plugins: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=fakes_here(directory, ("steps=100000", "grandchild")))
+    wait_for(lambda: stepping(run) or process.poll() is not None, "a step", 120)
+    assert process.poll() is None, f"{done(process)}{status_of(run)}{logs(run)}"
+    agents = [pid for pid in left_running(run) if "accelmark.run.agent.agent" in psutil.Process(pid).cmdline()]
+    for pid in agents:
+        psutil.Process(pid).kill()
+    code, out, err = done(process)
+    (status,) = status_of(run)
+    assert (code, status.state) == (1, "lost"), f"{out}{err}{status}{logs(run)}"
+    assert left_running(run) == [], [psutil.Process(p).cmdline() for p in left_running(run)]
+    assert "processes that it left behind were killed" in (status.reason or ""), logs(run)
+    assert left_running(run) == []
+
+
+def test_a_case_is_trained_on_two_hosts_with_its_vendors_adaptation(
+    cluster: MakeCluster, bed: Bed, directory: Path, tiny: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with served(write_index(tmp_path / "index"), f"{bed.net}.254") as index:
+        spec = cluster(2, container=container(directory) | {"pip_source": index})
+        file = run_file(tmp_path, spec, "tiny:pytorch:X1:2:1:1")
+        ended = accelmark("run", str(file), "--out", str(run), "--json")
+    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{logs(run)}"
+    result = json.loads((run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text())
+    assert result["converged"] is True
+    for rank, node in enumerate(sorted(run.glob("*/round1/*_noderank*"))):
+        assert_adapted(node, rank)
+
+
+def test_a_host_without_the_image_is_not_ready(directory: Path, plugins: Path, tmp_path: Path) -> None:
+    code, _, err = done(drive("start", tmp_path / "run", "--look", plan=fakes_here(Path("/nowhere.sif"), ())))
+    assert (code, (tmp_path / "run").exists()) == (1, False)
+    assert "localhost: the file /nowhere.sif is missing (copy it there, or correct image_file" in err

@@ -1,0 +1,126 @@
+"""Containers of Apptainer and Pyxis: the commands that start jobs in them, and what a cluster file may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path, PurePosixPath
+
+import pytest
+from pydantic import ValidationError
+
+from accelmark.plan.build import build_plan
+from accelmark.plan.plan import Plan
+from accelmark.plan.request import Detected
+from accelmark.run.agent.task import NodeJob
+from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.launchers import create_launcher
+from accelmark.run.launchers.launcher import Launcher
+from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.cluster import ClusterSpec, ContainerSpec
+from accelmark.spec.model import parse
+from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.plugins.launcher import unusable_parts
+from accelmark.spec.runfile import RunSpec
+from tests.plan.test_build import no_data
+from tests.run.fakes import make_plan
+
+
+def on_slurm(**container: object) -> Plan:
+    hosts = ("n1", "n2")
+    values = {"launcher": "slurm", "hosts": [{"address": host} for host in hosts], "container": container}
+    return make_plan((), hosts=hosts, cluster=ClusterSpec.model_validate(values))
+
+
+def opened(plan: Plan, run: Path) -> tuple[Launcher, list[NodeJob]]:
+    launcher = create_launcher(plan, run)
+    return launcher, asyncio.run(node_jobs(RunDirectory(run, plan), plan.jobs[0], launcher))
+
+
+def test_pyxis_makes_the_container_of_the_one_srun_of_a_job(plugins: Path, tmp_path: Path) -> None:
+    vendor = plugins / "vendors" / "acme" / "vendor.yaml"
+    vendor.write_text(
+        vendor.read_text() + "container: {options: ['--device', '/dev/acme0'], mounts: [/opt/acme:/acme:ro]}\n"
+    )
+    image, options = "registry.example.com#team/box:1", ["--container-remap-root"]
+    plan = on_slurm(engine="pyxis", image=image, options=options, mounts=["/data:/data"], python="/opt/python")
+    launcher, nodes = opened(plan, tmp_path)
+    ((*srun, shell, script),) = launcher.common_commands(nodes)
+    code = str(launcher.code)
+    assert srun[:4] == ["srun", "--jobid=JOBID", "--nodes=2", "--ntasks=2"]
+    assert f"--container-image={image}" in srun
+    (mounts,) = (word.partition("=")[2].split(",") for word in srun if word.startswith("--container-mounts="))
+    assert {"/opt/acme:/acme:ro", "/data:/data", f"{tmp_path}:{tmp_path}", f"{code}:{code}:ro"} <= set(mounts)
+    assert srun[-3:] == ["--no-container-mount-home", "--container-writable", "--container-remap-root"]
+    assert "--device" not in srun, "an option of Docker"
+    assert (shell, script) == ("sh", str(nodes[0].node_dir / "step.sh"))
+    agent = launcher.job_commands(nodes[1])[0]
+    assert agent[0] == "env"
+    assert agent[agent.index("sh") :][1:4] == [f"{code}/accelmark/run/sandboxes/enter.sh", "/opt/python", "-m"]
+    assert not any(word.startswith("srun") for word in agent), "the step runs it"
+    clean_up = launcher.clean_up_command(nodes[0], PurePosixPath(nodes[0].node_dir))
+    assert clean_up[-3:] == ["-m", "accelmark.run.processes", str(nodes[0].node_dir)]
+    assert "enter.sh" not in " ".join(clean_up), "the host's Python ends processes of a dead agent"
+
+
+def test_pyxis_runs_an_image_file_too(plugins: Path, tmp_path: Path) -> None:
+    launcher, nodes = opened(on_slurm(engine="pyxis", image_file="/shared/box.sqsh"), tmp_path)
+    (command,) = launcher.common_commands(nodes)
+    assert "--container-image=/shared/box.sqsh" in command
+
+
+def test_apptainer_runs_the_image_file_with_the_vendors_options_for_it(plugins: Path, tmp_path: Path) -> None:
+    vendor = plugins / "vendors" / "acme" / "vendor.yaml"
+    vendor.write_text(
+        vendor.read_text()
+        + "container: {options: ['--gpus', all], apptainer_options: ['--nv'], environment: {A: '1,2'}}\n"
+    )
+    container = {"engine": "apptainer", "image_file": "/images/box.sif", "options": ["--userns"]}
+    plan = make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
+    launcher, (node,) = opened(plan, tmp_path)
+    looks, agent = launcher.job_commands(node)[:2]
+    assert looks == ["test", "-e", "/images/box.sif"]
+    assert agent[:6] == ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "--userns"]
+    bound = [agent[index + 1] for index, word in enumerate(agent) if word == "--bind"]
+    assert f"{tmp_path}:{tmp_path}" in bound
+    inside = agent[agent.index("/images/box.sif") + 1 :]
+    assert inside[0] == "env"
+    assert "A=1,2" in inside, "Apptainer's --env would split it"
+    assert inside[inside.index("sh") :][1:4] == [f"{launcher.code}/accelmark/run/sandboxes/enter.sh", "python3", "-m"]
+
+
+@pytest.mark.parametrize(
+    ("container", "problem"),
+    [
+        ({"engine": "apptainer"}, "engine apptainer builds no image: name the file of one on the hosts"),
+        ({"engine": "apptainer", "image": "box:1", "image_file": "x.sif"}, "engine apptainer has no image: remove it"),
+        ({"engine": "pyxis", "image": "box:1", "shm_size": "1g", "privileged": True}, "has no shm_size, privileged"),
+        ({"engine": "pyxis", "image": "box:1", "image_file": "x.sqsh"}, "runs either image or image_file"),
+        ({"engine": "pyxis"}, "engine pyxis builds no image"),
+    ],
+)
+def test_settings_that_an_engine_has_not_are_refused(container: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        ContainerSpec.model_validate(container)
+
+
+def test_a_launcher_without_steps_starts_no_container_of_pyxis() -> None:
+    values = {"launcher": "ssh", "container": {"engine": "pyxis", "image": "box:1"}}
+    (found,) = unusable_parts(ClusterSpec.model_validate(values))
+    assert str(found).startswith(
+        "cluster 'local': container.engine: launcher: ssh starts no jobs in containers of pyxis"
+    )
+    assert "or the launcher slurm" in str(found)
+
+
+@pytest.mark.parametrize(("engine", "is_warned"), [("pyxis", True), ("apptainer", False)])
+def test_the_plan_warns_of_an_engine_that_was_not_tried(engine: str, is_warned: bool, plugins: Path) -> None:
+    container = {"engine": engine, "image_file": "/shared/box"}
+    made = build_plan(
+        parse(RunSpec, {"cases": ["toy:pytorch:X1:1:1"]}, "run.yaml"),
+        cluster=ClusterSpec.model_validate({"launcher": "slurm", "vendor": "acme", "container": container}),
+        detected=Detected(vendor="acme", hardware="X1", chip=load_vendor("acme").chips[0], num_devices=1),
+        data_dirs=no_data,
+        created_at="2026-01-01T00:00:00Z",
+        where="run.yaml",
+    )
+    assert any(warning.startswith("container.engine: pyxis was not tried") for warning in made.warnings) is is_warned
