@@ -214,7 +214,7 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
     """Check that the measured pass took long enough."""
     rate, least_s = entry.result.value_of(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
     if rate and entry.result.num_samples / rate < least_s:
-        expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase the setting repeat"
+        expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase inference_duration_s"
         yield finding("warning", "enough-duration", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
 
 

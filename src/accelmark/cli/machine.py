@@ -116,6 +116,9 @@ def inventory_lines(seen: Inventory) -> list[str]:
         present = ", ".join(f"{one.name} {one.version}" for one in installed if one.version) or "none"
         absent = ", ".join(one.name for one in installed if not one.version) or "none"
         lines += [heading, f"  installed: {present}", f"  not installed: {absent}"]
+    lines += [
+        f"  options of {one.name}: {', '.join(one.options)}" for one in seen.engines if one.version and one.options
+    ]
     containers = [name for name, path in seen.containers.items() if path]
     lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
     lines.append("What can run")

@@ -256,6 +256,7 @@ _ENGINE_COLUMNS: Final = (
     ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
     ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
     ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
+    ("MFU, measured ceiling", F.MFU_MEASURED),
 )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def read_telemetry(
     findings += [finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
-    return hosts, "" if hosts else "training did not start"
+    return hosts, "" if hosts else "nothing was measured"
 
 
 def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
