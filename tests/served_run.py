@@ -40,6 +40,8 @@ class Queue:
     """Part of the service until the first output."""
     tokens: int = 11
     tokens_per_output: int = 1
+    states_queue: bool = False
+    """Whether the server states the time in its queue."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def simulate(stage: Stage, number: int, seed: int = 1, first_prompt: int = 0) ->
                 requested_tokens=queue.tokens,
                 usage_input=20,
                 usage_output=queue.tokens,
+                queue_s=begin - due if queue.states_queue else None,
                 text_sha256="ab" * 32,
             )
         )

@@ -192,5 +192,10 @@ MULTIPLY_ADDS: Mapping[str, tuple[float, str]] = {
     "efficientnet": (0.386e9, "torchvision's EfficientNet_B0_Weights.IMAGENET1K_V1; arXiv:1905.11946, table 2: 0.39 G"),
     "vit": (17.56e9, "torchvision's ViT_B_16_Weights.IMAGENET1K_V1"),
     "swin": (4.5e9, "arXiv:2103.14030, table 1"),
+    "detr": (86e9, "arXiv:2005.12872, table 1, the mean over images of COCO"),
+    "rt_detr": (136e9 / 2, "arXiv:2304.08069, table 2: 136 GFLOPs, a multiply-add as two"),
+    "segformer": (8.4e9, "arXiv:2105.15203, table 1a"),
 }
 """Case -> multiply-adds of an image forward, and where they are published."""
+TRAINED_SHARE: Mapping[str, float] = {"detr": 2.5, "rt_detr": 2.5}
+"""Least FLOPs of a training step over those forward, where not all layers are trained or reached by gradients."""

@@ -28,6 +28,10 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "transformer": (tiny_data.wmt14, {"optimizer.lr": 1e-2}),
     "wav2vec2": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.eval_seconds": 1.0}),
     "whisper_small": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.target_length": 16}),
+    "detr": (tiny_data.coco, {"optimizer.lr": 1e-3, "model.num_classes": 4}),
+    "rt_detr": (tiny_data.coco, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
+    "segformer": (tiny_data.ade20k, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
+    "mask2former": (tiny_data.ade20k, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
 }
 """Case -> its data, and settings in addition to its reduced size. A new standard case adds a row."""
 STEPS = 24
@@ -38,10 +42,11 @@ def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Pat
     """Put random weights where the published checkpoint belongs."""
     if weights is None or weights not in data:
         return
-    net: Any = case.build_model()
+    model: Any = case.build_model()
+    start: Any = getattr(case, "backbone", lambda net: net)
     folder = data[weights] / "hf"
     folder.mkdir(parents=True, exist_ok=True)
-    net.net.save_pretrained(folder)
+    start(model.net).save_pretrained(folder)
 
 
 @pytest.mark.heavy

@@ -95,6 +95,19 @@ def test_resnet50_trains_and_evaluates_on_images_in_folders(tmp_path: Path, imag
     assert max(rates) == pytest.approx(0.1 * 4 / 256), "the rate follows the global batch"
 
 
+def test_a_truncated_jpeg_ends_training_or_is_tolerated_by_name(tmp_path: Path, imagenet: Path) -> None:
+    damaged = imagenet / "train" / "n01440764" / "n01440764_3.JPEG"
+    damaged.write_bytes(damaged.read_bytes()[:300])
+    over = {**RESNET, "loader.num_workers": 1, "end.max_epochs": 1}
+    with pytest.raises(AssertionError, match=rf"{damaged}: is not a readable image"):
+        run(job_of("resnet50", tmp_path / "refused", {"imagenet": imagenet}, over))
+    over["loader.tolerate_bad_samples"] = 1
+    events = run(job_of("resnet50", tmp_path / "tolerated", {"imagenet": imagenet}, over))
+    assert value_of(events, Event.FINISHED)["num_trained_samples"] == 12
+    (named,) = [value["message"] for name, value in events if name == Event.BAD_SAMPLE]
+    assert str(damaged) in named
+
+
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
     """Shards of a sequence that repeats itself, so that a model can learn it."""

@@ -127,6 +127,50 @@ def librispeech(root: Path) -> Mapping[str, Path]:
     return {"librispeech": root / "librispeech"}
 
 
+def coco(root: Path) -> Mapping[str, Path]:
+    """Bright rectangles of two categories, whose ids are not in a row, on dark images of two sizes."""
+    random = np.random.default_rng(3)
+    colours = {1: (250, 40, 40), 3: (40, 40, 250)}
+    (root / "coco" / "annotations").mkdir(parents=True)
+    for split, count in (("train2017", 16), ("val2017", 3)):
+        (root / "coco" / split).mkdir()
+        images: list[dict[str, object]] = []
+        annotations: list[dict[str, object]] = []
+        for index in range(count):
+            width, height = ((60, 40), (40, 60))[index % 2]
+            pixels = np.full((height, width, 3), 20, np.uint8)
+            for category in random.choice([1, 3], 1 + index % 2, replace=False).tolist():
+                left, top = int(random.integers(0, width - 24)), int(random.integers(0, height - 24))
+                pixels[top : top + 20, left : left + 20] = colours[category]
+                box = {"bbox": [left, top, 20, 20], "area": 400, "iscrowd": 0, "category_id": category}
+                annotations.append({"id": len(annotations) + 1, "image_id": index, **box})
+            name = f"{index:012}.jpg"
+            Image.fromarray(pixels).save(root / "coco" / split / name, quality=95)
+            images.append({"id": index, "file_name": name, "width": width, "height": height})
+        content = {"images": images, "annotations": annotations, "categories": [{"id": 1}, {"id": 3}]}
+        path = root / "coco" / "annotations" / f"instances_{split}.json"
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return {"coco": root / "coco"}
+
+
+def ade20k(root: Path) -> Mapping[str, Path]:
+    """Images of which the left and the right half are of different classes, with a border that is not counted."""
+    random = np.random.default_rng(4)
+    for split, count in (("training", 16), ("validation", 3)):
+        for kind in ("images", "annotations"):
+            (root / "ade20k" / kind / split).mkdir(parents=True)
+        for index in range(count):
+            width, height = ((90, 70), (70, 90))[index % 2]
+            segments = np.where(np.arange(width) < width // 2, *random.permutation([1, 2]).tolist())
+            segments = np.tile(segments.astype(np.uint8), (height, 1))
+            segments[:3] = 0
+            pixels = np.stack([np.where(segments == label, 200, 30) for label in (0, 1, 2)], 2).astype(np.uint8)
+            name = f"ADE_{split}_{index:08}"
+            Image.fromarray(pixels).save(root / "ade20k/images" / split / f"{name}.jpg", quality=95)
+            Image.fromarray(segments).save(root / "ade20k/annotations" / split / f"{name}.png")
+    return {"ade20k": root / "ade20k"}
+
+
 def with_weights(data: Mapping[str, Path], name: str, root: Path) -> Mapping[str, Path]:
     """Add empty directories for the data sets that the case ``name`` declares besides."""
     return {each: data.get(each, root / each) for each in load_case(name).data_names}

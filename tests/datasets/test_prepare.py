@@ -20,13 +20,14 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets.catalogue import known_datasets, preparable, preparation_of
-from accelmark.datasets.prepare import cnn_dailymail, imagenet, sst2, wmt14
+from accelmark.datasets.prepare import cnn_dailymail, coco, imagenet, sst2, wmt14
 from accelmark.datasets.prepare.preparation import Preparation, prepare
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.train.tasks.image_folder import ArrayImages
 from accelmark.train.tasks.recordings import Recordings
 from accelmark.train.tasks.text_files import JsonLines, Parallel, Table
+from accelmark.train.tasks.vision.coco import BoxedImages
 
 SYNSETS = ("n01440764", "n01443537")
 
@@ -289,3 +290,44 @@ def whole(name: str, source: Path) -> tuple[DatasetSpec, Preparation]:
     spec, preparation = own(name, source)
     parts = tuple(part.model_copy(update={"classes": 2, "files": None}) for part in spec.tree)
     return spec.model_copy(update={"tree": parts}), preparation
+
+
+def zipped(path: Path, files: Mapping[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+@pytest.fixture
+def coco_archives(tmp_path: Path) -> Path:
+    """The three archives of COCO 2017, with two training images of which one has no box, and one for validation."""
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    files = {}
+    for split, numbers in (("train2017", (1, 2)), ("val2017", (3,))):
+        images = [{"id": number, "file_name": f"{number:012}.jpg", "width": 50, "height": 40} for number in numbers]
+        box = {"id": 9, "image_id": numbers[0], "category_id": 5, "bbox": [1, 2, 30, 20], "iscrowd": 0}
+        content = {"images": images, "annotations": [box], "categories": [{"id": 5}]}
+        files[f"annotations/instances_{split}.json"] = json.dumps(content).encode()
+        zipped(folder / f"{split}.zip", {f"{split}/{number:012}.jpg": jpeg(number) for number in numbers})
+    zipped(folder / coco.ANNOTATIONS, {**files, "annotations/captions_val2017.json": b"{}"})
+    return folder
+
+
+def test_coco_has_its_images_and_boxes(tmp_path: Path, coco_archives: Path) -> None:
+    to = tmp_path / "coco"
+    made("coco", coco_archives, to)
+    assert sorted(path.name for path in (to / "annotations").iterdir()) == [
+        "instances_train2017.json",
+        "instances_val2017.json",
+    ]
+    assert [len(BoxedImages(to, "train2017", num_classes=1, train=train)) for train in (True, False)] == [1, 2]
+    before = (to / "train2017" / "000000000001.jpg").stat()
+    made("coco", coco_archives, to)
+    assert (to / "train2017" / "000000000001.jpg").stat().st_ino == before.st_ino
+
+
+def test_an_image_that_is_not_in_its_archive_is_named(tmp_path: Path, coco_archives: Path) -> None:
+    zipped(coco_archives / "train2017.zip", {"train2017/000000000001.jpg": jpeg(1)})
+    with pytest.raises(DataError, match=r"train2017.zip: has no train2017/000000000002.jpg$"):
+        made("coco", coco_archives, tmp_path / "coco")

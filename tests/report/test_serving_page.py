@@ -21,7 +21,9 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.log.serving import ServeFinished
 from tests.served_run import Queue, Served, Stage, make_served_run
 
-QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)
+QUEUE = Queue(
+    slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16, states_queue=True
+)
 STAGES = (
     Stage(QUEUE, 60, concurrency=1),
     Stage(QUEUE, 160, concurrency=4),
@@ -52,6 +54,7 @@ def test_the_page_has_the_stages_latencies_charts_and_the_server(tmp_path: Path)
     assert html.count('class="chart load"') == 2
     assert html.count('class="chart latency"') == 4
     assert html.count('class="chart timeline"') == 1
+    assert "In the server's queue" in text.replace("&#39;", "'")
     assert "time since the first stage began" in text
     assert '"title":"Requests in progress"' in html
     assert '"title":"Power"' in html

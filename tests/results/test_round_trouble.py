@@ -13,6 +13,7 @@ from accelmark.results.rounds.hosts import device_indices
 from accelmark.results.rounds.summary import round_result
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit
+from accelmark.spec.log.events import Event
 from tests.made_run import BOOT_MS, Made, make_round, make_run, perflog, rank_events
 
 
@@ -255,3 +256,16 @@ def _with_second_device(line: dict[str, Any]) -> dict[str, Any]:
         first = line["devices"][0]
         return line | {"devices": [first, first | {"index": 1, "power_w": 2 * first["power_w"]}]}
     return line
+
+
+def test_replaced_training_samples_are_named_and_mark_the_round(round_dir: Path) -> None:
+    for rank, bad in ((0, "a.jpg: truncated"), (1, "b.jpg: truncated")):
+        log = node(round_dir) / f"rank{rank}.out.log"
+        lines = log.read_text().splitlines(keepends=True)
+        lines.insert(7, perflog(Event.BAD_SAMPLE, {"message": bad}, BOOT_MS + 1, rank))
+        log.write_text("".join(lines))
+    result = round_result(round_dir)
+    assert result.marks == ("bad_samples",)
+    (found,) = [each for each in result.findings if each.rule == "samples-readable"]
+    assert (found.severity, found.actual[:27]) == ("open", "2 training samples cannot b")
+    assert found.actual.endswith("a.jpg: truncated; b.jpg: truncated")

@@ -13,7 +13,7 @@ import pytest
 
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.quantiles import blocks_of, distribution, interval_ranks, share_interval
-from accelmark.results.figures.serving import SteadyWindow, measured_stage, steady_window
+from accelmark.results.figures.serving import SteadyWindow, measured_stage, steady_window, timeline_of
 from accelmark.results.read.requests import read_requests
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult
@@ -78,8 +78,20 @@ def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> None:
     stage = stage_of(tmp_path, records)
     medians = {name: found.at("p50") for name, found in stage.latencies.items()}
     assert medians == pytest.approx(
-        {"ttft": 500, "sent_to_first": 300, "queued": 200, "itl": 100, "tpot": 100, "e2e": 900}
+        {"ttft": 500, "sent_to_first": 300, "queued": 200, "itl": 100, "tpot": 100, "e2e": 900, "server_queue": None}
     )
+    assert stage.latencies["server_queue"].quantiles["p50"].reason == "the server does not state it"
+
+
+def test_the_time_in_the_queue_is_that_of_the_requests_for_which_the_server_states_it(tmp_path: Path) -> None:
+    queue_s = (0.1, None, 0.3, 0.2, 9.0)
+    records = [record(number, number, number + 0.5, number + 0.9, queue_s=each) for number, each in enumerate(queue_s)]
+    stage = stage_of(tmp_path, records)
+    found = stage.latencies["server_queue"]
+    assert found.count == 3, "the last request is after the window"
+    assert found.at("p50") == pytest.approx(200)
+    timeline = timeline_of(read_requests(tmp_path / "requests.jsonl")[0])
+    assert [each.queue_s for each in timeline] == list(queue_s)
 
 
 def test_tokens_count_when_their_output_arrived_and_rates_are_over_the_window(tmp_path: Path) -> None:

@@ -60,10 +60,12 @@ def test_an_answer_is_recorded_with_its_times_text_and_counts() -> None:
         for text in ("Hel", "lo", " you"):
             peer.token(text)
         peer.token("", "length")
-        peer.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+        usage = {"prompt_tokens": 7, "completion_tokens": 3}
+        peer.event({"choices": [], "usage": usage, "metrics": {"queue_time_ms": 12.3, "mean_itl_ms": None}})
         peer.end()
 
     record, text = one(handle)
+    assert record.queue_s == 0.0123
     assert (record.status, record.error, record.http_status, text) == ("ok", None, 200, "Hello you")
     assert (record.usage_input, record.usage_output, record.finish_reason) == (7, 3, "length")
     assert record.input_tokens == 1

@@ -18,6 +18,12 @@ def test_a_base_url_may_end_with_the_version(base: str) -> None:
     assert Endpoint(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
 
 
+def test_another_version_of_the_api_is_kept() -> None:
+    endpoint = Endpoint("http://host:1/v3", "m", "chat")
+    assert endpoint.url() == "http://host:1/v3/chat/completions"
+    assert endpoint.url("completions") == "http://host:1/v3/completions"
+
+
 @pytest.mark.parametrize(
     "base", ["host:1", "ftp://host", "http://", "http://host:99999", "http://me:word@host", "http://h?a=1"]
 )

@@ -89,6 +89,27 @@ def test_what_a_server_does_wrong_is_in_the_result(
 
 
 @pytest.mark.heavy
+def test_a_vendors_options_reach_its_server_which_states_the_time_in_its_queue(
+    tmp_path: Path, servers: dict[str, str]
+) -> None:
+    vendor = tmp_path / "plugins/vendors/acme"
+    (vendor / "servers").mkdir(parents=True)
+    (vendor / "vendor.yaml").write_text(
+        "name: acme\ntitle: Acme\nvisible_devices_env: null\ntelemetry: {detect: {always: true}}\nchips: []\n"
+        "frameworks: {pytorch: {device_type: cpu, collective_backend: gloo}}\n"
+    )
+    (vendor / "servers/toy.yaml").write_text("options: {mode: queued}\nenvironment: {ACME_GRAPHS: '1'}\n")
+    few = ["--concurrency", "2", "--set", "load.max_requests=12", "--set", "load.warmup_requests=0"]
+    code, case, output = serve(tmp_path, servers, "--server", "toy", "--vendor", "acme", *few)
+    assert (code, case["state"]) == (1, "succeeded"), output  # its answers are not the model's
+    records = [json.loads(line) for path in tmp_path.rglob("requests.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(record["queue_s"] for record in records) == [pytest.approx(0.01 * n) for n in range(1, 13)]
+    (round_file,) = tmp_path.glob("run/*/round1/result.json")
+    (stage,) = json.loads(round_file.read_text())["serving"]["stages"]
+    assert 10 <= stage["latencies"]["server_queue"]["quantiles"]["p50"]["value"] <= 120
+
+
+@pytest.mark.heavy
 def test_transformers_serves_the_small_llama_as_the_framework_answers(tmp_path: Path, servers: dict[str, str]) -> None:
     code, case, output = serve(tmp_path, servers, "--concurrency", "1", "--concurrency", "4", "--duration", "8")
     assert case["state"] == "succeeded", output

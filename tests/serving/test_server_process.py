@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from accelmark.serving.cores import Cores
+from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
 from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.model import parse
@@ -96,6 +97,7 @@ def test_every_declaration_gives_a_command() -> None:
         command += fill(server.prepare, values)
         assert {"model_dir", "host", "port"} <= set(command)
         assert not [part for part in command if "{" in part]
+        assert Endpoint(f"http://host:1{server.api_path}", "m").url().endswith(f"{server.api_path}/completions")
 
 
 def test_options_become_arguments_and_null_is_left_out() -> None:

@@ -45,6 +45,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         for _ in range(length):
             self.event({"choices": [{"index": 0, "text": "a"}]})
+        if MODE == "queued":
+            self.event({"choices": [], "metrics": {"queue_time_ms": 10.0 * number}})
         told = 2 * length if MODE == "lies" else length
         usage = {"prompt_tokens": len(asked["prompt"].encode()), "completion_tokens": told}
         self.event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})

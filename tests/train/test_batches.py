@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.data.batches import IndexedBatches, TensorBatches, generator_for
 from accelmark.spec.errors import DataError
+from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
+from accelmark.train.tasks.samples import naming_bad_samples
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
@@ -121,3 +124,44 @@ def test_training_noise_changes_with_the_epoch_and_evaluation_noise_never() -> N
 def test_generators_of_neighbouring_numbers_are_unrelated() -> None:
     draws = {float(torch.rand((), generator=generator_for(a, b))) for a in range(5) for b in range(5)}
     assert len(draws) == 25
+
+
+class Damaged(Noisy):
+    """Samples of which 3, 4 and 9 cannot be read."""
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        if index in (3, 4, 9):
+            raise DataError(f"sample {index} is damaged")
+        return super().read(index, random)
+
+
+class Log:
+    """Events that were written."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def event(self, event: Event, value: Any = None, *, at_ns: int | None = None) -> None:
+        assert event == Event.BAD_SAMPLE
+        self.messages.append(value["message"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_training_samples_are_named_once_and_replaced_by_the_next(workers: int) -> None:
+    loader = LoaderSettings(num_workers=workers, tolerate_bad_samples=3)
+    batches, log = IndexedBatches(Damaged(), 4, place(), loader, train=True), Log()
+    epochs = [
+        sorted(x for batch in naming_bad_samples(batches.epoch(number), batches, log) for x in batch["x"].tolist())
+        for number in (0, 1, 0)
+    ]
+    assert epochs[0] == epochs[2] == sorted([*(set(range(24)) - {3, 4, 9}), 5, 5, 10])
+    assert sorted(log.messages) == [f"sample {number} is damaged" for number in (3, 4, 9)]
+
+
+@pytest.mark.parametrize(("limit", "train"), [(0, True), (1, True), (2, True), (3, False)])
+def test_more_bad_samples_than_tolerated_end_the_epoch_as_any_does_in_evaluation(limit: int, train: bool) -> None:
+    loader = LoaderSettings(tolerate_bad_samples=limit)
+    with pytest.raises(DataError, match=r"sample \d is damaged") as caught:
+        list(IndexedBatches(Damaged(), 4, place(), loader, train=train).epoch(0))
+    if limit == 2:
+        assert "3 training samples cannot be read; --tolerate-bad-samples allows 2" in str(caught.value)

@@ -55,3 +55,10 @@ def test_an_error_in_a_thread_reaches_the_loop() -> None:
     batches = SampleBatches(Noisy(), 1, ArrayPlace(0, 1, 7), LoaderSettings(num_workers=2), train=False)
     with pytest.raises(DataError, match="sample 39 is damaged"):
         list(batches.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_training_sample_is_replaced_where_it_is_tolerated(workers: int) -> None:
+    loader = LoaderSettings(num_workers=workers, tolerate_bad_samples=1)
+    batches = SampleBatches(Noisy(), 4, ArrayPlace(0, 1, 7), loader, train=True)
+    assert sorted(index for batch in batches.epoch(0) for index in batch["x"][:, 0].tolist()) == [0, *range(39)]

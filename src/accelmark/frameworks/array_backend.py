@@ -36,6 +36,7 @@ from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.tasks.array_case import ArrayCase, Batches
 from accelmark.train.tasks.arrays import Arrays, SyntheticArrayBatches
 from accelmark.train.tasks.case_file import case_class
+from accelmark.train.tasks.samples import naming_bad_samples
 
 OPTIMIZER_CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 CaseT = TypeVar("CaseT", bound=ArrayCase)
@@ -243,7 +244,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
         """Yield the batches of each step on the device; the next step's are copied while one is computed."""
         self._phase = f"epoch {epoch}"
         count = self.settings.gradient_accumulation_steps
-        batches = self._batches.epoch(epoch, skip_steps * count)
+        batches = naming_bad_samples(self._batches.epoch(epoch, skip_steps * count), self._batches, self.log)
         ahead: list[Any] | None = None
         while len(chosen := list(islice(batches, count))) == count:
             copied = [self.to_device(batch) for batch in chosen]

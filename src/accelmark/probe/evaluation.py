@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from accelmark.frameworks.pytorch.case import Place
+from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.catalog import folder_module
 
@@ -33,7 +34,7 @@ def metric_names(job: JobSpec) -> list[str]:
     model = case.build_model().eval()
     with torch.no_grad():
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))
-    found = case.metrics({name: float(value) for name, value in sums.items()})
+    found = metrics_of(case, sums)
     if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
         raise TypeError(f"metrics() returns {found!r} instead of a dictionary of numbers")
     return list(found)

@@ -150,7 +150,8 @@ def timeline_chart(requests: Sequence[TimelineRequest], window_s: tuple[float, f
 def _row(request: TimelineRequest, x: Callable[[float], float], level: float, thickness: float) -> str:
     sent_s = request.due_s if request.sent_s is None else request.sent_s
     first_s = request.end_s if request.first_s is None else request.first_s
-    spans = [("queued", request.due_s, sent_s), ("waiting", sent_s, first_s), ("decoding", first_s, request.end_s)]
+    begun_s = min(sent_s + (request.queue_s or 0.0), first_s)
+    spans = [("queued", request.due_s, begun_s), ("waiting", begun_s, first_s), ("decoding", first_s, request.end_s)]
     if request.status != "ok":
         spans = [("failed", request.due_s, request.end_s)]
     lines = "".join(

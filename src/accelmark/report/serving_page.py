@@ -18,7 +18,7 @@ from accelmark.spec.settings.serving import Slo
 
 _TITLES: Final = {
     "ttft": "TTFT", "sent_to_first": "Sent to first token", "tpot": "TPOT", "itl": "ITL", "e2e": "End to end",
-    "queued": "Due to sent",
+    "queued": "Due to sent", "server_queue": "In the server's queue",
 }  # fmt: skip
 _FACTS: Final = {
     "quantisation": "Quantisation",

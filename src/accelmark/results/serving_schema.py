@@ -19,6 +19,7 @@ LATENCIES: Final = {
     "tpot": "Time per output token after the first, per request",
     "e2e": "From when a request was due to its end",
     "queued": "From when a request was due until it was sent",
+    "server_queue": "Time in the server's queue, as the server states it",
 }
 """Names of the distributions of a stage."""
 
@@ -206,6 +207,8 @@ class TimelineRequest(Spec):
     number: int
     due_s: float
     sent_s: float | None
+    queue_s: float | None = None
+    """Time in the server's queue; null where the server does not state it."""
     first_s: float | None
     end_s: float
     status: str

@@ -46,7 +46,7 @@ def run_benchmarks(
     for task in settings.benchmarks:
         request = {
             "task": task,
-            "url": f"{target.base_url.rstrip('/').removesuffix('/v1')}/v1/completions",
+            "url": target.url("completions"),
             "model": target.model,
             "tokenizer": str(model_dir) if model_dir is not None else None,
             "data": str(data_dirs[task]),

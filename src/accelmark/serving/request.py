@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, final
@@ -17,6 +18,7 @@ Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
 """A message of a chat: ``role`` and ``content``."""
 
+_VERSION: Final = re.compile(r"/v\d+$")
 _PATHS: Final[Mapping[Api, str]] = {"completions": "/completions", "chat": "/chat/completions"}
 
 
@@ -96,14 +98,14 @@ class Endpoint:
     """A service with the OpenAI-compatible API."""
 
     base_url: str
-    """``http://host:port`` or ``https://host/path``, with or without ``/v1`` at its end."""
+    """``http://host:port`` or ``https://host/path``; ``/v1`` is added where it ends with no version of the API."""
     model: str
     api: Api = "completions"
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of requests; see :class:`accelmark.spec.plugins.server.ServerSpec`."""
 
-    def url(self) -> str:
-        """Return the URL of requests.
+    def url(self, api: Api | None = None) -> str:
+        """Return the URL of requests to ``api``, by default the endpoint's own.
 
         Raises:
             RequestError: the base URL is not one of http or https.
@@ -116,7 +118,7 @@ class Endpoint:
             valid = False
         if not valid or parts.query or parts.fragment or parts.username is not None:
             raise RequestError(f"endpoint: {self.base_url!r} is not a base URL (http://HOST:PORT or https://HOST/PATH)")
-        return f"{base}{'' if base.endswith('/v1') else '/v1'}{_PATHS[self.api]}"
+        return f"{base}{'' if _VERSION.search(base) else '/v1'}{_PATHS[api or self.api]}"
 
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.

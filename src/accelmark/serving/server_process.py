@@ -99,7 +99,11 @@ class ServerProcess:
 
     @property
     def endpoint(self) -> str:
-        """Base URL of the server."""
+        """Base URL of the server's API."""
+        return f"{self._address}{self.spec.api_path}"
+
+    @property
+    def _address(self) -> str:
         return f"http://{HOST}:{self.port}"
 
     def wait_until_healthy(self, timeout_s: float, report: Callable[[], None]) -> float:
@@ -111,7 +115,7 @@ class ServerProcess:
         while True:
             self.check()
             waited_s = time.monotonic() - self.started_s
-            if is_healthy(f"{self.endpoint}{self.spec.health}"):
+            if is_healthy(f"{self._address}{self.spec.health}"):
                 return waited_s
             if waited_s > timeout_s:
                 what = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"

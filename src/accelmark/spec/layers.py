@@ -19,7 +19,7 @@ from accelmark.spec.settings.training import TrainSettings
 
 S = TypeVar("S", bound=BaseModel)
 
-ALWAYS_MUTABLE: Final = ("loader.synthetic",)
+ALWAYS_MUTABLE: Final = ("loader.synthetic", "loader.tolerate_bad_samples")
 """Settings that every layer may change; doing so marks the result."""
 _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""

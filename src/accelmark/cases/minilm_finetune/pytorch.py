@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._passages import KINDS, read_text
-from accelmark.frameworks.pytorch.optimizers import build_optimizer
+from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
 from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, TextClassification, mean_state
 
 
@@ -55,10 +55,4 @@ class Case(TextClassification):
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer; the head's learning rate is ``head_lr_ratio`` times the encoder's."""
         optimizer = build_optimizer(model, self.settings.optimizer, self.place.device)
-        head = {parameter for name, parameter in model.named_parameters() if "head" in name.split(".")}
-        for group in list(optimizer.param_groups):
-            own = [parameter for parameter in group["params"] if parameter in head]
-            group["params"] = [parameter for parameter in group["params"] if parameter not in head]
-            if own:
-                optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.number("head_lr_ratio")})
-        return optimizer
+        return with_own_rate(optimizer, model, "head", self.number("head_lr_ratio"))

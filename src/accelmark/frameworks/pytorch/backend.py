@@ -63,6 +63,7 @@ from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay,
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
+from accelmark.train.tasks.samples import naming_bad_samples
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
@@ -246,7 +247,7 @@ class PyTorchBackend:
         self._phase = f"epoch {epoch}"
         settings = self._settings
         accumulation = settings.gradient_accumulation_steps
-        batches = iter(self._batches.epoch(epoch))
+        batches = naming_bad_samples(iter(self._batches.epoch(epoch)), self._batches, self._log)
         for _ in islice(batches, skip_steps * accumulation):
             pass  # an earlier process trained them
         self._close_feed()

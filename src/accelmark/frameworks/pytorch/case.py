@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -95,11 +97,18 @@ class TrainCase(ModelSettings, ABC):
 
     @abstractmethod
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Return sums over the batch, scalars that add up over batches and ranks (``correct``, ``count``)."""
+        """Return sums over the batch, scalars that add up over batches and ranks (``correct``, ``count``).
+
+        A matrix has a row for each result (a detected box) instead; its rows are collected for ``row_metrics``.
+        """
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
+
+    def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+        """Turn the rows of all batches and ranks into further metrics; ``eval_sums`` returned them as matrices."""
+        return {}
 
     def flops_per_sample(self) -> float | None:
         """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""

@@ -51,6 +51,19 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
     return adam(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=fused)
 
 
+def with_own_rate(
+    optimizer: torch.optim.Optimizer, model: nn.Module, part: str, factor: float
+) -> torch.optim.Optimizer:
+    """Multiply the learning rate of the weights that have ``part`` in their names, between dots."""
+    own = {parameter for name, parameter in model.named_parameters() if part in name.split(".")}
+    for group in list(optimizer.param_groups):
+        chosen = [parameter for parameter in group["params"] if parameter in own]
+        group["params"] = [parameter for parameter in group["params"] if parameter not in own]
+        if chosen:
+            optimizer.add_param_group({**group, "params": chosen, "lr": group["lr"] * factor})
+    return optimizer
+
+
 def _is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 shards the model: fused SGD cannot take its parameters, fused Adam can."""
     return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())

@@ -139,7 +139,9 @@ def latencies_of(requests: Requests) -> dict[str, Any]:
     tpot_s = time_per_token(ok)
     has_tpot = np.isfinite(tpot_s)
     was_sent = np.isfinite(ok.sent_s)
+    has_queue = np.isfinite(ok.queue_s)
     none = "no request was answered in the window"
+    no_queue = "the server does not state it"
     no_gaps = "no answer has a second output" if len(ok) else none
     no_tpot = "no answer has a second token" if np.isfinite(ok.tokens).any() else "tokens were not counted"
     return {
@@ -149,6 +151,7 @@ def latencies_of(requests: Requests) -> dict[str, Any]:
         "tpot": distribution(1000 * tpot_s[has_tpot], blocks[has_tpot], no_tpot if len(ok) else none),
         "e2e": distribution(1000 * (ok.end_s - ok.due_s), blocks, none),
         "queued": distribution(1000 * (ok.sent_s - ok.due_s)[was_sent], blocks[was_sent], none),
+        "server_queue": distribution(1000 * ok.queue_s[has_queue], blocks[has_queue], no_queue if len(ok) else none),
     }
 
 
@@ -308,6 +311,7 @@ def timeline_of(requests: Requests) -> tuple[TimelineRequest, ...]:
             number=int(requests.number[index]),
             due_s=round(float(requests.due_s[index]), 5),
             sent_s=rounded(float(requests.sent_s[index])),
+            queue_s=rounded(float(requests.queue_s[index])),
             first_s=rounded(float(requests.first_s[index])),
             end_s=round(float(requests.end_s[index]), 5),
             status=requests.status[index],

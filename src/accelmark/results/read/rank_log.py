@@ -107,6 +107,8 @@ class RankEnd:
     finished: Finished | None = None
     compiled: Compiled | None = None
     warnings: list[str] = field(default_factory=list)
+    bad_samples: list[str] = field(default_factory=list)
+    """Errors of the training samples that others replaced."""
     malformed: int = 0
     """Malformed lines, and events whose value does not match the event's schema."""
     malformed_lines: tuple[int, ...] = ()
@@ -215,6 +217,8 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
             log.end.compiled = record.value_as(Compiled)
         case Event.WARNING:
             log.end.warnings.append(str(record.value.get("message", dict(record.value))))
+        case Event.BAD_SAMPLE:
+            log.end.bad_samples.append(str(record.value.get("message", dict(record.value))))
 
 
 def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: float) -> None:

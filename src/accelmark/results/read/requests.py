@@ -25,7 +25,7 @@ Booleans = npt.NDArray[np.bool_]
 _MAX_LISTED_LINES: Final = 5
 _FIELDS: Final = (
     "stage", "number", "prompt", "due_s", "sent_s", "first_s", "end_s", "status", "http_status", "finish_reason",
-    "input_tokens", "output_tokens", "requested_tokens", "usage_input", "usage_output",
+    "input_tokens", "output_tokens", "requested_tokens", "usage_input", "usage_output", "queue_s",
 )  # fmt: skip
 _fields_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = operator.attrgetter(*_FIELDS)
 
@@ -70,6 +70,7 @@ class Requests:
     requested_tokens: Floats
     usage_input: Floats
     usage_output: Floats
+    queue_s: Floats
     gaps_us: Integers
     """Gaps between outputs of all requests, one request after another."""
     num_gaps: Integers
@@ -107,6 +108,7 @@ class Requests:
             requested_tokens=self.requested_tokens[chosen],
             usage_input=self.usage_input[chosen],
             usage_output=self.usage_output[chosen],
+            queue_s=self.queue_s[chosen],
             gaps_us=self.gaps_us[np.repeat(chosen, self.num_gaps)],
             num_gaps=self.num_gaps[chosen],
         )
@@ -147,6 +149,7 @@ def requests_of(records: Iterable[RequestRecord]) -> Requests:
         requested_tokens=floats("requested_tokens"),
         usage_input=floats("usage_input"),
         usage_output=floats("usage_output"),
+        queue_s=floats("queue_s"),
         gaps_us=np.concatenate(gaps) if gaps else np.zeros(0, dtype=np.int32),
         num_gaps=np.array([len(each) for each in gaps], dtype=np.int64),
     )

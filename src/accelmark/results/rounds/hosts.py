@@ -16,6 +16,7 @@ from accelmark.spec.job import JobSpec, NodeExit
 from accelmark.spec.log.events import Finished
 from accelmark.spec.log.inference import InferFinished
 from accelmark.spec.log.serving import ServeFinished
+from accelmark.spec.number_format import limit_percent, percent
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""
@@ -27,6 +28,7 @@ _FOREIGN_PROCESS: Final = "foreign-process"
 _BUSY_AT_START: Final = "quiet-start"
 _CPU_CONTENTION: Final = "cores-at-hand"
 _OVERSUBSCRIBED: Final = "threads-fit"
+_UNREADABLE: Final = "samples-readable"
 
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
 _FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
@@ -71,7 +73,7 @@ def read_telemetry(
     findings += [finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
-    return hosts, "" if hosts else "training did not start"
+    return hosts, "" if hosts else "nothing was measured"
 
 
 def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
@@ -139,7 +141,8 @@ def contention_findings(
             continue
         share = end.core_wait_s / end.e2e_time
         if share > MAX_CPU_WAIT_SHARE and end.core_wait_s > MIN_CPU_WAIT_S:
-            waited = f"rank {rank} waited for CPU cores {share:.1%} of the time (limit {MAX_CPU_WAIT_SHARE:.0%})"
+            limit = f"limit {limit_percent(MAX_CPU_WAIT_SHARE)}"
+            waited = f"rank {rank} waited for CPU cores {percent(share)} of the time ({limit})"
             if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
                 used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
                 yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")
@@ -200,5 +203,6 @@ def round_marks(
         "partial_evaluation": partial_evaluation,
         "busy_machine": is_busy(findings),
         "resumed": resumed,
+        "bad_samples": any(found.rule == _UNREADABLE for found in findings),
     }
     return tuple(mark for mark, applies in marks.items() if applies)

@@ -31,6 +31,7 @@ from accelmark.results.rounds.pace import pace_findings
 from accelmark.results.rounds.stragglers import straggler_findings, times_of_ranks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
+from accelmark.spec.number_format import limit_percent, percent
 
 REFERENCE_RULE: Final = "reference-loss"
 FLOPS_TOLERANCE: Final = 0.05
@@ -173,6 +174,9 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
             yield finding("warning", "log-complete", "", f"rank {end.rank}: the last line of its log is incomplete")
     for warning in dict.fromkeys(warning for end in timeline.ranks for warning in end.warnings):
         yield finding("warning", "rank-warning", "", warning)
+    if bad := list(dict.fromkeys(error for end in timeline.ranks for error in end.bad_samples)):
+        actual = f"{len(bad)} training samples cannot be read and were replaced by others: {'; '.join(bad)}"
+        yield finding("open", "samples-readable", "all training samples", actual)
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)
@@ -202,9 +206,9 @@ def _reference_finding(job: JobSpec, train: TrainingWork, timeline: Timeline) ->
     if error is None:
         actual = f"no finite loss at step {max(reference.steps)}, the last step of the reference curve"
     else:
-        actual = f"mean relative error {error:.2%} against the reference loss ({reference.source})"
+        actual = f"mean relative error {percent(error)} against the reference loss ({reference.source})"
     followed = error is not None and error <= limit
-    yield finding("info" if followed else "error", REFERENCE_RULE, f"at most {limit:.2%}", actual)
+    yield finding("info" if followed else "error", REFERENCE_RULE, f"at most {limit_percent(limit)}", actual)
 
 
 def _flops_finding(timeline: Timeline) -> Iterable[Finding]:

@@ -173,7 +173,7 @@ class ProgressReader:
             case Event.HEARTBEAT if "phase" in value:
                 served = event.value_as(ServeProgress)
                 return {"phase": served.phase, "samples": served.num_requests, "share": served.share}
-            case Event.WARNING:
+            case Event.WARNING | Event.BAD_SAMPLE:
                 return {"warnings": (*now.warnings, str(value.get("message") or value))}
             case name if name in _PHASES:
                 return {"phase": _PHASES[name]}

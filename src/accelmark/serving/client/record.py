@@ -55,6 +55,7 @@ async def record_of(exchange: Exchange, stage: int, begin_ns: int) -> Ended:
         requested_tokens=request.requested_tokens,
         usage_input=stream.usage_input,
         usage_output=stream.usage_output,
+        queue_s=None if stream.queue_ms is None else round(stream.queue_ms / 1e3, 6),
         text_sha256=hashlib.sha256(stream.text.encode()).hexdigest() if is_stream else None,
     )
     return Ended(record=record, text=stream.text)

@@ -18,6 +18,8 @@ _EVENTS_AT_ONCE: Final = 64
 """Events that are read before other connections get their turn: about 0.1 ms."""
 _REASONING: Final = ("reasoning_content", "reasoning")
 """Where servers put what a model writes before its answer."""
+_QUEUE_TIME: Final = ("metrics", "queue_time_ms")
+"""Where a server states how long a request waited before it began (vLLM, "Per-Request Metrics")."""
 
 
 @final
@@ -32,6 +34,8 @@ class Stream:
     finish_reason: str | None = None
     usage_input: int | None = None
     usage_output: int | None = None
+    queue_ms: float | None = None
+    """Time that the request waited in the server's queue, as the server states it."""
     is_done: bool = False
     """Whether ``[DONE]`` arrived."""
     server_error: str | None = None
@@ -69,6 +73,9 @@ class Stream:
         if isinstance(usage := event.get("usage"), dict):
             self.usage_input = _count(usage, "prompt_tokens", self.usage_input)
             self.usage_output = _count(usage, "completion_tokens", self.usage_output)
+        section, name = _QUEUE_TIME
+        if isinstance(metrics := event.get(section), dict) and isinstance(waited := metrics.get(name), int | float):
+            self.queue_ms = float(waited)
 
     def add_plain(self, event: Any, arrived_ns: int) -> bool:
         """Take an event of one choice with nothing but text, as most are; return False for any other."""

@@ -52,6 +52,7 @@ class Event(StrEnum):
     LOAD_END = "LOAD_END"
     HEARTBEAT = "HEARTBEAT"
     WARNING = "WARNING"
+    BAD_SAMPLE = "BAD_SAMPLE"
     ERROR = "ERROR"
 
 

@@ -54,6 +54,8 @@ class RequestRecord(Spec):
     """``usage.prompt_tokens`` of the server."""
     usage_output: int | None = None
     """``usage.completion_tokens`` of the server."""
+    queue_s: float | None = None
+    """Time in the server's queue before it began the request; null where the server does not state it."""
     text_sha256: str | None = None
     """SHA-256 of the answer's text (UTF-8)."""
 

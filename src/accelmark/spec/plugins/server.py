@@ -36,7 +36,7 @@ class ServerAdaptation(Spec):
 
 
 class ServerSpec(Spec):
-    """A server with the OpenAI-compatible API (``/v1/completions`` or ``/v1/chat/completions``, streamed)."""
+    """A server with the OpenAI-compatible API of streamed completions."""
 
     name: str
     """Name of the folder; ``accelmark serve --server NAME``."""
@@ -57,6 +57,8 @@ class ServerSpec(Spec):
     """Path that answers with status 200 as soon as requests are served."""
     served_model: str = "{model_dir}"
     """Model name in requests."""
+    api_path: str = "/v1"
+    """Path of the API: requests go to ``<api_path>/completions`` and ``<api_path>/chat/completions``."""
     apis: tuple[str, ...] = ("completions", "chat")
     request: dict[str, Any] = Field(default_factory=dict)
     """Fields of every request, such as those without which the server's decoding is not greedy."""

@@ -127,6 +127,9 @@ class LoaderSettings(Spec):
     """Pin memory; null: unless the device is the CPU."""
     synthetic: bool = False
     """Use synthetic data of the same shapes: speed only, no accuracy (marks the run)."""
+    tolerate_bad_samples: int = Field(default=0, ge=0)
+    """Training samples, of data that is read sample by sample, that each rank may find unreadable: they are named, and
+    the next readable one takes their place (marks the run)."""
 
 
 class TrainSettings(Spec):

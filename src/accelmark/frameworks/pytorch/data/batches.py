@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from accelmark.frameworks.pytorch.case import Batch, Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.tasks.samples import EVALUATION_EPOCH, ArraySource
+from accelmark.train.tasks.samples import EVALUATION_EPOCH, ArraySource, BadSamples
 from accelmark.train.tasks.shares import Share, seed_of
 
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
@@ -126,13 +126,14 @@ class IndexedBatches:
         augment: Augment | None = None,
     ) -> None:
         self._train = train
+        self.bad_samples = BadSamples(loader.tolerate_bad_samples if train else 0)
         self._shares = Shares(len(source), batch_size, place, train=train)
         self._order = _Order(self._shares)
         workers: dict[str, Any] = {}
         if loader.num_workers:
             workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
-        self._loader: DataLoader[Batch] = DataLoader(
-            _Samples(source, place.shared_seed, augment),
+        self._loader: DataLoader[tuple[Batch, dict[int, str]]] = DataLoader(
+            _Samples(source, place.shared_seed, augment, self.bad_samples),
             batch_sampler=self._order,
             collate_fn=_as_read,
             num_workers=loader.num_workers,
@@ -147,7 +148,9 @@ class IndexedBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over this rank's batches of epoch ``number``."""
         self._order.epoch = number if self._train else EVALUATION_EPOCH
-        yield from self._loader
+        for batch, errors in self._loader:
+            self.bad_samples.add(errors)
+            yield batch
 
 
 class _Order:
@@ -169,16 +172,39 @@ class _Order:
 class _Samples(Dataset[Any]):
     """Reads whole batches, which a loader asks for by ``__getitems__``."""
 
-    def __init__(self, source: SampleSource, seed: int, augment: Augment | None) -> None:
-        self._source, self._seed, self._augment = source, seed, augment
+    def __init__(self, source: SampleSource, seed: int, augment: Augment | None, bad: BadSamples) -> None:
+        self._source, self._seed, self._augment, self._bad = source, seed, augment, bad
 
-    def __getitem__(self, item: Any) -> Mapping[str, Tensor]:
+    def __getitem__(self, item: Any) -> tuple[Mapping[str, Tensor], dict[int, str]]:
         epoch, index = item
-        return self._source.read(index, generator_for(self._seed, epoch, index))
 
-    def __getitems__(self, items: list[tuple[int, int]]) -> Batch:
-        batch: dict[str, Tensor] = default_collate([self[item] for item in items])
-        return batch if self._augment is None else self._augment(batch, generator_for(self._seed, *items[0], 1))
+        def read(number: int) -> Mapping[str, Tensor]:
+            return self._source.read(number, generator_for(self._seed, epoch, number))
+
+        return self._bad.read(read, index, len(self._source))
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> tuple[Batch, dict[int, str]]:
+        samples, errors = zip(*(self[item] for item in items), strict=True)
+        batch = collated(samples)
+        if self._augment is not None:
+            batch = self._augment(batch, generator_for(self._seed, *items[0], 1))
+        return batch, {number: error for part in errors for number, error in part.items()}
+
+
+def collated(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the samples as one batch; tensors of different sizes are filled up with zeros at their ends."""
+    return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    if len({part.shape for part in parts}) == 1:
+        stacked: Tensor = default_collate(list(parts))
+        return stacked
+    sizes = [max(each) for each in zip(*(part.shape for part in parts), strict=True)]
+    batch = parts[0].new_zeros(len(parts), *sizes)
+    for row, part in zip(batch, parts, strict=True):
+        row[tuple(map(slice, part.shape))] = part
+    return batch
 
 
 def _as_read(batch: Any) -> Any:

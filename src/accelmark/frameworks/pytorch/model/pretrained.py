@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,36 @@ from accelmark.spec.errors import DataError, first_line
 
 
 def load_pretrained(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig, directory: Path, *, new: Sequence[str] = ()
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    directory: Path,
+    *,
+    new: Sequence[str] = (),
+    renamed: Mapping[str, str] | None = None,
 ) -> PreTrainedModel:
     """Return the model with the weights of the checkpoint in ``directory``, in fp32.
 
-    ``new`` has the first parts of the names of weights that may be missing and are then random, as a new output layer.
+    ``new`` has the first parts of the names of weights that may be missing and are then random, as a new output layer;
+    ``renamed`` has regular expressions for names in the checkpoint, with the model's names.
 
     Raises:
         DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
     """
     try:
         loaded: Any = model_class.from_pretrained(
-            directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            directory,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            key_mapping=None if renamed is None else dict(renamed),
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{directory}: is no checkpoint of {model_class.__name__}: {first_line(error)}") from error
     net: PreTrainedModel
     net, found = loaded
-    if missing := sorted(name for name in found["missing_keys"] if not name.startswith(tuple(new))):
+    needed = (name for name in found["missing_keys"] if not name.endswith("num_batches_tracked"))
+    if missing := sorted(name for name in needed if not name.startswith(tuple(new))):
         raise DataError(f"{directory}: lacks {len(missing)} weights of {model_class.__name__}: {missing[0]}, ...")
     return net
 
@@ -45,3 +57,21 @@ def initial_net(
     if directory is None or torch.get_default_device().type == "meta":
         return model_class(config)
     return load_pretrained(model_class, config, directory / "hf", new=new)
+
+
+def load_backbone(
+    backbone: PreTrainedModel,
+    directory: Path | None,
+    *,
+    new: Sequence[str] = (),
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Give a part of a model, also one with frozen normalization, the weights in ``directory/hf``.
+
+    Nothing is done where there is no data, or on the meta device.
+    """
+    if directory is None or torch.get_default_device().type == "meta":
+        return
+    loaded = load_pretrained(type(backbone), backbone.config, directory / "hf", new=new, renamed=renamed)
+    state = loaded.state_dict()
+    backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -42,15 +44,26 @@ def evaluate(
                 sums = case.eval_sums(model, move(batch))
             if counts:
                 for name, value in sums.items():
-                    found.setdefault(name, []).append(value.detach().reshape(()))
+                    found.setdefault(name, []).append(value.detach())
     finally:
         model.train(was_training)
-    totals = {name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items()}
+    rows = {name: torch.cat(values).cpu().double() for name, values in found.items() if values[0].ndim == 2}
+    totals = {
+        name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items() if name not in rows
+    }
     copies = case.place.mesh.ranks_per_sample
     totals = {name: value / copies for name, value in _over_ranks(totals, control).items()}
     if not totals:
         raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
-    return case.metrics(totals)
+    return case.metrics(totals) | case.row_metrics(_rows_of_ranks(rows, control, copies))
+
+
+def metrics_of(case: TrainCase, sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the metrics of one batch from the result of the case's ``eval_sums``."""
+    rows = {name: value.cpu().double().numpy() for name, value in sums.items() if value.ndim == 2}
+    return case.metrics({name: float(value) for name, value in sums.items() if name not in rows}) | case.row_metrics(
+        rows
+    )
 
 
 def _in_step(
@@ -76,6 +89,27 @@ def _over_ranks(totals: dict[str, float], control: dist.ProcessGroup | None) -> 
     values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
     dist.all_reduce(values, group=control)
     return dict(zip(names, values.tolist(), strict=True))
+
+
+def _rows_of_ranks(
+    rows: dict[str, Tensor], control: dist.ProcessGroup | None, copies: int
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the rows of all ranks; of ranks that share samples, ``copies`` at a time, those of the first."""
+    if control is None or dist.get_world_size(control) == 1:
+        return {name: part.numpy() for name, part in rows.items()}
+    gathered = {}
+    for name in _shared_names(sorted(rows), control):
+        mine = rows.get(name, torch.empty(0, 0, dtype=torch.float64))
+        shape = torch.tensor(mine.shape)
+        shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size(control))]
+        dist.all_gather(shapes, shape, group=control)
+        count, width = torch.stack(shapes).amax(0).tolist()
+        padded = torch.zeros(count, width, dtype=torch.float64)
+        padded[: mine.shape[0], : mine.shape[1]] = mine
+        parts = [torch.empty_like(padded) for _ in shapes]
+        dist.all_gather(parts, padded, group=control)
+        gathered[name] = torch.cat([part[: int(size[0])] for part, size in zip(parts, shapes, strict=True)][::copies])
+    return {name: part.numpy() for name, part in gathered.items()}
 
 
 def _shared_names(names: list[str], control: dist.ProcessGroup) -> list[str]:

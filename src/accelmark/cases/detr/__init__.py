@@ -1,0 +1,1 @@
+"""DETR on COCO."""

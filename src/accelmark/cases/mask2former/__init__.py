@@ -1,0 +1,1 @@
+"""Mask2Former on ADE20K."""

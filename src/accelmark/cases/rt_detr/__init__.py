@@ -1,0 +1,1 @@
+"""RT-DETR on COCO."""

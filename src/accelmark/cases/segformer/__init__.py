@@ -1,0 +1,1 @@
+"""SegFormer-B0 on ADE20K."""

@@ -1,0 +1,150 @@
+"""Semantic segmentation: a class for each pixel."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
+from accelmark.frameworks.pytorch.tasks.family import TaskFamily
+from accelmark.train.tasks.image_folder import MEAN, STD
+from accelmark.train.tasks.vision.scores import mean_overlap
+from accelmark.train.tasks.vision.segments import SegmentedImages, at_shorter_side, random_part
+
+NOT_COUNTED: Final = -1
+
+
+class Segmenter(nn.Module):
+    """A model of transformers for images of bytes, which are normalised on the device."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net: Any = net
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1) * 255, persistent=False)
+
+    def forward(self, image: Tensor, **labels: Any) -> Any:
+        """Return the network's output."""
+        return self.net(pixel_values=(image.float() - self.mean) / self.std, **labels)
+
+
+@final
+class SegmentedSamples:
+    """Squares for training; for evaluation whole images, with the classes at the size of the file."""
+
+    def __init__(self, images: SegmentedImages, size: int, *, train: bool) -> None:
+        self._images, self._size, self._train = images, size, train
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``image``, ``segments`` and the height and width of both in ``sizes``."""
+        image, segments = self._images.pair(index)
+        if self._train:
+            uniform = lambda: float(torch.rand((), generator=random, dtype=torch.float64))  # noqa: E731
+            image, segments = random_part(image, segments, self._size, uniform)
+        else:
+            image = at_shorter_side(image, self._size)
+        sizes = [image.height, image.width, *segments.shape]
+        pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(image).transpose(2, 0, 1))
+        return {
+            "image": torch.from_numpy(pixels),
+            "segments": torch.from_numpy(segments),
+            "sizes": torch.tensor(sizes),
+        }
+
+
+class Segmentation(TaskFamily):
+    """Segmentation in ADE20K's layout; ``image_size`` and ``num_classes`` are under ``model``."""
+
+    samples: ClassVar[str]
+    """Name of the data set."""
+    own_rate: ClassVar[tuple[str, float]]
+    """A part of the names of weights, and what their learning rate is multiplied with."""
+
+    @abstractmethod
+    def network(self) -> PreTrainedModel:
+        """Return the network with its initial weights."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network."""
+        return Segmenter(self.network())
+
+    def dataset(self, *, train: bool) -> SegmentedSamples:
+        """Return the images of ``training`` or of ``validation``."""
+        split = "training" if train else "validation"
+        images = SegmentedImages(self.data_dirs[self.samples], split, num_classes=self.number("num_classes"))
+        return SegmentedSamples(images, self.number("image_size"), train=train)
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random images, whose classes change every 32 pixels."""
+        random = generator_for(self.place.seed)
+        side = self.number("image_size")
+        coarse = torch.randint(1, self.number("num_classes") + 1, (size, side // 32, side // 32), generator=random)
+        return {
+            "image": torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8),
+            "segments": coarse.repeat_interleave(32, 1).repeat_interleave(32, 2).to(torch.uint8),
+            "sizes": torch.tensor([[side] * 4] * size),
+        }
+
+    def scores(self, model: nn.Module, image: Tensor) -> Tensor:
+        """Return a score for each class and pixel, of shape (batch, classes, any height, any width)."""
+        logits: Tensor = model(image).logits
+        return logits
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a pixel, with the logits at the size of the image."""
+        target = batch["segments"].long() + NOT_COUNTED
+        logits = _at_size(self.scores(model, batch["image"]).float(), target.shape[1:])
+        # With no counted pixel in the batch the mean would not be a number.
+        total = F.cross_entropy(logits, target, ignore_index=NOT_COUNTED, reduction="sum")
+        return total / (target != NOT_COUNTED).sum().clamp(min=1)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return for each image and class the common pixels, those of the class and those found, at the file's size."""
+        scores = self.scores(model, batch["image"]).float()
+        rows = []
+        for image, segments, sizes in zip(scores, batch["segments"], batch["sizes"].tolist(), strict=True):
+            height, width, *whole = sizes
+            visible = _at_size(image[None], batch["image"].shape[2:])[:, :, :height, :width]
+            found = _at_size(visible, whole)[0].argmax(0) + 1
+            rows.append(self._counts(found, segments[: whole[0], : whole[1]].long()))
+        return {"images": torch.tensor(len(rows)), "segments": torch.cat(rows)}
+
+    def _counts(self, found: Tensor, truth: Tensor) -> Tensor:
+        counted, number = truth > 0, self.number("num_classes")
+        found, truth = found[counted], truth[counted]
+        parts = (truth[found == truth], truth, found)
+        counts = [torch.bincount(part, minlength=number + 1)[1:] for part in parts]
+        return torch.stack([torch.arange(number, device=found.device), *counts], 1)
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return nothing: the mean over classes follows from all images."""
+        return {}
+
+    def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+        """Return ``miou`` and ``pixel_accuracy``."""
+        return mean_overlap(rows["segments"])
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Build the optimizer, with ``own_rate``."""
+        optimizer = build_optimizer(model, self.settings.optimizer, self.place.device)
+        return with_own_rate(optimizer, model, *self.own_rate)
+
+
+def _at_size(scores: Tensor, size: Any) -> Tensor:
+    return F.interpolate(scores, size=tuple(size), mode="bilinear", align_corners=False)

@@ -1,0 +1,182 @@
+"""Boxes and segments: reading, augmentation and scores, and weights under their published names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accelmark.cases.rt_detr.pytorch import PUBLISHED_NAMES
+from accelmark.frameworks.pytorch.data.batches import collated
+from accelmark.frameworks.pytorch.model.pretrained import load_backbone
+from accelmark.spec.errors import DataError
+from accelmark.train.tasks.vision.coco import BoxedImages, centred
+from accelmark.train.tasks.vision.scenes import Scene, distorted, multi_scale
+from accelmark.train.tasks.vision.scores import box_precision, mean_overlap
+from accelmark.train.tasks.vision.segments import SegmentedImages, random_part
+from tests.cases import tiny_data
+from tests.cases.test_definitions import SMALL, case_of
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda all_: all_["annotations"][1].update(bbox=[50, 10, 30, 20]), r"annotation 2: the box .* is not inside "),
+        (lambda all_: all_["annotations"][1].update(bbox=[5, 5, -9, 20]), r"annotation 2: the box .* is not inside "),
+        (lambda all_: all_["annotations"][0].update(category_id=2), r"annotation 1: there is no category 2"),
+        (lambda all_: all_["annotations"][0].update(image_id=99), r"annotation 1: there is no image 99"),
+        (lambda all_: all_["annotations"][0].pop("bbox"), r"is not in COCO's format: KeyError: 'bbox'"),
+        (lambda all_: all_["categories"].append({"id": 7}), r"has 3 categories with ids up to 7; expected 2"),
+    ],
+)
+def test_a_damaged_annotation_is_named(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
+    directory = tiny_data.coco(tmp_path)["coco"]
+    file = directory / "annotations" / "instances_train2017.json"
+    edited(file, change)
+    with pytest.raises(DataError, match=rf"{file}: {message}"):
+        BoxedImages(directory, "train2017", num_classes=2, train=True)
+
+
+def test_a_truncated_image_is_named(tmp_path: Path) -> None:
+    directory = tiny_data.coco(tmp_path)["coco"]
+    images = BoxedImages(directory, "train2017", num_classes=2, train=True)
+    images.path(3).write_bytes(images.path(3).read_bytes()[:300])
+    with pytest.raises(DataError, match=rf"{images.path(3)}: is not a readable image"):
+        images.scene(3)
+
+
+def test_training_leaves_out_what_cannot_be_learnt_and_evaluation_does_not(tmp_path: Path) -> None:
+    directory = tiny_data.coco(tmp_path)["coco"]
+    file = directory / "annotations" / "instances_train2017.json"
+    edited(file, lambda all_: all_["annotations"][0].update(iscrowd=1))
+    assert [len(BoxedImages(directory, "train2017", num_classes=4, train=train)) for train in (True, False)] == [15, 16]
+    scene = BoxedImages(directory, "train2017", num_classes=4, train=False).scene(0)
+    assert (scene.crowd.tolist(), scene.labels[0] in (1, 3)) == ([1], True), "with 4 classes labels are the ids"
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda folder: (folder / "ADE_training_00000002.png").unlink(), r"00000002.jpg: there is no .*00000002.png"),
+        (
+            lambda folder: save(folder, np.full((70, 90), 3, np.uint8)),
+            r"00000000.png: has the class 3; expected at most",
+        ),
+        (
+            lambda folder: save(folder, np.zeros((70, 91), np.uint8)),
+            r"00000000.png: has shape \(70, 91\) of uint8; exp",
+        ),
+    ],
+)
+def test_a_damaged_segmentation_is_named(tmp_path: Path, broken: Callable[[Path], None], message: str) -> None:
+    directory = tiny_data.ade20k(tmp_path)["ade20k"]
+    broken(directory / "annotations" / "training")
+    with pytest.raises(DataError, match=message):
+        SegmentedImages(directory, "training", num_classes=2).pair(0)
+
+
+def save(folder: Path, segments: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    from PIL import Image
+
+    Image.fromarray(segments).save(folder / "ADE_training_00000000.png")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda *given: multi_scale(given[0], 96, 160, given[1]), lambda *given: distorted(given[0], 128, given[1])],
+)
+def test_boxes_stay_around_their_objects(tmp_path: Path, change: Callable[..., Scene]) -> None:
+    """The bright pixels of a changed image are those in the changed boxes."""
+    images = BoxedImages(tiny_data.coco(tmp_path)["coco"], "train2017", num_classes=2, train=True)
+    random = np.random.default_rng(0)
+    compared = 0
+    for _ in range(60):
+        scene = images.scene(int(random.integers(len(images)) // 2 * 2))  # those with one box
+        changed = change(scene, random.random)
+        bright = np.array(changed.image).max(2) > 130
+        if not len(changed.boxes):
+            continue
+        rows, columns = np.nonzero(bright)
+        found = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+        assert np.abs(found - changed.boxes[0]).max() <= 6, (found, changed.boxes)
+        compared += 1
+    assert compared > 20
+
+
+def test_segments_are_cut_with_their_image(tmp_path: Path) -> None:
+    images = SegmentedImages(tiny_data.ade20k(tmp_path)["ade20k"], "training", num_classes=2)
+    random = np.random.default_rng(0)
+    for index in range(8):
+        image, segments = random_part(*images.pair(index), 64, random.random)
+        assert image.size == (64, 64) == segments.shape
+        difference = np.array(image).astype(int)[..., 1] - np.array(image)[..., 2]
+        clear = np.abs(difference) > 60
+        agreeing = (difference > 0) == (segments == 1)
+        assert agreeing[clear & (segments > 0)].mean() > 0.9
+
+
+def test_samples_of_different_sizes_are_filled_up_with_zeros() -> None:
+    batch = collated([{"box": torch.ones(2, 4)}, {"box": torch.ones(3, 4)}, {"box": torch.zeros(0, 4)}])
+    assert batch["box"].sum((1, 2)).tolist() == [8, 12, 0]
+    assert batch["box"].shape == (3, 3, 4)
+
+
+def test_box_precision_is_one_for_exact_boxes_and_ignores_crowds() -> None:
+    pytest.importorskip("pycocotools")
+    boxes = np.array([[7, 10, 10, 20, 20, 3, 0], [7, 0, 0, 99, 99, 3, 1], [8, 5, 5, 30, 10, 1, 0]], float)
+    exact = np.array([[7, 10, 10, 20, 20, 0.9, 3], [7, 40, 40, 20, 20, 0.8, 3], [8, 5, 5, 30, 10, 0.1, 1]], float)
+    assert box_precision(boxes, exact) == {"map": pytest.approx(1.0), "map50": pytest.approx(1.0)}
+    moved = exact + np.array([0, 5, 0, 0, 0, 0, 0])  # overlaps of 0.6, in the crowd, 0.714
+    assert box_precision(boxes, moved)["map"] == pytest.approx((0.3 + 0.5) / 2)
+    assert box_precision(boxes, exact[:0])["map"] == 0
+
+
+def test_mean_overlap_is_that_of_the_classes_which_occur() -> None:
+    rows = np.array([[0, 3, 4, 3], [1, 5, 6, 7], [2, 0, 0, 0], [0, 1, 1, 3]], float)
+    assert mean_overlap(rows) == {"miou": pytest.approx((4 / 7 + 5 / 8) / 2), "pixel_accuracy": 9 / 11}
+
+
+def test_centred_boxes_are_parts_of_the_image() -> None:
+    assert centred(np.array([[10.0, 20.0, 30.0, 60.0]]), (100, 80))[0] == pytest.approx([0.2, 0.5, 0.2, 0.5])
+
+
+def test_detr_trains_as_many_weights_as_its_authors() -> None:
+    with torch.device("meta"):
+        model = case_of("detr", {}).build_model()
+    assert sum(each.numel() for each in model.parameters() if each.requires_grad) == 41_302_368, "their n_parameters"
+
+
+def test_a_backbone_is_read_under_its_authors_names(tmp_path: Path) -> None:
+    case: Any = case_of("rt_detr", SMALL["rt_detr"])
+    backbone = case.backbone(case.network())
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in backbone.state_dict().items():
+        kind = {"convolution": "conv", "normalization": "norm"}[name.split(".")[-2]]
+        part = name.removeprefix("encoder.").split(".")
+        if part[0] == "embedder":
+            renamed = f"conv1.conv1_{int(part[2]) + 1}.{kind}"
+        else:
+            place = f"res_layers.{part[1]}.blocks.{part[3]}"
+            inner = {"layer": f"branch2{'abc'[int(part[5]) if part[5].isdigit() else 0]}"}
+            inner["shortcut"] = "short.conv" if part[5] == "1" else "short"
+            renamed = f"{place}.{inner[part[4]]}.{kind}"
+        weights[f"{renamed}.{part[-1]}"] = torch.randn_like(value)
+    assert not any("layer" in name.split(".") or "convolution" in name for name in weights)
+    (tmp_path / "hf").mkdir()
+    save_file(weights, tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "rt_detr_resnet"}')
+    load_backbone(backbone, tmp_path, renamed=PUBLISHED_NAMES)
+    expected = sorted(float(value.sum()) for value in weights.values())
+    assert sorted(float(value.sum()) for value in backbone.state_dict().values()) == pytest.approx(expected, rel=1e-4)
