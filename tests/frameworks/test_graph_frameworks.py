@@ -40,13 +40,12 @@ _loss = Case.loss
 def _slow_loss(self, model, batch):
     import time
 
-    def wait(value):
+    def one(value):
         time.sleep(0.15 if self.place.rank == 1 else 0.0)
-        return value
+        return tf.ones_like(value)
 
-    loss = _loss(self, model, batch)
-    waited = tf.py_function(wait, [tf.stop_gradient(loss)], loss.dtype)
-    return loss + 0.0 * tf.reshape(waited, loss.shape)
+    loss = _loss(self, model, batch)  # gradients are multiplied by the factor, too, and so wait for it
+    return loss * tf.stop_gradient(tf.reshape(tf.py_function(one, [loss], loss.dtype), loss.shape))
 
 
 Case.loss = _slow_loss
