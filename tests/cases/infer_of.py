@@ -49,7 +49,8 @@ def job_of(
     """Return a job of the case ``name`` with ``over`` on its configurations."""
     side = load_case(name).infer
     assert side is not None
-    settings = side.configurations | {"threads": 1, "num_workers": 0, "repeat": 1, "warmup_batches": 1} | over
+    short = {"threads": 1, "num_workers": 0, "repeat": 1, "inference_duration_s": 0, "warmup_batches": 1}
+    settings = side.configurations | short | over
     return job_on_cpu(
         name,
         data_dirs,

@@ -44,6 +44,7 @@ def infer(cluster: ClusterSpec, tmp_path: Path) -> Path:
     tmp_path.mkdir(exist_ok=True)
     values = cluster.model_dump(mode="json", exclude_unset=True)
     settings: dict[str, Any] = {"batch_size": 500, "threads": 1, "repeat_check": False, "warmup_batches": 1}
+    settings["inference_duration_s"] = 0
     case = {"key": "resnet_mini:pytorch", "task": "infer", "settings": settings}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump({"vendor": "cpu", "cluster": values, "cases": [case]}))
     run = tmp_path / "run"

@@ -50,7 +50,14 @@ class Ran:
 
 
 def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings: Any) -> JobSpec:
-    given = {"batch_size": 16, "log_freq": 2, "warmup_batches": 1, "threads": 1} | settings
+    given = {
+        "batch_size": 16,
+        "log_freq": 2,
+        "warmup_batches": 1,
+        "threads": 1,
+        "inference_duration_s": 0,
+        "server_queries": 20,
+    } | settings
     infer = InferJob(
         unit="image",
         metric="top1",

@@ -39,7 +39,7 @@ def _children(process: int) -> list[str]:
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by SIGSEGV"),
         ("os._exit(3)", "its process ended with exit code 3"),
-        ("time.sleep(600)", "did not answer for 10 s (engine_timeout_s)"),
+        ("time.sleep(600)", "did not answer for 10 s (engine_timeout_s) in step"),
         ("raise ValueError('a chip of paper')", "ValueError: a chip of paper"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_crash_hang_or_exception_names_step_and_engine(
 
 def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> None:
     ran = take(acme(_AT[InferStep.INFER].format("os.kill(os.getpid(), signal.SIGSEGV)")))
-    assert "engine acme_rt: its process was ended by SIGSEGV" in ran.finished.message
+    assert "engine acme_rt: its process was ended by SIGSEGV in step 6 (infer)" in ran.finished.message
     assert ran.finished.failed_step is InferStep.INFER
     assert ran.finished.val_average_acc > 0.9
 

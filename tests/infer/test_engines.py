@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -108,7 +109,10 @@ class _GpuSession:
         return [name for name, _ in _GpuSession.given]
 
     def get_inputs(self) -> list[Any]:
-        return []
+        return [SimpleNamespace(name="input")]
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(name="logits")]
 
 
 @pytest.fixture

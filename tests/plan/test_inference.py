@@ -47,11 +47,12 @@ def _data(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
     return {name: Path("/data") / name for name in case.data_names}
 
 
-def test_a_cpu_with_amx_computes_resnet_mini_in_bf16() -> None:
+@pytest.mark.parametrize("case", ["resnet_mini", "minilm", "efficientnet_lite0"])
+def test_the_default_engine_and_precision_of_a_mini_case_follow_from_the_cpu(case: str) -> None:
     def settings(*capabilities: str) -> tuple[str | None, str]:
         found = Detected("cpu", "CPU", None, None, capabilities=dict.fromkeys(capabilities, "/proc/cpuinfo"))
         plan = build_plan(
-            RunSpec.model_validate({"vendor": "cpu", "cases": [{"task": "infer", "key": "resnet_mini"}]}),
+            RunSpec.model_validate({"vendor": "cpu", "cases": [{"task": "infer", "key": case}]}),
             cluster=ClusterSpec(),
             detected=found,
             data_dirs=_data,
@@ -63,7 +64,8 @@ def test_a_cpu_with_amx_computes_resnet_mini_in_bf16() -> None:
         return work.settings.compiler, work.settings.precision
 
     assert settings() == ("onnxruntime", "fp32")
-    assert settings("amx_bf16", "amx_int8") == ("openvino", "bf16")
+    assert settings("avx2") == ("openvino", "fp32")
+    assert settings("avx2", "amx_bf16", "amx_int8") == ("openvino", "bf16")
 
 
 def _plan(

@@ -57,7 +57,7 @@ def test_a_rank_that_costs_less_than_2_percent_is_not_named() -> None:
     [
         (
             (rank(0, "a", 80.0), rank(1, "a", 80.0), rank(2, "b", 80.0), rank(3, "b", 90.0)),
-            "rank 3 on host b takes longer to compute than the others, which costs them 10.0% of each step",
+            "rank 3 on host b takes longer to compute than the others, which costs them 10\u202f% of each step",
         ),
         (
             (rank(0, "a", 80.0), rank(1, "a", 80.0), rank(2, "b", 89.0), rank(3, "b", 90.0)),
@@ -65,7 +65,7 @@ def test_a_rank_that_costs_less_than_2_percent_is_not_named() -> None:
         ),
         (
             (rank(0, "a", 80.0, 21.0), rank(1, "b", 80.0)),
-            "rank 0 on host a waits longer for its data than the others, which costs them 20.0% of each step",
+            "rank 0 on host a waits longer for its data than the others, which costs them 20\u202f% of each step",
         ),
     ],
 )

@@ -12,16 +12,19 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
+from accelmark.cli.help import Verb, Verbs, examples
 
 if TYPE_CHECKING:
     from accelmark.datasets.catalogue import Known
 
-app = typer.Typer(name="data", help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    name="data", cls=Verbs, help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None
+)
 _INTERVAL_S: Final = 10.0
 """Between lines of progress where the output is not a terminal."""
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
     from rich.console import Console
@@ -58,7 +61,7 @@ def _row(known: Known) -> dict[str, object]:
     }
 
 
-@app.command()
+@app.command(cls=Verb, epilog=examples("data prepare"))
 def prepare(
     name: Annotated[
         str, Argument(metavar="NAME", help="Data set in 'accelmark data list'.", autocompletion=completion.prepared)

@@ -54,7 +54,7 @@ def explain(
 
 def init(
     hosts: Annotated[
-        list[str] | None, Argument(metavar="[HOST...]", help="Hosts reached by SSH; none: this machine.")
+        list[str] | None, Argument(metavar="HOST", help="Hosts reached by SSH; none: this machine.")
     ] = None,
     into: Annotated[Path, Option(metavar="DIR", help="Where to write run.yaml and cluster.yaml.")] = Path(),
     vendor: options.Vendor = None,

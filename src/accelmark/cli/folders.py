@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
+from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
@@ -25,13 +26,13 @@ _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
-Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder describes.")]
+Kind = Annotated[Literal["vendor", "case"], Argument(metavar="vendor|case", help="What the folder describes.")]
 
 
 def cases(
     name: Annotated[
         str | None,
-        Argument(metavar="[NAME]", help="Show this case with its settings and data.", autocompletion=completion.cases),
+        Argument(metavar="NAME", help="Show this case with its settings and data.", autocompletion=completion.cases),
     ] = None,
     family: Annotated[
         str | None, Option(metavar="FAMILY", help="List only this family: vision, language, speech or generation.")
@@ -143,7 +144,11 @@ def _criterion(train: TrainCaseSpec) -> str:
     target, reference = train.target, train.reference_loss
     if target is not None:
         return f"{target.metric} {'>=' if target.direction == 'at_least' else '<='} {target.value:g}"
-    return f"loss curve within {reference.max_mean_relative_error:.0%}" if reference is not None else "no reference yet"
+    return (
+        f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
+        if reference is not None
+        else "no reference yet"
+    )
 
 
 def new(
@@ -238,12 +243,12 @@ def check(
 
 
 def import_files(
-    origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
+    origin: Annotated[
+        Literal["flagperf"], Argument(metavar="flagperf", help="The benchmark that the files belong to.")
+    ],
     files: Annotated[
         list[Path],
-        Argument(
-            metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml ..."
-        ),
+        Argument(metavar="FILE", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml"),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,

@@ -6,7 +6,7 @@ import importlib
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,9 @@ class EngineRequest:
     optimize_for: OptimizeFor
     options: Mapping[str, EngineOption]
     work_dir: Path
+    input_names: tuple[str, ...] = ()
+    """Names of the inputs in the case's ONNX file, in the order in which they are given; empty: not known."""
+    output_names: tuple[str, ...] = ()
     """Directory for the engine's files: the compiled engine, caches."""
 
 
@@ -218,6 +221,22 @@ class Engine(ABC):
             raise InferenceError(what, "incompatible_engine")
         return path
 
+    def named(self, kind: Literal["inputs", "outputs"], found: Sequence[str]) -> list[str]:
+        """Return the compiled model's inputs or outputs, ``found``, in the order of the case's.
+
+        In a model in which none has a name of the case's, its own order is kept.
+
+        Raises:
+            InferenceError: only some have a name of the case's, or their numbers differ.
+        """
+        wanted = self.request.input_names if kind == "inputs" else self.request.output_names
+        if not wanted or set(wanted) == set(found):
+            return list(wanted or found)
+        if not set(wanted).intersection(found) and (kind == "outputs" or len(wanted) == len(found)):
+            return list(found)
+        what = f"{self.name}: the model has the {kind} {', '.join(found)}, the case {', '.join(wanted)}"
+        raise InferenceError(f"{what}; export it again, or name them alike", "wrong_shape")
+
     def package(self, name: str) -> Any:
         """Import the engine's package.
 
@@ -251,26 +270,6 @@ def device_name(device: torch.device, device_type: str) -> str:
     return str(module.get_device_name(device))
 
 
-def number_option(options: Mapping[str, EngineOption], name: str, default: int) -> int:
-    """Return an integer option of an engine.
-
-    Raises:
-        RequestError: it is not an integer.
-    """
-    value = options.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise RequestError(f"engine_options.{name} must be an integer, found {value!r}")
-    return value
-
-
-def text_options(options: Mapping[str, EngineOption], name: str) -> tuple[str, ...]:
-    """Return an option that is one string or a list as a tuple of strings; empty if it is not set."""
-    value = options.get(name)
-    if value is None:
-        return ()
-    return tuple(str(each) for each in value) if isinstance(value, tuple) else (str(value),)
-
-
 def as_list(outputs: object) -> list[Tensor]:
     """Return a model's outputs, one tensor or a sequence of them, as a list.
 
@@ -281,15 +280,3 @@ def as_list(outputs: object) -> list[Tensor]:
     if found is None or not all(isinstance(each, Tensor) for each in found):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
     return [each for each in found if isinstance(each, Tensor)]
-
-
-def streams_of(request: EngineRequest) -> int:
-    """Return ``engine_options.streams``, the number of calls at the same time (1).
-
-    Raises:
-        RequestError: it is not an integer of at least 1.
-    """
-    streams = number_option(request.options, "streams", 1)
-    if streams < 1:
-        raise RequestError(f"engine_options.streams must be at least 1, found {streams}")
-    return streams

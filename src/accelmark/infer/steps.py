@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, final
 
@@ -141,12 +142,15 @@ class SevenSteps:
         if skipped is not None:
             self._end("skipped", 0.0, skipped)
             return
-        self.emit(Event.STAGE_BEGIN, StageBegin(step=step, number=step.number))
+        context = self._context(f"step {step.number} ({step})")
+        if self.process is not None:
+            self.process.activity = context.activity
+        self.emit(Event.STAGE_BEGIN, StageBegin(step=step, number=step.number, engine=context.engine))
         began = time.perf_counter()
         try:
             self._actions[step]()
         except Exception as error:  # noqa: BLE001 - a case or an engine may raise anything
-            classified = classify(error, self._context(f"step {step.number} ({step})"))
+            classified = classify(error, context)
             if classified is not error:
                 traceback.print_exception(error, file=sys.stderr)
             self._end("failed", time.perf_counter() - began, str(classified))
@@ -230,7 +234,7 @@ class SevenSteps:
         if self.process is not None:
             self.process.wait_until_ready()
         precision: InferPrecision = "fp32" if self.settings.precision == "int8" else self.settings.precision
-        engine = eager.Engine(self._request(precision), self.case.model_forward)
+        engine = self._framework(precision)
         try:
             with torch.inference_mode():  # entered once, not in each call
                 self.validation = measure(engine.call, self.batches, self.case, self.emit)
@@ -265,6 +269,8 @@ class SevenSteps:
             precision=request.precision,
             optimize_for=request.optimize_for,
             options=dict(request.options),
+            input_names=request.input_names,
+            output_names=request.output_names,
         )
         self.unhashed = True
 
@@ -276,7 +282,7 @@ class SevenSteps:
             self.details["load_s"] = time.perf_counter() - began
         engine = None
         if self.model is not None:
-            engine = eager.Engine(self._request("fp32"), self.case.model_forward)
+            engine = self._framework("fp32")
         reference: Forward | None = engine.call if engine is not None else None
         try:
             with torch.inference_mode():
@@ -305,6 +311,10 @@ class SevenSteps:
             )
         self.details |= self._engine_process().usage()
 
+    def _framework(self, precision: InferPrecision) -> eager.Engine:
+        """Return the framework's computation, without the options of the engine."""
+        return eager.Engine(replace(self._request(precision), options={}), self.case.model_forward)
+
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device
         self.work_dir.mkdir(parents=True, exist_ok=True)
@@ -320,6 +330,8 @@ class SevenSteps:
             optimize_for=settings.optimized_for,
             options=settings.engine_options,
             work_dir=self.work_dir,
+            input_names=self.case.input_names,
+            output_names=self.case.output_names,
         )
 
     def _example(self, precision: InferPrecision) -> InferBatch:

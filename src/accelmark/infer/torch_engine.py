@@ -11,17 +11,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.engine import DTYPES, Engine, EngineRequest, Source
+from accelmark.spec.settings.engine_options import switch_option
 from accelmark.spec.settings.inference import InferPrecision
 
 
 class TorchEngine(Engine):
-    """An engine whose inputs and outputs are tensors on PyTorch's device; a subclass implements ``compute``."""
+    """An engine whose inputs and outputs are tensors on PyTorch's device; a subclass implements ``compute``.
+
+    ``engine_options.channels_last`` sets the memory format of images; by default it is used on accelerators by models
+    with two-dimensional convolutions. With ``engine_options.cuda_graphs``, where a subclass declares it, calls are
+    recorded at the first call of their shapes and replayed.
+    """
 
     reads: ClassVar[Source] = "model"
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32", "tf32", "bf16", "fp16")
-    known_options: ClassVar[frozenset[str] | None] = frozenset()
+    known_options: ClassVar[frozenset[str] | None] = frozenset({"channels_last"})
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
@@ -39,6 +46,9 @@ class TorchEngine(Engine):
             torch.backends.cudnn.benchmark = True
             # exclude the peak of the validation's engine
             forget_peak_memory(self.device)
+        self.run_on_device = self.compute
+        if "cuda_graphs" in (self.known_options or ()) and switch_option(request.options, "cuda_graphs"):
+            self.run_on_device = GraphCalls(self.compute, self.device, self.name)
 
     @abstractmethod
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -53,7 +63,7 @@ class TorchEngine(Engine):
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.call(inputs)
-        return [output.cpu() for output in self.compute(self.to_device(inputs))]
+        return [output.cpu() for output in self.run_on_device(self.to_device(inputs))]
 
     def to_device(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Copy a batch to the device, and convert floating tensors there to the precision and memory format.
@@ -75,14 +85,16 @@ class TorchEngine(Engine):
     def model_on_device(self) -> nn.Module:
         """Return a copy of the model in eval mode, on the device and in the precision.
 
-        On accelerators, models with two-dimensional convolutions use the channels-last format, which is faster.
+        On accelerators, models with two-dimensional convolutions use the channels-last format, which is faster, unless
+        ``engine_options.channels_last`` is false; on the CPU they do if it is true.
         """
         model: nn.Module = copy.deepcopy(self.torch_model()).eval().to(self.device).to(self.dtype)
         matrices = (each for each in model.parameters() if each.ndim > 1)
         self.matrix_types = dict(Counter(str(each.dtype).removeprefix("torch.") for each in matrices))
         has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-        if self.device.type != "cpu" and has_images:
-            self.channels_last = True
+        default = self.device.type != "cpu" and has_images
+        self.channels_last = switch_option(self.request.options, "channels_last", default=default)
+        if self.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 

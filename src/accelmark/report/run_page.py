@@ -256,6 +256,7 @@ _ENGINE_COLUMNS: Final = (
     ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
     ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
     ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
+    ("MFU, measured ceiling", F.MFU_MEASURED),
 )  # fmt: skip
 
 
@@ -288,7 +289,8 @@ def _engine_cells(case: CaseResult) -> list[tuple[str, str]]:
     cells = []
     for _, name in _ENGINE_COLUMNS:
         spread, mean = case.figures.get(name), case.mean_of(name)
-        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
+        few = {F.METRIC_DIFFERENCE: 2, F.COMPILE_TIME: 3}.get(name, 4)
+        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean, few)
         cells.append((shown, (spread.reason if spread else None) or ""))
     return cells
 

@@ -129,7 +129,7 @@ FIGURES: Final = {name: info for figures in _DEFINITIONS.values() for name, info
 
 F = FigureName
 _SHARED: Final = (
-    F.E2E_TIME, F.MFU, F.ACHIEVED_TFLOPS, F.PEAK_DEVICE_MEMORY,
+    F.E2E_TIME, F.MFU, F.MFU_MEASURED, F.ACHIEVED_TFLOPS, F.PEAK_DEVICE_MEMORY,
     F.PEAK_HOST_MEMORY, F.DEVICE_UTILISATION, F.CPU_UTILISATION, F.MEAN_POWER,
     F.ENERGY, F.ENERGY_PER_UNIT, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME,
 )  # fmt: skip
@@ -144,7 +144,7 @@ GENERATION_FIGURES: Final = (
     F.ITL_P99, F.LOADGEN_SERVER_TOKENS, F.LOADGEN_OFFLINE_TOKENS, F.ANSWER_AGREEMENT,
 )  # fmt: skip
 """The further figures of one that generates text."""
-_UNCOUNTED: Final = (F.MFU, F.ACHIEVED_TFLOPS)
+_UNCOUNTED: Final = (F.MFU, F.MFU_MEASURED, F.ACHIEVED_TFLOPS)
 SERVE_FIGURES: Final = (*_NAMES[_SERVE:_SEARCH], *(name for name in _SHARED if name not in _UNCOUNTED))
 """The figures of a serving round; a server reports no FLOPs."""
 TRAIN_FIGURES: Final = _NAMES[:_INFER]

@@ -28,6 +28,8 @@ class Installed:
     module: str
     version: str | None
     """None where it is not installed."""
+    options: tuple[str, ...] = ()
+    """Names of an engine's ``engine_options``."""
 
 
 @final
@@ -76,7 +78,10 @@ def inventory() -> Inventory:
     return Inventory(
         found,
         tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks),
-        tuple(Installed(name, spec.module, _version(spec)) for name, spec in catalog.engine_specs().items()),
+        tuple(
+            Installed(name, spec.module, _version(spec), tuple(spec.options))
+            for name, spec in catalog.engine_specs().items()
+        ),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(support),
         tuple(_vendor_problems()),

@@ -35,6 +35,8 @@ _CHECK_S: Final = 0.0005
 """Least duration of what is computed again."""
 _LONG_CALL_S: Final = 0.02
 """Duration of a call from which cold caches and waking threads do not show."""
+_SHORTFALL: Final = 0.1
+"""Part of the duration by which the passes may be shorter."""
 _SAMPLE: Final = 0.1
 """Share of the calls after the first pass whose answers are compared."""
 
@@ -81,6 +83,8 @@ class CheckedPass:
         self.call_s = 0.0
         self.window_calls = 1
         self.check_calls = 1
+        self.measured_s = 0.0
+        """Duration of the windows so far."""
         self.repeated_ms: list[list[float]] = []
 
     def run(self) -> tuple[Measured, RepeatCheck | None, AnswerCheck | None]:
@@ -91,12 +95,15 @@ class CheckedPass:
         """
         self._warm_up(next(iter(self.batches)))
         windows: list[ForwardWindow] = []
-        places = self._places()
-        for pass_number in range(1, self.settings.repeat + 1):
-            for chunk, load_s in self._chunks():
-                windows.append(self._window(chunk, pass_number, load_s))
-                for _ in range(places.pop() if places else 0):
-                    self._compute_again(chunk)
+        num_passes = 0
+        while number := self._num_passes(num_passes):
+            places = self._places(number)
+            for pass_number in range(num_passes + 1, num_passes + number + 1):
+                for chunk, load_s in self._chunks():
+                    windows.append(self._window(chunk, pass_number, load_s))
+                    for _ in range(places.pop() if places else 0):
+                        self._compute_again(chunk)
+            num_passes += number
         num_items = sum(sum(window.items) for window in windows)
         metrics = self.score.metrics()
         self.emit(Event.EVALUATE, InferEvaluation(phase="inference", num_items=num_items, metrics=metrics))
@@ -134,11 +141,24 @@ class CheckedPass:
         process.arrange(Slots.like(batch.inputs, size, self.window_calls), (0, size), batch.inputs)
         process.expect(output, size * self.window_calls, self.window_calls)
 
-    def _places(self) -> list[int]:
-        """Return how often a batch is computed again after each window."""
+    def _num_passes(self, made: int) -> int:
+        """Return the number of further passes after ``made``; none where the engine has computed for long enough.
+
+        The number of the first ones follows from the calls of the warm-up, so that batches can be computed again at
+        any place of them; where these were too few, more follow.
+        """
+        num_calls = -(-self.batches.num_items // self.settings.batch_size)
+        pass_s = self.measured_s / made if made else num_calls * self.call_s / self.process.concurrency
+        left_s = self.settings.inference_duration_s - self.measured_s
+        if made and left_s <= _SHORTFALL * self.settings.inference_duration_s:
+            return 0
+        return max(0 if made else self.settings.repeat, math.ceil(left_s / max(pass_s, 1e-9)))
+
+    def _places(self, num_passes: int) -> list[int]:
+        """Return how often a batch is computed again after each window of so many passes."""
         per_pass = -(-self.batches.num_items // (self.settings.batch_size * self.window_calls))
-        places = [0] * (per_pass * self.settings.repeat)
-        num_calls = -(-self.batches.num_items // self.settings.batch_size) * self.settings.repeat
+        places = [0] * (per_pass * num_passes)
+        num_calls = -(-self.batches.num_items // self.settings.batch_size) * num_passes
         number = max(_FEWEST_CHECKS, min(_CHECKS, num_calls // 10))
         for _ in range(number if self.settings.repeat_check else 0):
             places[self.chance.randrange(len(places))] += 1
@@ -171,6 +191,7 @@ class CheckedPass:
 
     def _window(self, chunk: _Chunk, pass_number: int, load_s: float) -> ForwardWindow:
         timed = self._timed(chunk.inputs, list(chunk.calls()))
+        self.measured_s += timed.took_s - sum(timed.excluded_s)
         began = time.perf_counter()
         self.score.add(timed.outputs, chunk.labels)
         nonfinite = sum(not is_finite([each[rows] for each in timed.outputs]) for rows in chunk.calls())

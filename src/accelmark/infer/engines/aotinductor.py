@@ -15,6 +15,7 @@ from accelmark.infer.torch_engine import TorchEngine
 class Engine(TorchEngine):
     """One package with a dynamic batch; ``exist_compiler_path`` takes its ``.pt2`` file."""
 
+    known_options = frozenset({"channels_last", "cuda_graphs"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:

@@ -15,6 +15,7 @@ Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 class Engine(TorchEngine):
     """The uncompiled model; ``forward`` replaces the call of the model."""
 
+    known_options = frozenset({"channels_last", "cuda_graphs"})
     generates = True
 
     def __init__(self, request: EngineRequest, forward: Forward | None = None) -> None:

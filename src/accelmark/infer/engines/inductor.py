@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import time
 import warnings
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from accelmark.infer.engine import EngineRequest, as_list, text_options
+from accelmark.infer.engine import EngineRequest, as_list
 from accelmark.infer.torch_engine import TorchEngine
+from accelmark.spec.settings.engine_options import choice_option
 
+_MODES: Final = {name: name for name in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}
 GraphKey = tuple[tuple[torch.Size, bool], ...]
 """Key of a compiled graph: the shape of each input, and whether it was created in inference mode."""
 
 
 class Engine(TorchEngine):
-    """Compiles a graph at the first call with each batch size, whose time is reported as not inference."""
+    """Compiles a graph at the first call with each batch size, whose time is reported as not inference.
 
-    known_options = frozenset({"mode"})
+    ``engine_options.mode`` is the mode of ``torch.compile``. On accelerators ``reduce-overhead`` and ``max-autotune``
+    record CUDA graphs; ``max-autotune-no-cudagraphs`` does not.
+    """
+
+    known_options = frozenset({"channels_last", "mode"})
     fixed_batch = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         self.model = self.model_on_device()
-        mode = next(iter(text_options(request.options, "mode")), "default")
+        mode = choice_option(request.options, "mode", _MODES, "default")
         with warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
             self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
         self.graphs: set[GraphKey] = set()

@@ -6,12 +6,20 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, streams_of, text_options
+from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import nearest
+from accelmark.spec.settings.engine_options import (
+    choice_option,
+    number_option,
+    streams_option,
+    switch_option,
+    text_options,
+)
 
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDERS: Final = {
@@ -27,6 +35,18 @@ _WITHOUT_TF32: Final = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 _TF32_BY_VARIABLE: Final = frozenset({"TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
 """Providers that use tf32 for fp32 unless the vendor's environment variable disables it."""
 _TF32_VARIABLE: Final = "NVIDIA_TF32_OVERRIDE"
+_GRAPH_LEVELS: Final = {
+    "disabled": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT", "all": "ORT_ENABLE_ALL",
+}  # fmt: skip
+_EXECUTION_MODES: Final = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
+_NUMPY: Final = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype.type
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+"""Types in which io-binding is told the elements of a tensor."""
 
 
 class Engine(Base):
@@ -34,10 +54,16 @@ class Engine(Base):
 
     ``engine_options.spinning`` lets idle threads spin, which is slightly faster on an otherwise idle machine.
     ``engine_options.streams`` is the number of calls at the same time (1), which share the threads.
+    ``engine_options.io_binding`` gives the session the addresses of inputs and of outputs, of which it then makes no
+    copy; inputs are copied to an accelerator by PyTorch. ``graph_level`` (disabled, basic, extended, layout, all) is
+    the level of graph optimisation, ``execution_mode`` (sequential, parallel) whether independent operators of a call
+    are computed at the same time, by ``inter_op_threads`` threads.
     """
 
     precisions = ("fp32", "fp16", "int8")
-    known_options = frozenset({"providers", "spinning", "streams"})
+    known_options = frozenset(
+        {"providers", "spinning", "streams", "io_binding", "graph_level", "execution_mode", "inter_op_threads"}
+    )
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:
@@ -47,13 +73,20 @@ class Engine(Base):
         existing = self.engine_file()
         source = existing or self._in_precision(self.onnx_file())
         options = self.ort.SessionOptions()
-        self.concurrency = streams_of(request)
+        self.concurrency = streams_option(request.options)
         options.intra_op_num_threads = max(1, request.threads // self.concurrency)
         options.log_severity_level = 3
         on_cpu = self.providers[0] == _CPU
+        level = choice_option(request.options, "graph_level", _GRAPH_LEVELS, "all")
+        options.graph_optimization_level = getattr(self.ort.GraphOptimizationLevel, level)
+        mode = choice_option(request.options, "execution_mode", _EXECUTION_MODES, "sequential")
+        options.execution_mode = getattr(self.ort.ExecutionMode, mode)
+        if inter_op := number_option(request.options, "inter_op_threads", 0):
+            options.inter_op_num_threads = inter_op
         # Spinning threads occupy cores: inference on a busy machine becomes ten times slower.
-        spins = bool(request.options.get("spinning", False))
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+        spins = "1" if switch_option(request.options, "spinning") else "0"
+        for threads in ("intra_op", "inter_op"):
+            options.add_session_config_entry(f"session.{threads}.allow_spinning", spins)
         kept = request.work_dir / f"{self.name}.onnx"
         if existing is None and on_cpu:
             options.optimized_model_filepath = str(kept)
@@ -66,7 +99,11 @@ class Engine(Base):
         if self.providers[0] not in active:
             what = f"{self.name}: {self.providers[0]} could not start and the session fell back to {', '.join(active)}"
             raise InferenceError(f"{what}; install what it needs (see the rank's log)", "engine_missing")
-        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.inputs = self.named("inputs", [each.name for each in self.session.get_inputs()])
+        self.outputs = self.named("outputs", [each.name for each in self.session.get_outputs()])
+        self.binds = switch_option(request.options, "io_binding")
+        self.rows: dict[tuple[torch.Size, ...], list[tuple[torch.Size, torch.dtype]]] = {}
+        """Shapes of inputs -> shapes and types of outputs, as far as there was a call of them."""
 
     def _providers(self) -> list[str]:
         available = self.ort.get_available_providers()
@@ -126,8 +163,34 @@ class Engine(Base):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
+        if self.binds:
+            return self._bound(inputs), 0.0
         feeds = {name: each.numpy() for name, each in zip(self.inputs, inputs, strict=True)}
-        return [from_numpy(each) for each in self.session.run(None, feeds)], 0.0
+        return [from_numpy(each) for each in self.session.run(self.outputs, feeds)], 0.0
+
+    def _bound(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Compute one batch by addresses: fresh memory for outputs whose shapes are known, else ONNX Runtime's own."""
+        binding, device = self.session.io_binding(), self.request.device
+        on_device = device.type != "cpu" and self.providers[0] != _CPU
+        place = (device.type, device.index or 0) if on_device else ("cpu", 0)
+        held = [each.to(device).contiguous() if on_device else each.contiguous() for each in inputs]
+        for name, each in zip(self.inputs, held, strict=True):
+            binding.bind_input(name, *place, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
+        key = tuple(each.shape for each in inputs)
+        if (known := self.rows.get(key)) is None:
+            for name in self.outputs:
+                binding.bind_output(name, "cpu")
+        else:
+            found = [torch.empty(shape, dtype=dtype) for shape, dtype in known]
+            for name, each in zip(self.outputs, found, strict=True):
+                binding.bind_output(name, "cpu", 0, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
+        if on_device:
+            torch.accelerator.synchronize(device)  # PyTorch's copies are on another stream
+        self.session.run_with_iobinding(binding)
+        if known is None:
+            found = [from_numpy(each) for each in binding.copy_outputs_to_cpu()]
+            self.rows[key] = [(each.shape, each.dtype) for each in found]
+        return found
 
     def fingerprint(self) -> dict[str, str]:
         """Return the version, providers, device and precision that an optimised model is bound to."""

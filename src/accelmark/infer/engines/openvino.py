@@ -11,11 +11,12 @@ from typing import Any, Final
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, streams_of, text_options
+from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError
+from accelmark.spec.settings.engine_options import streams_option, text_options
 from accelmark.spec.settings.inference import InferPrecision
 
-_HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+_HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
 _DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}
 _MATRIX_LAYERS: Final = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Gemm"})
 _TYPES: Final = {"FP32": "float32", "f32": "float32", "BF16": "bfloat16", "bf16": "bfloat16", "FP16": "float16",
@@ -27,9 +28,10 @@ class Engine(Base):
     """A compiled model on ``engine_options.ov_device``, or on the default device for the device type.
 
     For throughput OpenVINO chooses how many calls it computes at the same time, unless ``engine_options.streams`` does.
+    In int8 it reads a quantised file, and what is not quantised is computed in fp32.
     """
 
-    precisions = ("fp32", "bf16", "fp16")
+    precisions = ("fp32", "bf16", "fp16", "int8")
     known_options = frozenset({"ov_device", "streams"})
     loads = True
 
@@ -45,12 +47,18 @@ class Engine(Base):
         settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
             "PERFORMANCE_HINT": request.optimize_for.upper(),
-            **({"NUM_STREAMS": streams_of(request)} if "streams" in request.options else {}),
+            **({"NUM_STREAMS": streams_option(request.options)} if "streams" in request.options else {}),
             **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),
         }
         self.compiled = self._load(existing, settings) if existing else self._compile(self.onnx_file(), settings)
         if request.optimize_for == "throughput" or "streams" in request.options:
             self.concurrency = int(self.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        inputs = [port.get_any_name() for port in self.compiled.inputs]
+        outputs = [port.get_any_name() for port in self.compiled.outputs]
+        named = self.named("inputs", inputs)
+        self.input_order = [named.index(name) for name in inputs]
+        """For each input of the compiled model, the place in the case's."""
+        self.output_order = [outputs.index(name) for name in self.named("outputs", outputs)]
         self.held = threading.local()
         """An inference request for each thread."""
 
@@ -65,7 +73,7 @@ class Engine(Base):
 
     def _compile(self, path: Path, settings: dict[str, Any]) -> Any:
         try:
-            model = self.core.read_model(path)
+            model = self.core.read_model(self._in_precision(path))
         except RuntimeError as error:
             text = str(error)
             if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
@@ -78,6 +86,17 @@ class Engine(Base):
         self.keep(kept)
         return compiled
 
+    def _in_precision(self, path: Path) -> Path:
+        if self.request.precision != "int8":
+            return path
+        self.package("onnx")
+        self.package("onnxruntime")
+        from accelmark.infer.onnx.precision import write_int8
+
+        target = self.request.work_dir / f"{self.name}-int8.onnx"
+        write_int8(path, target, self.request.example)
+        return target
+
     def _load(self, path: Path, settings: dict[str, Any]) -> Any:
         try:
             return self.core.import_model(path.read_bytes(), self.target, settings)
@@ -88,8 +107,9 @@ class Engine(Base):
         """Compute one batch."""
         if not hasattr(self.held, "infer_request"):
             self.held.infer_request = self.compiled.create_infer_request()
-        results = self.held.infer_request.infer([each.numpy() for each in inputs], share_inputs=True)
-        return [from_numpy(each) for each in results.to_tuple()], 0.0
+        given = [inputs[place].numpy() for place in self.input_order]
+        results = self.held.infer_request.infer(given, share_inputs=True).to_tuple()
+        return [from_numpy(results[place]) for place in self.output_order], 0.0
 
     def fingerprint(self) -> dict[str, str]:
         """Return the version, device and precision that a blob is bound to."""

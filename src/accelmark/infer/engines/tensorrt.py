@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.model.cuda_graphs import Compute, GraphCalls
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, number_option
+from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
+from accelmark.spec.settings.engine_options import number_option, streams_option, switch_option
 
 _FLAGS: Final = {"tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}
 """The builder's flag for each precision; TF32 is on unless cleared."""
@@ -25,11 +28,13 @@ class Engine(Base):
     """A serialised plan with one optimisation profile: batches from 1 to ``batch_size``, optimised for ``batch_size``.
 
     ``engine_options.workspace_mib`` limits the builder's scratch memory, ``engine_options.optimization_level`` (0 to
-    5) trades compile time for speed. ``exist_compiler_path`` takes the ``.plan`` file.
+    5) trades compile time for speed. ``engine_options.streams`` is the number of calls at the same time (1): execution
+    contexts, each with a stream. With ``engine_options.cuda_graphs`` a context records a call of each shape and replays
+    it. ``exist_compiler_path`` takes the ``.plan`` file.
     """
 
     precisions = ("fp32", "tf32", "fp16", "bf16")
-    known_options = frozenset({"optimization_level", "workspace_mib"})
+    known_options = frozenset({"cuda_graphs", "optimization_level", "streams", "workspace_mib"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:
@@ -46,17 +51,15 @@ class Engine(Base):
             raise self.incompatible(path, error) from error
         if self.engine is None:
             raise self.incompatible(path, "TensorRT rejected it; see its log line above")
-        self.context = self.engine.create_execution_context()
-        if self.context is None:
-            batch = request.example[0].shape[0]
-            what = f"{self.name}: no memory on the device for an execution context at batch {batch}"
-            raise InferenceError(what, "out_of_memory")
-        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         is_input = {name: self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
-        self.inputs = [name for name in names if is_input[name]]
-        self.outputs = [name for name in names if not is_input[name]]
+        self.inputs = self.named("inputs", [name for name in names if is_input[name]])
+        self.outputs = self.named("outputs", [name for name in names if not is_input[name]])
         self.dtypes = {name: _DTYPES[self.engine.get_tensor_dtype(name).name] for name in names}
+        self.concurrency = streams_option(request.options)
+        self.contexts: SimpleQueue[_Context] = SimpleQueue()
+        for _ in range(self.concurrency):
+            self.contexts.put(_Context(self))
 
     def _compile(self, source: Path, target: Path) -> Path:
         trt = self.trt
@@ -79,9 +82,10 @@ class Engine(Base):
                 raise InferenceError(what, "bad_request")
             config.set_flag(flag)
         profile = builder.create_optimization_profile()
-        for index, example in enumerate(self.request.example):
+        inputs = [network.get_input(index).name for index in range(network.num_inputs)]
+        for name, example in zip(self.named("inputs", inputs), self.request.example, strict=True):
             shape = tuple(example.shape)
-            profile.set_shape(network.get_input(index).name, (1, *shape[1:]), shape, shape)
+            profile.set_shape(name, (1, *shape[1:]), shape, shape)
         config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
@@ -99,26 +103,12 @@ class Engine(Base):
         return InferenceError(f"{source}: not readable by TensorRT; export it again ({reasons})", "corrupt_model")
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch."""
-        with torch.cuda.stream(self.stream):
-            held = [
-                each.to(self.device, self.dtypes[name], non_blocking=True).contiguous()
-                for name, each in zip(self.inputs, inputs, strict=True)
-            ]
-            for name, each in zip(self.inputs, held, strict=True):
-                if not self.context.set_input_shape(name, tuple(each.shape)):
-                    raise RuntimeError(f"input {name}: shape {tuple(each.shape)} is not compatible with the engine")
-                self.context.set_tensor_address(name, each.data_ptr())
-            results: list[Tensor] = []
-            for name in self.outputs:
-                shape = tuple(self.context.get_tensor_shape(name))
-                results.append(torch.empty(shape, dtype=self.dtypes[name], device=self.device))
-                self.context.set_tensor_address(name, results[-1].data_ptr())
-            if not self.context.execute_async_v3(self.stream.cuda_stream):
-                raise RuntimeError("TensorRT could not enqueue the batch; see its log line above")
-            copies = [result.to("cpu", non_blocking=True) for result in results]
-        self.stream.synchronize()
-        return copies, 0.0
+        """Compute one batch in a context that no other call uses."""
+        context = self.contexts.get()
+        try:
+            return context(inputs), 0.0
+        finally:
+            self.contexts.put(context)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the device, precision and TensorRT version that a plan is bound to."""
@@ -130,5 +120,50 @@ class Engine(Base):
         return {"tensorrt": self.trt.__version__, "activation_memory_mib": f"{size:.1f}"}
 
     def close(self) -> None:
-        """Release the context and the engine."""
-        del self.context, self.engine, self.runtime
+        """Release the contexts and the engine."""
+        del self.contexts, self.engine, self.runtime
+
+
+@final
+class _Context:
+    """An execution context with a stream, which computes one call at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.context = engine.engine.create_execution_context()
+        if self.context is None:
+            batch, streams = engine.request.example[0].shape[0], engine.concurrency
+            what = f"{engine.name}: no memory on the device for {streams} execution contexts at batch {batch}"
+            raise InferenceError(what, "out_of_memory")
+        self.stream = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.run: Compute = self._enqueue
+        if switch_option(engine.request.options, "cuda_graphs"):
+            self.run = GraphCalls(self._enqueue, engine.device, engine.name)
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Copy a batch to the device, compute it, and return its outputs on the CPU."""
+        engine = self.engine
+        with torch.cuda.stream(self.stream):
+            held = [
+                each.to(engine.device, engine.dtypes[name], non_blocking=True).contiguous()
+                for name, each in zip(engine.inputs, inputs, strict=True)
+            ]
+            copies = [result.to("cpu", non_blocking=True) for result in self.run(held)]
+        self.stream.synchronize()
+        return copies
+
+    def _enqueue(self, held: list[Tensor]) -> list[Tensor]:
+        """Enqueue a call on the current stream; return its outputs on the device."""
+        engine, context = self.engine, self.context
+        for name, each in zip(engine.inputs, held, strict=True):
+            if not context.set_input_shape(name, tuple(each.shape)):
+                raise RuntimeError(f"input {name}: shape {tuple(each.shape)} is not compatible with the engine")
+            context.set_tensor_address(name, each.data_ptr())
+        results: list[Tensor] = []
+        for name in engine.outputs:
+            shape = tuple(context.get_tensor_shape(name))
+            results.append(torch.empty(shape, dtype=engine.dtypes[name], device=engine.device))
+            context.set_tensor_address(name, results[-1].data_ptr())
+        if not context.execute_async_v3(torch.cuda.current_stream(engine.device).cuda_stream):
+            raise RuntimeError("TensorRT could not enqueue the batch; see its log line above")
+        return results

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from accelmark.infer.engine import EngineRequest, as_list, number_option
+from accelmark.infer.engine import EngineRequest, as_list
 from accelmark.infer.torch_engine import TorchEngine
+from accelmark.spec.settings.engine_options import number_option
 
 
 class Engine(TorchEngine):
@@ -15,7 +16,7 @@ class Engine(TorchEngine):
     operators stay in PyTorch, on the same device. The peak memory is that of PyTorch's allocator, without TensorRT's.
     """
 
-    known_options = frozenset({"min_block_size"})
+    known_options = frozenset({"channels_last", "cuda_graphs", "min_block_size"})
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)

@@ -86,6 +86,8 @@ class EngineProcess:
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.is_busy = False
         """Whether an answer is missing."""
+        self.activity = "its start"
+        """What the process is used for, for messages: a step."""
         self.concurrency = 1
         """Calls that the engine computes at the same time."""
         self.slots: Slots
@@ -274,8 +276,10 @@ class EngineProcess:
         try:
             message = self.connection.recv_bytes()
         except BlockingIOError as error:
-            what = f"engine {self.engine}: did not answer for {self.timeout_s:g} s (engine_timeout_s), so it was ended"
-            raise InferenceError(f"{what}; see {self.log}") from error
+            what = (
+                f"engine {self.engine}: did not answer for {self.timeout_s:g} s (engine_timeout_s) in {self.activity}"
+            )
+            raise InferenceError(f"{what}, so it was ended; see {self.log}") from error
         except (EOFError, OSError) as error:
             raise self._ended() from error
         self.is_busy = False
@@ -290,13 +294,15 @@ class EngineProcess:
         try:
             code = self.process.wait(_END_S)
         except TimeoutExpired:
-            return InferenceError(f"engine {self.engine}: its process closed the connection; see {self.log}")
+            return InferenceError(
+                f"engine {self.engine}: its process closed the connection in {self.activity}; see {self.log}"
+            )
         if code >= 0:
             how = f"ended with exit code {code}"
         else:
             name = signal.Signals(-code).name
             how = f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        return InferenceError(f"engine {self.engine}: its process {how}; see {self.log}")
+        return InferenceError(f"engine {self.engine}: its process {how} in {self.activity}; see {self.log}")
 
 
 def _limit_wait(connection: socket.socket, seconds: float) -> None:

@@ -113,6 +113,8 @@ class Worker:
                 precision=request["precision"],
                 optimize_for=request["optimize_for"],
                 options=options,
+                input_names=tuple(request["input_names"]),
+                output_names=tuple(request["output_names"]),
             )
         )
         details: dict[str, Any] = {**self.engine.describe(), "concurrency": self.engine.concurrency}

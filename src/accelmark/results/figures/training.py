@@ -154,7 +154,7 @@ def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precis
     elif flops.value is not None:
         reason = per_device.reason or reason
     peak, why_no_peak = _peak(job, timeline, precision)
-    ceiling, why_no_ceiling = _ceiling(job, precision)
+    ceiling, why_no_ceiling = measured_ceiling(job, precision)
     return {
         F.FLOPS_PER_SAMPLE: flops,
         F.ACHIEVED_TFLOPS: value(achieved, reason),
@@ -187,7 +187,7 @@ def _peak(job: JobSpec, timeline: Timeline, precision: str) -> tuple[float | Non
     return float(peak), None
 
 
-def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
+def measured_ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
     """Return the matmul rate that the probe measured for ``precision`` in TFLOP/s, or None and the reason."""
     if job.ceilings is None:
         return None, "the device was not probed: run 'accelmark probe' to measure its ceilings"

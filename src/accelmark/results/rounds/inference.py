@@ -19,7 +19,7 @@ from accelmark.results.figures.inference import (
     mfu,
     phase_figures,
 )
-from accelmark.results.figures.training import Figures, value
+from accelmark.results.figures.training import Figures, measured_ceiling, ratio, value
 from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
@@ -205,10 +205,13 @@ def _scenario(result: ScenarioResult | None) -> Figure:
 def _computation(job: JobSpec, infer: InferJob, phase: PhaseFigures) -> Figures:
     flops, rate = infer.settings.flops, phase.core.value
     peak = getattr(job.chip.peaks, infer.settings.precision, None) if job.chip is not None else None
+    ceiling, why_no_ceiling = measured_ceiling(job, infer.settings.precision)
+    why_not = phase.core.reason or "the case states no flops"
     achieved = None if rate is None or flops is None else rate * flops / 1e12
     return {
-        F.ACHIEVED_TFLOPS: value(achieved, phase.core.reason or "the case states no flops"),
+        F.ACHIEVED_TFLOPS: value(achieved, why_not),
         F.MFU: mfu(phase.core, flops, peak),
+        F.MFU_MEASURED: ratio(achieved, ceiling, why_not if achieved is None else why_no_ceiling),
     }
 
 

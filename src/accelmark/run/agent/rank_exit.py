@@ -62,6 +62,8 @@ class LogEnd:
     """The state in ``FINISHED``, where that is the last event."""
     cause: str | None
     """One line: the message of the last event, the exception, or None."""
+    step: str | None = None
+    """The step of inference that did not end, and what computed in it."""
 
 
 @final
@@ -98,17 +100,23 @@ def read_log_end(path: Path) -> LogEnd:
     lines = tail(path)
     finished: Mapping[str, Any] | None = None
     error: str | None = None
+    step: str | None = None
     for event in chain.from_iterable(map(decode_line, lines)):
         # A resumed rank appends to the log: FINISHED of the earlier process does not count.
         finished = event.value if event.event == Event.FINISHED else None
         if event.event == Event.ERROR:
             error = _message(event.value) or error
+        if event.event == Event.STAGE_BEGIN:
+            engine = f", {event.value['engine']}" if event.value.get("engine") else ""
+            step = escaped_line(f"step {event.value.get('number')} ({event.value.get('step')}{engine})")
+        elif event.event == Event.STAGE_END:
+            step = None
     other = [line for line in lines if line.strip() and PERFLOG_PREFIX not in line]
     state = str(finished.get("state", "completed")) if finished is not None else None
     own = _message(finished) if finished is not None and state != "completed" else None
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
-    return LogEnd(tuple(map(escaped_line, shown)), state, escaped_line(cause) if cause else None)
+    return LogEnd(tuple(map(escaped_line, shown)), state, escaped_line(cause) if cause else None, step)
 
 
 def error_lines(text: str) -> str:
@@ -173,6 +181,7 @@ def classify_rank(
     Success requires a FINISHED event that reports it, and no exit code other than 0.
     """
     name = signal_name(exit_code) if exit_code is not None else None
+    during = f" in {log.step}" if log.step else ""
     state: RankState
     reason: str | None
     if log.state == "completed" and exit_code in (0, None):
@@ -183,14 +192,14 @@ def classify_rank(
         state, reason = "cancelled", log.cause or "was cancelled"
     elif name is not None and log.state is None:
         hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
-        state, reason = "signaled", f"killed by {name}" + (f" ({hint})" if hint else "")
+        state, reason = "signaled", f"killed by {name}{during}" + (f" ({hint})" if hint else "")
     elif exit_code == 0 and log.state is None:
-        state, reason = "failed", log.cause or "exited with code 0 without a FINISHED event"
+        state, reason = "failed", log.cause or f"exited with code 0 without a FINISHED event{during}"
     elif exit_code is None and log.state is None:
-        state, reason = "lost", log.cause or "ended without an exit code or a FINISHED event"
+        state, reason = "lost", log.cause or f"ended without an exit code or a FINISHED event{during}"
     else:
         code = "an unknown code" if exit_code is None else f"code {exit_code}"
-        state, reason = "failed", log.cause or f"exited with {code}"
+        state, reason = "failed", log.cause or f"exited with {code}{during}"
     lines = () if state == "succeeded" else log.lines
     errors, said = (*_CONNECTION_ERRORS, *connection_errors), (reason or "").lower()
     return RankExit(

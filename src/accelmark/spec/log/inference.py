@@ -34,6 +34,8 @@ class StageBegin(Spec):
 
     step: InferStep
     number: int
+    engine: str | None = None
+    """What computes in this step: the framework, or from the compilation on the engine."""
 
 
 class StageEnd(Spec):

@@ -69,6 +69,8 @@ class EngineSpec(Spec):
     """Whether it continues prompts."""
     tunes: dict[str, tuple[Scalar | None, ...]] = Field(default_factory=dict)
     """Setting -> values that ``--tune`` tries; an option with the value null is left out."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """Names of its ``engine_options`` -> what they do, with the default."""
 
 
 class FolderRef(Spec):

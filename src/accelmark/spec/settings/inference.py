@@ -122,7 +122,10 @@ class InferSettings(Spec):
     log_freq: PositiveInt = 30
     """Batches per window; latencies are written at the end of a window."""
     repeat: PositiveInt = 1
-    """Passes over the data."""
+    """Passes over the data; the engine makes more where these are shorter than ``inference_duration_s``."""
+    inference_duration_s: float = Field(default=15.0, ge=0)
+    """Time for which the engine computes in its passes together, at least; whole passes are added until then. 0: only
+    ``repeat`` passes."""
     no_validation: bool = False
     """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
     exist_onnx_path: str | None = None
@@ -151,9 +154,11 @@ class InferSettings(Spec):
     scenario_duration_s: PositiveFloat = 10.0
     """Minimum duration of one LoadGen run; below MLPerf's minimum (600 s) a run is labelled functional."""
     scenario_queries: PositiveInt = 100
-    """Minimum number of queries of one LoadGen run."""
+    """Minimum number of queries of one LoadGen run; early stopping needs 64 for SingleStream's p90."""
     multi_stream_queries: PositiveInt = 662
     """The same for MultiStream, if larger: LoadGen's early stopping needs this many for p99."""
+    server_queries: PositiveInt = 662
+    """The same for Server, if larger: fewer are not enough for its p99 where one query exceeds the bound."""
     server_latency_bound_ms: PositiveFloat | None = None
     """Latency bound for 99 % of the queries of the Server scenario."""
     multi_stream_samples: PositiveInt = 8

@@ -45,8 +45,10 @@ class Engine(Base):
             )
             for index in indices
         ]
-        self.inputs = [index for index in indices if self.engine.binding_is_input(index)]
-        self.outputs = [index for index in indices if index not in self.inputs]
+        names = {self.engine.get_binding_name(index): index for index in indices}
+        inputs = [name for name, index in names.items() if self.engine.binding_is_input(index)]
+        self.inputs = [names[name] for name in self.named("inputs", inputs)]
+        self.outputs = [names[name] for name in self.named("outputs", [name for name in names if name not in inputs])]
 
     def _compile(self, source: Path) -> Path:
         rt = self.rt
@@ -58,8 +60,9 @@ class Engine(Base):
         config = builder.create_builder_config()
         if DTYPES[self.request.precision] is torch.float16:
             config.set_flag(rt.BuilderFlag.FP16)
-        for index, example in enumerate(self.request.example):
-            network.get_input(index).shape = rt.Dims(list(example.shape))
+        inputs = {each.name: each for each in map(network.get_input, range(network.num_inputs))}
+        for name, example in zip(self.named("inputs", list(inputs)), self.request.example, strict=True):
+            inputs[name].shape = rt.Dims(list(example.shape))
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise InferenceError(f"{self.name}: the builder returned no engine for {source}; see its log line above")

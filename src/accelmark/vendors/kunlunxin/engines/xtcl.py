@@ -30,7 +30,7 @@ class Engine(Base):
         relay, onnx = self.package("tvm.relay"), self.package("onnx")
         graph = onnx.load(str(self.onnx_file()))
         weights = {each.name for each in graph.graph.initializer}
-        self.inputs = [each.name for each in graph.graph.input if each.name not in weights]
+        self.inputs = self.named("inputs", [each.name for each in graph.graph.input if each.name not in weights])
         shapes = {name: tuple(each.shape) for name, each in zip(self.inputs, request.example, strict=True)}
         module, parameters = relay.frontend.from_onnx(graph, shapes)
         generation = os.environ.get("XPUSIM_DEVICE_MODEL", "KUNLUN1")[-1]

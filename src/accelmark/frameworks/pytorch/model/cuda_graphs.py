@@ -1,0 +1,68 @@
+"""CUDA graphs: record a computation once for each shape of its inputs, and replay it with one launch.
+
+Not tried on hardware; the tests replay recorded operators on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from accelmark.spec.errors import RequestError
+
+Compute = Callable[[list[Tensor]], list[Tensor]]
+_WARM_UPS: Final = 3
+"""Calls before the recording, in which libraries choose algorithms and allocate their memory."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+@final
+class GraphCalls:
+    """A computation on an accelerator whose calls are replayed; the outputs of a call are overwritten by the next."""
+
+    def __init__(self, compute: Compute, device: torch.device, engine: str) -> None:
+        """Prepare to record ``compute``, whose inputs and outputs are on ``device``.
+
+        Raises:
+            RequestError: the device has no CUDA graphs.
+        """
+        if device.type != "cuda":
+            what = f"{engine}: engine_options.cuda_graphs needs a device of type cuda, and this one is of {device.type}"
+            raise RequestError(f"{what}; remove the option")
+        self.compute = compute
+        self.recordings: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Recording] = {}
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Copy ``inputs`` to the recorded addresses, and replay; record first if their shapes are new."""
+        key = tuple((each.shape, each.dtype) for each in inputs)
+        recording = self.recordings.get(key)
+        if recording is None:
+            recording = self.recordings[key] = self._record(inputs)
+        for held, each in zip(recording.inputs, inputs, strict=True):
+            held.copy_(each, non_blocking=True)
+        recording.graph.replay()
+        return recording.outputs
+
+    def _record(self, inputs: list[Tensor]) -> _Recording:
+        held = [each.clone() for each in inputs]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self.compute(held)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = self.compute(held)
+        return _Recording(graph, held, outputs)
