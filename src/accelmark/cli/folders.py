@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
+_WIDE: Final = 110
+"""Columns of a terminal from which the list of cases shows families and sizes."""
 _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
@@ -92,14 +94,16 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
 def _list_cases(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    table = options.plain_table("case", "family", "tasks", "size", "target", "description")
+    console = Console()
+    heads = ("family", "size") if console.width >= _WIDE else ()
+    table = options.plain_table("case", *heads, "tasks", "target", "description")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
         if "problem" not in row:
-            shown = row["family"] or "-", ", ".join(row["tasks"]), row["size"], row["target"] or "-"
+            shown = (*(row[head] or "-" for head in heads), ", ".join(row["tasks"]), row["target"] or "-")
             table.add_row(row["name"], *shown, row["title"])
-    Console().print(table)
+    console.print(table)
     for row in rows:
         if "problem" in row:
             options.warn(f"case {row['name']} ({row['from']}) is left out: {row['problem']}")

@@ -236,7 +236,10 @@ def probe(
             table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
     console = Console()
     where = f" on {len(found.hosts)} hosts" if len(found.hosts) > 1 else ""
-    console.print(f"{found.device_name}, {found.world_size} ranks{where}, {found.framework}", highlight=False)
+    console.print(
+        f"{found.device_name}, {found.world_size} rank{'s' * (found.world_size > 1)}{where}, {found.framework}",
+        highlight=False,
+    )
     console.print(table)
     if found.sweep:
         sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")

@@ -129,7 +129,7 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
             for problem in error.problems:
                 yield Check("missing", f"{name}: {problem.key}: {problem.what}", problem.hint or "correct the file")
         else:
-            yield Check("good", f"{name}: {len(layer.values)} settings, all mutable")
+            yield Check("good", f"{name}: {len(layer.values)} setting{'s' * (len(layer.values) != 1)}, all mutable")
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
