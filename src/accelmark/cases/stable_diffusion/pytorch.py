@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from diffusers import UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedModel
@@ -21,7 +23,8 @@ class Case(Diffusion):
     def network(self) -> nn.Module:
         """Build the UNet (Rombach et al. 2021, arXiv:2112.10752), with 64 channels a head."""
         widths = [self.number("width") * factor for factor in (1, 2, 4, 4)]
-        net: nn.Module = UNet2DConditionModel(
+        unet: Any = UNet2DConditionModel  # which is untyped
+        net: nn.Module = unet(
             sample_size=self.number("latent_size"),
             block_out_channels=widths,
             cross_attention_dim=self.number("text_width"),
