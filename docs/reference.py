@@ -83,7 +83,7 @@ def _support() -> Iterator[str]:
     yield "## Cases, frameworks and vendors\n"
     yield (
         "`measured`: the case's README has a result. `runs`: case, framework and vendor declare it, and no result is "
-        "measured; on CPUs it was tried at reduced size, on other devices it was not tried. `-`: not possible, the vendor "
+        "measured; on CPUs it was tried at reduced size, on others it was not tried. `-`: not possible, the vendor "
         "has no device in the framework. A case that is not in a framework's table is not written for it.\n"
     )
     rows = case_support()
