@@ -197,7 +197,14 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
 
 def check(
     kind: Kind,
-    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="Name in 'accelmark vendors' or 'accelmark cases'.",
+            autocompletion=completion.vendors_and_cases,
+        ),
+    ],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     frameworks: Annotated[
         str | None, Option("--frameworks", metavar="A,B", help="Compare the case's first steps in these frameworks.")

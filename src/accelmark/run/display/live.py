@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, final
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -68,7 +69,7 @@ def draw(board: Board, width: int) -> RenderableType:
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
-    parts.extend(Text(f"  {note}", style="yellow", no_wrap=True, overflow="ellipsis") for note in board.notes[-2:])
+    parts.extend(Padding(Text(note, style="yellow"), (0, 0, 0, 2)) for note in board.notes[-2:])
     return Group(*parts)
 
 
