@@ -188,3 +188,15 @@ def test_init_refuses_a_chip_that_the_vendor_does_not_have_and_says_which_it_ass
     )
     assert "--chip H10: vendor nvidia describes no such chip (did you mean 'H100'?)" in str(wrong.exception)
     assert not (tmp_path / "run.yaml").exists()
+
+
+def test_new_files_name_their_schema_for_editors(tmp_path: Path) -> None:
+    written = {
+        "vendor": new_folder("vendors", "acme", tmp_path) / "vendor.yaml",
+        "case": new_folder("cases", "mine", tmp_path) / "case.yaml",
+    }
+    for kind, file in written.items():
+        first = file.read_text().split("\n", 1)[0]
+        schema = Path(first.removeprefix("# yaml-language-server: $schema=file://"))
+        assert schema.name == f"{kind}.json"
+        assert schema.is_file()
