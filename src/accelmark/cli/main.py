@@ -13,6 +13,7 @@ from typer import Option
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
@@ -27,7 +28,7 @@ from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 _GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
-    "Measure": (train, infer, serve, run, probe),
+    "Measure": (train, infer, serve, run, probe, cluster),
     "Follow a run": (status, stop, resume),
     "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
     "Look up": (cases, vendors, doctor, preflight, explain),
