@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from accelmark.cli import completion
 from accelmark.cli.help import EXAMPLES
 from accelmark.cli.main import app
 from tests.docs.test_commands import parsed
@@ -44,3 +46,12 @@ def test_verbs_show_their_examples_which_the_command_line_accepts() -> None:
             program, *words = shlex.split(line)
             assert program == "accelmark"
             parsed(words)
+
+
+def test_names_of_suites_searches_and_frameworks_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.yaml").write_text("name: quick\n")
+    assert completion.suites("qui") == ["quickstart", "quick.yaml"]
+    assert completion.searches("fa") == ["fashion"]
+    assert completion.frameworks("ja") == ["jax"]
+    assert {"nvidia", "resnet_mini"} <= set(completion.vendors_and_cases(""))

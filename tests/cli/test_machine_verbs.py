@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from accelmark.cli.cluster import cluster
 from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
 from accelmark.cli.main import app
 from accelmark.cli.runs import plan_request
@@ -27,12 +28,24 @@ from accelmark.telemetry.monitor import status
 from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
 
 APP = typer.Typer(pretty_exceptions_enable=False)
-for verb in (monitor, vendors, doctor):
+for verb in (monitor, vendors, doctor, cluster):
     APP.command()(verb)
 
 
 def _call(*arguments: str) -> Result:
     return CliRunner().invoke(APP, list(arguments), env={"PYTHONPATH": str(SRC)})
+
+
+def test_both_runs_of_a_cluster_are_shown_before_they_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("name: here\nlauncher: local\n")
+    out = tmp_path / "out"
+    shown = _call("cluster", str(file), "--steps", "40", "--out", str(out), "--dry-run", "--json")
+    assert shown.exit_code == 0, shown.output
+    runs = {Path(run["directory"]).name: run["plan"]["jobs"] for run in map(json.loads, shown.stdout.splitlines())}
+    assert {name: len(jobs) for name, jobs in runs.items()} == {"scaling": 1, "recovery": 1}
+    assert runs["recovery"][0]["job"]["work"]["settings"]["end"]["max_steps"] == 40
+    assert not out.exists()
 
 
 def test_a_monitor_of_an_unknown_vendor_is_refused_whatever_it_should_do(tmp_path: Path) -> None:

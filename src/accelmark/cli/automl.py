@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from accelmark.cli import completion
 from accelmark.cli.help import Verb, Verbs, examples
 from accelmark.cli.options import shipped_file
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
@@ -39,7 +40,11 @@ def run(
     config: Annotated[
         Path,
         typer.Option(
-            "--config", "-c", metavar="FILE", help="Search file, AIPerf's config.yml, or a shipped search: fashion."
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Search file, AIPerf's config.yml, or a shipped search: fashion.",
+            autocompletion=completion.searches,
         ),
     ],
     runs: Runs = Path("runs"),
@@ -64,8 +69,8 @@ def run(
         dataset, unchecked = check_without_start(loaded)
         typer.echo(loaded.model_dump_json(indent=2))
         if dataset is not None:
-            sizes = f"{len(dataset.training)} training, {len(dataset.validation)} validation"
-            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out)} held-out images", err=True)
+            sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
+            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
         for line in unchecked:
             typer.echo(f"not checked: {line}", err=True)
         return

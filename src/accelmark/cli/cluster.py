@@ -27,14 +27,19 @@ def cluster(
     synthetic: options.Synthetic = False,
     out: options.Out = None,
     offline: options.Offline = False,
+    dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank."""
+    """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
+
+    --dry-run shows the two runs, that of scaling and checkpoints and that of recovery; with --json, a line each.
+    """
     from datetime import UTC, datetime
 
     from accelmark.cli.machine import detect_devices
     from accelmark.cli.runs import plan_request
     from accelmark.report.cluster_page import write_cluster_page
+    from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
     from accelmark.run.cluster import ClusterRequest, measure
     from accelmark.run.record.directory import default_path
     from accelmark.spec.plugins.launcher import read_cluster
@@ -62,10 +67,16 @@ def cluster(
         probe_budget_s=budget,
         as_json=as_json,
     )
+    directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
+    if dry_run:
+        from accelmark.cli.dry_run import print_plan
+
+        print_plan(request.scaling, directory / SCALING_DIR, as_json=as_json)
+        print_plan(request.recovery, directory / RECOVERY_DIR, as_json=as_json)
+        return
     if not as_json:
         for warning in request.scaling.warnings:
             options.warn(warning)
-    directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
     report = measure(request, directory)
     page = write_cluster_page(directory)
     if as_json:

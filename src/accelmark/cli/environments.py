@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 from accelmark.cli.help import Verb, Verbs, examples
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="env", cls=Verbs, help="Virtual environments of frameworks.", no_args_is_help=True, rich_markup_mode=None
 )
-Framework = Annotated[str, Argument(metavar="FRAMEWORK", help="A framework, such as jax.")]
+Framework = Annotated[
+    str, Argument(metavar="FRAMEWORK", help="A framework, such as jax.", autocompletion=completion.frameworks)
+]
 Place = Annotated[Path | None, Option("--path", metavar="DIR", help="Directory; default: in AccelMark's cache.")]
 Hosts = Annotated[Path | None, Option("--hosts", metavar="CLUSTER", help="On the hosts of this cluster file.")]
 

@@ -37,7 +37,7 @@ def cases(
         Argument(metavar="NAME", help="Show this case with its settings and data.", autocompletion=completion.cases),
     ] = None,
     family: Annotated[
-        str | None, Option(metavar="FAMILY", help="List only this family: vision, language or speech.")
+        str | None, Option(metavar="FAMILY", help="List only this family: vision, language, speech or generation.")
     ] = None,
     flagperf: Annotated[
         bool, Option("--flagperf", help="List FlagPerf's models with the cases that carry them.")
@@ -172,6 +172,7 @@ def new(
 
 def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
     """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken."""
+    from accelmark.explain.schemas import schema_line
     from accelmark.spec.plugins.catalog import folders, look_again
 
     if not _NAME.fullmatch(name):
@@ -190,6 +191,8 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
         target = folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text(encoding="utf-8")
+        if parts == (f"{kind[:-1]}.yaml",):
+            text = f"{schema_line(kind[:-1])}\n{text}"
         target.write_text(text.replace("@NAME@", name).replace("@UPPER@", name.upper()), encoding="utf-8")
     look_again()
     return folder
@@ -197,7 +200,14 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
 
 def check(
     kind: Kind,
-    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="Name in 'accelmark vendors' or 'accelmark cases'.",
+            autocompletion=completion.vendors_and_cases,
+        ),
+    ],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     frameworks: Annotated[
         str | None, Option("--frameworks", metavar="A,B", help="Compare the case's first steps in these frameworks.")

@@ -125,7 +125,14 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite, as quickstart or vision.")],
+    file: Annotated[
+        Path,
+        Argument(
+            metavar="FILE|SUITE",
+            help="Run file (YAML), or a suite, as quickstart or vision.",
+            autocompletion=completion.suites,
+        ),
+    ],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,

@@ -196,7 +196,7 @@ class CheckpointWriter:
 
 def size_of(checkpoint: Path) -> int:
     """Return the bytes of a checkpoint's files, 0 where it is not on this host."""
-    return sum(file.stat().st_size for file in checkpoint.iterdir()) if checkpoint.is_dir() else 0
+    return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
 
 
 def hash_of(directory: Path) -> str:
