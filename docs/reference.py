@@ -19,6 +19,7 @@ from accelmark.compat.flagperf.coverage import coverage
 from accelmark.explain.entries import entries
 from accelmark.explain.fields import documented_fields
 from accelmark.explain.schemas import FILES
+from accelmark.explain.support import case_support
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
 
 _ROOT: Final = Path(__file__).parents[1]
@@ -69,12 +70,34 @@ def _table(*heading: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def _coverage() -> str:
-    """Return which of FlagPerf's models which case carries, by compat/flagperf/coverage.yaml."""
+    """Return which case carries which of FlagPerf's models, and where which case can run."""
     parts = ["# Coverage\n\nFlagPerf's models and the cases that carry them; a note says what differs.\n"]
     for task, title in (("train", "Training"), ("infer", "Inference")):
         rows = ((row.model, row.frameworks, _case_link(row.case), row.note) for row in coverage() if row.task == task)
         parts.append(f"## {title}\n\n" + _table("FlagPerf", "Frameworks there", "Case", "Note", rows=rows))
-    return "\n".join(parts)
+    return "\n".join([*parts, *_support()])
+
+
+def _support() -> Iterator[str]:
+    """Yield a table for each framework: its cases on the devices of all vendors."""
+    yield "## Cases, frameworks and vendors\n"
+    yield (
+        "`measured`: the case's README has a result. `runs`: case, framework and vendor declare it, and no result is "
+        "measured; on CPUs it was tried at reduced size, on others it was not tried. `-`: not possible, the vendor "
+        "has no device in the framework. A case that is not in a framework's table is not written for it.\n"
+    )
+    rows = case_support()
+    for framework in dict.fromkeys(row.framework for row in rows):
+        chosen = [row for row in rows if row.framework == framework]
+        cells = (
+            (
+                _case_link(row.case),
+                row.task,
+                *("-" if each == "not possible" else each for each in row.vendors.values()),
+            )
+            for row in chosen
+        )
+        yield f"### {framework}\n\n" + _table("Case", "Task", *chosen[0].vendors, rows=cells)
 
 
 def _case_link(name: str | None) -> str:

@@ -187,7 +187,7 @@ def _as_yaml(value: Any) -> str:
 def _frame(rows: Sequence[Any], columns: tuple[str, ...] | None = None) -> pd.DataFrame:
     from accelmark.spec.plugins.requirements import require
 
-    require("data frames", "accelmark[pandas]")
+    require("a data frame", "accelmark[pandas]")
     import pandas as pd
 
     return pd.DataFrame(rows, columns=None if columns is None else pd.Index(columns))

@@ -195,7 +195,7 @@ def test_what_an_engine_of_an_earlier_version_reported_counts(run: Path, told: s
         ({"median_error": 0.002}, "median error"),
         ({"worst_error": 1.0}, "largest error"),
         ({"worst_error": None}, "largest error"),
-        ({"top1_agreement": 0.98}, "have the framework's largest value in 98.00%"),
+        ({"top1_agreement": 0.98}, "have the framework's largest value in 98.00\u202f%"),
         ({"sensitivity": 0.01}, "may be looked up"),
     ],
 )
@@ -317,7 +317,7 @@ def test_an_engine_that_leaves_time_out_has_to_be_looked_at(run: Path, share: fl
     case = judged(run)
     assert case.verdict == verdict
     assert ("declared-time" in rules(case, "open")) == (verdict == "OPEN")
-    assert any("declares 5.0% of its calls' time" in reason for reason in case.reasons) == (verdict == "OPEN")
+    assert any("declares 5.0\u202f% of its calls' time" in reason for reason in case.reasons) == (verdict == "OPEN")
 
 
 def test_a_scenario_without_a_result_is_found(run: Path) -> None:

@@ -257,7 +257,9 @@ def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
     return list(plausible_convergence(Evidence([RoundEvidence(entry, None, folders)], 1, folders, None)))
 
 
-@pytest.mark.parametrize(("precision", "origin"), [("fp16", "1.0% (measured)"), ("tf32", "0.5% (not measured)")])
+@pytest.mark.parametrize(
+    ("precision", "origin"), [("fp16", "1\u202f% (measured)"), ("tf32", "0.5\u202f% (not measured)")]
+)
 def test_a_finding_says_whether_its_tolerance_was_measured(run: Path, precision: str, origin: str) -> None:
     change_job(run, 1, lambda job: job["work"]["settings"].update(precision=precision))
     write_evaluation(run, evaluated(metric_of(run)), replayed([loss * 1.1 for loss in losses_of(run)]))

@@ -95,6 +95,15 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "detr": {**STAGES, **QUERIES, "model.shorter_side": 64, "model.longer_side": 107, "model.encoder_layers": 1},
     "rt_detr": {**STAGES, **QUERIES, "model.image_size": 128},
     "segformer": {"model.image_size": 64, "model.hidden_size": 16, "model.stage_blocks": 1},
+    "stable_diffusion": {
+        "model.latent_size": 16,
+        "model.width": 64,
+        "model.text_width": 32,
+        "model.text_layers": 1,
+        "model.text_heads": 2,
+        "model.text_length": 12,
+        "model.vocab_size": 400,
+    },
     "mask2former": {
         **STAGES,
         **QUERIES,
@@ -109,6 +118,7 @@ NEEDS: Mapping[str, str] = {
     "transformer": "sacrebleu",
     "detr": "pycocotools",
     "rt_detr": "pycocotools",
+    "stable_diffusion": "diffusers",
 }
 """Case -> the library that computes its score, where that is an extra of its own."""
 
@@ -116,6 +126,8 @@ NEEDS: Mapping[str, str] = {
 def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
     train = load_case(name).train
     assert train is not None
+    if name == "stable_diffusion":
+        pytest.importorskip("diffusers")  # an extra of its own, which the model is from
     layers = [Layer("test", {"loader.synthetic": True, **over})]
     settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
     place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)

@@ -64,6 +64,10 @@ PARAMETERS = {
     "whisper_small": (241_734_912, "whisper-small"),
     "detr": (41_524_768, "DETR's n_parameters of 41,302,368, and 222,400 of the first stage, which is not trained"),
     "rt_detr": (42_891_372, "rtdetr_r50vd (arXiv:2304.08069, table 2: 42 M)"),
+    "stable_diffusion": (
+        865_910_724 + 340_387_840,
+        "the UNet and the text encoder of stable-diffusion-2-base",
+    ),
     "segformer": (3_752_694, "segformer-b0-finetuned-ade-512-512 (arXiv:2105.15203, table 1a: 3.8 M)"),
     "mask2former": (47_441_169, "mask2former-swin-tiny-ade-semantic (arXiv:2112.01527, table 4: 47 M)"),
 }
@@ -89,6 +93,7 @@ SLOW = {
     "mask2former",
     "qwen1_5_moe",
     "rt_detr",
+    "stable_diffusion",
     "swin",
     "t5_small",
     "transformer",

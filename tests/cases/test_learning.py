@@ -28,6 +28,7 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "transformer": (tiny_data.wmt14, {"optimizer.lr": 1e-2}),
     "wav2vec2": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.eval_seconds": 1.0}),
     "whisper_small": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.target_length": 16}),
+    "stable_diffusion": (tiny_data.latents, {"optimizer.lr": 1e-4}),
     "detr": (tiny_data.coco, {"optimizer.lr": 1e-3, "model.num_classes": 4}),
     "rt_detr": (tiny_data.coco, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
     "segformer": (tiny_data.ade20k, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
@@ -43,7 +44,7 @@ def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Pat
     if weights is None or weights not in data:
         return
     model: Any = case.build_model()
-    start: Any = getattr(case, "backbone", lambda net: net)
+    start: Any = getattr(case, "backbone", lambda net: getattr(model, "text_encoder", net))
     folder = data[weights] / "hf"
     folder.mkdir(parents=True, exist_ok=True)
     start(model.net).save_pretrained(folder)

@@ -13,7 +13,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from accelmark.cli.cluster import cluster
 from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
+from accelmark.cli.main import app
 from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
 from accelmark.run.environments.registry import FrameworkEnvironment, register
@@ -26,12 +28,24 @@ from accelmark.telemetry.monitor import status
 from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
 
 APP = typer.Typer(pretty_exceptions_enable=False)
-for verb in (monitor, vendors, doctor):
+for verb in (monitor, vendors, doctor, cluster):
     APP.command()(verb)
 
 
 def _call(*arguments: str) -> Result:
     return CliRunner().invoke(APP, list(arguments), env={"PYTHONPATH": str(SRC)})
+
+
+def test_both_runs_of_a_cluster_are_shown_before_they_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("name: here\nlauncher: local\n")
+    out = tmp_path / "out"
+    shown = _call("cluster", str(file), "--steps", "40", "--out", str(out), "--dry-run", "--json")
+    assert shown.exit_code == 0, shown.output
+    runs = {Path(run["directory"]).name: run["plan"]["jobs"] for run in map(json.loads, shown.stdout.splitlines())}
+    assert {name: len(jobs) for name, jobs in runs.items()} == {"scaling": 1, "recovery": 1}
+    assert runs["recovery"][0]["job"]["work"]["settings"]["end"]["max_steps"] == 40
+    assert not out.exists()
 
 
 def test_a_monitor_of_an_unknown_vendor_is_refused_whatever_it_should_do(tmp_path: Path) -> None:
@@ -166,7 +180,10 @@ def test_doctor_names_packages_that_cannot_be_imported_and_the_command_that_repa
     vision, lacking = json.loads(done.output)["broken_packages"]
     assert "import torchvision fails: RuntimeError: operator torchvision::nms does not exist" in vision
     assert vision.endswith(f"run {sys.executable} -m pip uninstall torchvision")
-    assert "framework tensorflow needs tensorflow-cpu>=2.21, which is not installed" in lacking
+    assert (
+        "framework tensorflow needs numpy>=1.26, pillow>=10.0 and tensorflow-cpu>=2.21, which are not installed"
+        in lacking
+    )
     assert lacking.endswith(f"run accelmark env create tensorflow --path {environment}")
 
 
@@ -208,3 +225,22 @@ def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
             assert f"kill -9 {process.pid}" in str(_call("monitor", "stop", "-l", str(tmp_path)).exception)
         finally:
             process.kill()
+
+
+def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "vendors" / "lacking"
+    folder.mkdir(parents=True)
+    device = "{device_type: cpu, collective_backend: gloo, requires: ['no-such-package>=3']}"
+    (folder / "vendor.yaml").write_text(
+        f"name: lacking\ntitle: Lacking\nframeworks:\n  pytorch: {device}\nvisible_devices_env: null\nchips: []\n"
+    )
+    monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
+    probed = CliRunner().invoke(app, ["probe", "--vendor", "lacking", "--only", "matmul", "--budget", "1"])
+    assert probed.exit_code == 1
+    assert "accelmark probe needs no-such-package>=3, which is not installed" in probed.stderr
+    planned = CliRunner().invoke(app, ["train", "resnet_mini", "--vendor", "lacking", "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
+    assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr

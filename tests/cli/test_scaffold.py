@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from accelmark.cli.checks.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
 from accelmark.cli.folders import new_folder
+from accelmark.cli.main import app
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
 from accelmark.spec.errors import RequestError, SpecError
@@ -175,3 +177,26 @@ def test_an_unreadable_device_is_reported_by_the_vendor_check(bench: Path, monke
 
 def test_a_vendor_that_nothing_runs_on_says_why_in_its_checks() -> None:
     assert "no PyTorch backend for Zixiao is public" in missing(vendor_checks("zixiao", run=True))
+
+
+def test_init_refuses_a_chip_that_the_vendor_does_not_have_and_says_which_it_assumed(tmp_path: Path) -> None:
+    assumed = CliRunner().invoke(app, ["init", "10.1.2.3", "--vendor", "nvidia", "--into", str(tmp_path / "a")])
+    assert assumed.exit_code == 0, assumed.output
+    assert "run.yaml names the chip" in assumed.stderr
+    wrong = CliRunner().invoke(
+        app, ["init", "10.1.2.3", "--vendor", "nvidia", "--chip", "H10", "--into", str(tmp_path)]
+    )
+    assert "--chip H10: vendor nvidia describes no such chip (did you mean 'H100'?)" in str(wrong.exception)
+    assert not (tmp_path / "run.yaml").exists()
+
+
+def test_new_files_name_their_schema_for_editors(tmp_path: Path) -> None:
+    written = {
+        "vendor": new_folder("vendors", "acme", tmp_path) / "vendor.yaml",
+        "case": new_folder("cases", "mine", tmp_path) / "case.yaml",
+    }
+    for kind, file in written.items():
+        first = file.read_text().split("\n", 1)[0]
+        schema = Path(first.removeprefix("# yaml-language-server: $schema=file://"))
+        assert schema.name == f"{kind}.json"
+        assert schema.is_file()

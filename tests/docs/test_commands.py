@@ -33,6 +33,7 @@ FOLLOWED: Final = ("docs/vendor.md", "docs/case.md", "docs/zh/vendor.md", "docs/
 ELSEWHERE: Final = {
     "view": "tests/report/test_view.py",
     "probe": "tests/probe/test_probe.py",
+    "cluster": "tests/cluster/test_cluster_report.py",
     "data": "tests/datasets/test_prepare.py",
     "env": "tests/frameworks/test_environments.py",
     "automl": "tests/automl/controller",

@@ -1,10 +1,11 @@
-"""The table of FlagPerf's models names existing cases, and a reason for each model that none carries."""
+"""The tables of coverage: FlagPerf's models with cases or reasons, and cases by framework and vendor."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from accelmark.compat.flagperf.coverage import coverage
+from accelmark.explain.support import case_support
 from accelmark.spec.plugins.catalog import load_case
 
 
@@ -16,3 +17,15 @@ def test_every_model_of_flagperf_is_carried_by_a_case_or_has_a_reason() -> None:
             assert row.note, row
         else:
             assert getattr(load_case(row.case), row.task) is not None, row
+
+
+def test_every_case_is_measured_runs_or_is_not_possible_on_every_vendor() -> None:
+    rows = {(row.case, row.task, row.framework): row.vendors for row in case_support()}
+    assert rows["resnet_mini", "train", "pytorch"]["cpu"] == "measured"
+    assert rows["resnet_mini", "infer", "pytorch"]["cpu"] == "measured"
+    assert rows["efficientnet_lite0", "infer", "pytorch"]["cpu"] == "measured"
+    assert rows["resnet_mini", "train", "jax"]["nvidia"] == "runs"
+    assert rows["resnet_mini", "train", "jax"]["ascend"] == "not possible"
+    assert rows["detr", "train", "pytorch"]["cpu"] == "runs"
+    assert all(vendors["zixiao"] == "not possible" for vendors in rows.values()), "it declares cannot_run"
+    assert ("detr", "train", "jax") not in rows

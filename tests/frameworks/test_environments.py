@@ -65,8 +65,9 @@ def test_an_environment_without_the_needed_packages_is_refused_with_the_command_
     arguments = ("train", "llama_mini:jax:CPU", "--vendor", "cpu", "--synthetic", "--json")
     done = run_accelmark(*arguments, ACCELMARK_CACHE=cache)
     assert done.returncode == 1
-    assert "AccelMark needs numpy, which is not installed" in done.stdout
-    assert "framework jax needs jax>=0.10, which is not installed" in done.stdout
+    assert "AccelMark needs numpy" in done.stdout
+    assert "framework jax needs " in done.stdout
+    assert "jax>=0.10" in done.stdout
     assert f"accelmark env create jax --path {path}" in done.stdout
 
 

@@ -30,8 +30,8 @@ def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
     (found,) = contention_findings((), {0: ended(0.4), 1: ended(31.0), 2: None})
     assert (found.severity, found.rule) == ("warning", "cores-at-hand")
     assert (
-        found.actual
-        == "rank 1 waited for CPU cores 31.0% of the time (limit 2%): other work may have used them. Use an idle host."
+        found.actual == "rank 1 waited for CPU cores 31\u202f% of the time (limit 2\u202f%): "
+        "other work may have used them. Use an idle host."
     )
     assert is_busy([found])
 

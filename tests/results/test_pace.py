@@ -55,13 +55,13 @@ def faster(timeline: Timeline) -> list[Finding]:
 def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
     (found,) = pace_findings(timeline, PAIRS)
     assert (found.severity, found.rule) == ("warning", "replay")
-    assert "40% of the steps" in str(found.actual)
+    assert "40\u202f% of the steps" in str(found.actual)
 
 
 def test_faster_steps_between_pairs_are_named(timeline: Timeline) -> None:
     (found,) = faster(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7))
     assert (found.severity, found.rule) == ("open", "replayed-pace")
-    assert "took 30% less time" in str(found.actual)
+    assert "took 30\u202f% less time" in str(found.actual)
 
 
 def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:

@@ -112,7 +112,7 @@ def test_too_few_and_busy_devices_are_reported() -> None:
     busy = DeviceFacts(name="X1", utilisation=0.9, memory_used_mib=5000.0)
     found = device_problems("a", [busy], "acme", 2)
     assert whats(found, "error") == ["has 1 devices of acme, 2 are needed"]
-    assert whats(found, "warning") == ["device 0 (X1) is not idle: 90 % busy, 5000 MiB used"]
+    assert whats(found, "warning") == ["device 0 (X1) is not idle: 90\u202f% busy, 5000 MiB used"]
 
 
 def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path) -> None:

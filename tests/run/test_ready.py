@@ -73,7 +73,7 @@ def test_devices_of_this_machine_are_checked(plugins: Path, tmp_path: Path) -> N
     found = look(plan.model_copy(update={"jobs": (job,)}), tmp_path / "run")
     assert found == [
         "has 1 devices of acme, 2 are needed",
-        "device 0 (Acme X1) is not idle: 50 % busy, 2048 MiB used",
+        "device 0 (Acme X1) is not idle: 50\u202f% busy, 2048 MiB used",
     ]
 
 

@@ -52,6 +52,7 @@ def test_values_are_rounded_before_their_digits_are_counted() -> None:
 def test_fewer_digits_where_asked() -> None:
     assert quantity(34_912.0, "MiB", 3).replace(THIN, " ") == "34.1 GiB"
     assert percent(0.9312).replace(THIN, " ") == "93 %"
+    assert percent(-4e-7).replace(THIN, " ") == "< 0.001 %"
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(8.2, "8 s"), (125, "2 m 05 s"), (11_070, "3 h 04 m")])

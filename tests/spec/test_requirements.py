@@ -10,6 +10,7 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.plugins.requirements import (
     Need,
+    describe,
     distributions,
     install_command,
     missing,
@@ -32,7 +33,7 @@ def no_version(distribution: str) -> str | None:
 
 def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
     (found,) = missing([CASE, ENGINE], version_of)
-    assert str(found) == "case bert needs transformers>=5.0, but 4.1 is installed"
+    assert describe([found]) == "case bert needs transformers>=5.0, but 4.1 is installed"
     assert install_command([found]) == "pip install 'transformers>=5.0'"
     assert install_command([found], "/opt/python") == "/opt/python -m pip install 'transformers>=5.0'"
 
@@ -40,7 +41,7 @@ def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
 def test_one_alternative_suffices_and_the_first_is_recommended() -> None:
     assert missing([ENGINE], version_of) == []
     (found,) = missing([ENGINE], no_version)
-    assert str(found) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
+    assert describe([found]) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
     assert distributions([CASE, ENGINE]) == ["onnxruntime", "onnxruntime-gpu", "transformers"]
 
 
@@ -63,6 +64,14 @@ def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
         require("accelmark view", "pydantic>=2", "no-such-package>=3")
     assert str(caught.value) == (
         "accelmark view needs no-such-package>=3, which is not installed: run pip install 'no-such-package>=3'"
+    )
+
+
+def test_packages_of_one_part_are_one_sentence() -> None:
+    found = missing([CASE, Need(requirement="accelmark[view]", needed_by="accelmark view")], no_version)
+    assert describe(found) == (
+        "case bert needs transformers>=5.0, which is not installed; "
+        "accelmark view needs starlette>=0.41 and uvicorn>=0.32, which are not installed"
     )
 
 

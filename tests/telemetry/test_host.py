@@ -174,7 +174,7 @@ def test_a_busy_host_gets_findings_and_an_idle_one_gets_none() -> None:
     assert busy_reasons(HostSample(cpu=0.03, psi_cpu=0.5, psi_memory=0.0, psi_io=1.0, load1=9.0), 2) == ()
     reasons = busy_reasons(HostSample(cpu=0.8, psi_cpu=40.0), 2)
     assert len(reasons) == 2
-    assert "80%" in reasons[0]
+    assert "80\u202f%" in reasons[0]
     assert busy_reasons(HostSample(load1=3.0), 2)
 
 

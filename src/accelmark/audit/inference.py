@@ -11,6 +11,7 @@ from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
 from accelmark.spec.job import InferJob
+from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import InferSettings, InferStep
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, Scalar
 
@@ -225,8 +226,8 @@ def crossing(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -
     """
     share = inference.crossing_share
     if share is not None and share > MAX_CROSSING_SHARE:
-        actual = f"{share:.1%} of the windows' time is outside of the calls: a busy machine, or an engine's own clock"
-        yield finding("warning", "crossing", f"at most {MAX_CROSSING_SHARE:.0%}", actual)
+        actual = f"{percent(share)} of the windows' time is outside of the calls: a busy machine, or the engine's clock"
+        yield finding("warning", "crossing", f"at most {limit_percent(MAX_CROSSING_SHARE)}", actual)
 
 
 @for_each(_engines)
@@ -251,10 +252,10 @@ def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     share = entry.result.value_of(FigureName.DECLARED_SHARE)
     if share is not None and share > MAX_DECLARED_SHARE:
         actual = (
-            f"{infer.settings.compiler} declares {share:.1%} of its calls' time as not inference: "
+            f"{infer.settings.compiler} declares {percent(share)} of its calls' time as not inference: "
             "review what it excludes"
         )
-        yield finding("open", "declared-time", f"at most {MAX_DECLARED_SHARE:.0%} after warm-up", actual)
+        yield finding("open", "declared-time", f"at most {limit_percent(MAX_DECLARED_SHARE)} after warm-up", actual)
 
 
 @for_each(_inferences)

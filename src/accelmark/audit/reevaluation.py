@@ -10,6 +10,7 @@ from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviatio
 from accelmark.results.read.reevaluation import Metrics, Reevaluation, ReplayedStep, ReplayedSteps
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import TrainingWork, TrainJob
+from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.training import Precision
 
 METRIC_TOLERANCE: Final = 0.005
@@ -84,7 +85,7 @@ def _metric_findings(what: str, reported: Metrics, again: Metrics | None) -> Fin
         other = (again or {}).get(name)
         if not _close(value, other):
             actual = f"{name} of {what}: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
-            yield finding("error", "reevaluated-metric", f"equal within {METRIC_TOLERANCE:.1%}", actual)
+            yield finding("error", "reevaluated-metric", f"equal within {limit_percent(METRIC_TOLERANCE)}", actual)
 
 
 def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluation) -> Findings:
@@ -109,8 +110,10 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
 def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
     difference = loss_difference(replay.steps)
     if not difference <= tolerance.loss:
-        actual = f"the losses of the first of {replay.what} differ by {difference:.2%} on average in the replay"
-        yield deviation(entry, "replayed-losses", f"equal within {tolerance.loss:.1%} ({tolerance.origin})", actual)
+        actual = f"the losses of the first of {replay.what} differ by {percent(difference, 3)} on average in the replay"
+        yield deviation(
+            entry, "replayed-losses", f"equal within {limit_percent(tolerance.loss)} ({tolerance.origin})", actual
+        )
 
 
 def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
@@ -124,15 +127,15 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
     norms = math.sqrt(update.saved / update.replayed)
     if replay.num_steps <= NUM_CLOSE_STEPS:
         if difference > tolerance.update:
-            actual = f"the parameters' change over {replay.what} differs by {difference:.1%} from the replay's"
+            actual = f"the parameters' change over {replay.what} differs by {percent(difference, 3)} from the replay's"
             yield deviation(
-                entry, "replayed-update", f"equal within {tolerance.update:.0%} ({tolerance.origin})", actual
+                entry, "replayed-update", f"equal within {limit_percent(tolerance.update)} ({tolerance.origin})", actual
             )
         return
     cosine = (update.saved + update.replayed - update.difference) / (2 * update.replayed * norms) if norms else 0.0
     if abs(norms - 1) > NORM_TOLERANCE or cosine < MIN_COSINE:
         actual = f"the parameters' change over {replay.what} is {norms:.2f} times the replay's, cosine {cosine:.2f}"
-        expected = f"within {NORM_TOLERANCE:.0%} of it, cosine at least {MIN_COSINE:g}"
+        expected = f"within {limit_percent(NORM_TOLERANCE)} of it, cosine at least {MIN_COSINE:g}"
         yield deviation(entry, "replayed-update", expected, actual)
 
 

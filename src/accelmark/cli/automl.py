@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from accelmark.cli import completion
+from accelmark.cli.help import Verb, Verbs, examples
 from accelmark.cli.options import shipped_file
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="automl",
+    cls=Verbs,
     help="Search networks, and score the operations of the search.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -28,18 +31,24 @@ app = typer.Typer(
 RunName = Annotated[
     str, typer.Argument(help="A search's directory, its name below --runs, or 'latest'.", metavar="RUN")
 ]
-Runs = Annotated[Path, typer.Option("--runs", help="Directory of runs.")]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Directory of runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@app.command(cls=Verb, epilog=examples("automl run"))
 def run(
     config: Annotated[
         Path,
-        typer.Option("--config", "-c", help="Search file, AIPerf's config.yml, or a shipped search: fashion."),
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Search file, AIPerf's config.yml, or a shipped search: fashion.",
+            autocompletion=completion.searches,
+        ),
     ],
     runs: Runs = Path("runs"),
-    data: Annotated[Path | None, typer.Option("--data", help="Directory of the data set.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data set.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the request and print it; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,8 +69,8 @@ def run(
         dataset, unchecked = check_without_start(loaded)
         typer.echo(loaded.model_dump_json(indent=2))
         if dataset is not None:
-            sizes = f"{len(dataset.training)} training, {len(dataset.validation)} validation"
-            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out)} held-out images", err=True)
+            sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
+            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
         for line in unchecked:
             typer.echo(f"not checked: {line}", err=True)
         return
@@ -72,7 +81,7 @@ def run(
     _finish(found, as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Continue a search that was stopped or killed."""
     from accelmark.spec.plugins.requirements import require
@@ -87,13 +96,13 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
     _finish(found, as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Show trials, score, error, idle share and failures of a search."""
     _show(_find(name, runs), as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
     """Ask a running search to cut its trials, write its figures and end; it can be resumed."""
     found = _find(name, runs)
@@ -103,7 +112,7 @@ def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
     typer.echo(f"{found.path}: asked to stop")
 
 
-@app.command()
+@app.command(cls=Verb)
 def report(
     name: RunName = "latest",
     runs: Runs = Path("runs"),
@@ -117,7 +126,7 @@ def report(
     typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
 
 
-@app.command()
+@app.command(cls=Verb)
 def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
     from accelmark.automl.scoring.score import verify_search
@@ -135,9 +144,11 @@ def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(cls=Verb)
 def count(
-    network: Annotated[str, typer.Argument(help="A network's JSON file, or a seed network's name such as resnet50.")],
+    network: Annotated[
+        str, typer.Argument(metavar="NETWORK", help="A network's JSON file, or a seed network's name such as resnet50.")
+    ],
     mode: Annotated[str, typer.Option("--mode", help="aiperf-v1 or accelmark.")] = "accelmark",
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer too.")] = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Shell completion of cases, data sets, engines, servers, vendors, run directories and names that ``explain`` knows."""
+"""Shell completion of names: cases, vendors, frameworks, engines, suites, data sets, runs, explained names."""
 
 from __future__ import annotations
 
@@ -25,6 +25,35 @@ def engines(incomplete: str) -> list[str]:
     from accelmark.spec.plugins.catalog import engine_specs
 
     return [name for name in engine_specs() if name.startswith(incomplete)]
+
+
+def vendors_and_cases(incomplete: str) -> list[str]:
+    """Complete the name of a vendor or a case."""
+    return [*vendors(incomplete), *cases(incomplete)]
+
+
+def frameworks(incomplete: str) -> list[str]:
+    """Complete the name of a framework."""
+    from accelmark.spec.plugins.catalog import folders
+
+    return [name for name in folders("frameworks") if name.startswith(incomplete)]
+
+
+def suites(incomplete: str) -> list[str]:
+    """Complete the name of a shipped suite, or a YAML file."""
+    return _shipped("suites", incomplete)
+
+
+def searches(incomplete: str) -> list[str]:
+    """Complete the name of a shipped search, or a YAML file."""
+    return _shipped("searches", incomplete)
+
+
+def _shipped(folder: str, incomplete: str) -> list[str]:
+    shipped = sorted(path.stem for path in (Path(__file__).parents[1] / folder).glob("*.yaml"))
+    directory = incomplete.rpartition("/")[0]
+    found = (str(path) for path in sorted(Path(directory or ".").glob("*.yaml")))
+    return [name for name in [*shipped, *found] if name.startswith(incomplete)]
 
 
 def prepared(incomplete: str) -> list[str]:

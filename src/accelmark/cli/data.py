@@ -12,16 +12,21 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
+from accelmark.cli.help import Verb, Verbs, examples
 
 if TYPE_CHECKING:
     from accelmark.datasets.catalogue import Known
 
-app = typer.Typer(name="data", help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    name="data", cls=Verbs, help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None
+)
+_WIDE: Final = 110
+"""Columns of a terminal from which the list of data sets shows licences; ``--json`` always has them."""
 _INTERVAL_S: Final = 10.0
 """Between lines of progress where the output is not a terminal."""
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_(as_json: options.AsJson = False) -> None:
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
     from rich.console import Console
@@ -33,14 +38,18 @@ def list_(as_json: options.AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([_row(each) for each in known], indent=2))
         return
-    table = options.plain_table("data set", "obtained", "size", "cases", "licence")
+    console = Console()
+    licence = ["licence"] if console.width >= _WIDE else []
+    table = options.plain_table("data set", "obtained", "size", "cases", *licence)
     for column in table.columns[:3]:
         column.no_wrap = True
     table.columns[3].min_width = 20
     for each in known:
         size = "-" if each.bytes is None else quantity(each.bytes / 2**20, "MiB", 3)
-        table.add_row(each.spec.name, each.obtained, size, ", ".join(each.cases), each.spec.licence)
-    Console().print(table)
+        table.add_row(
+            each.spec.name, each.obtained, size, ", ".join(each.cases), *([each.spec.licence] if licence else [])
+        )
+    console.print(table)
 
 
 def _row(known: Known) -> dict[str, object]:
@@ -58,7 +67,7 @@ def _row(known: Known) -> dict[str, object]:
     }
 
 
-@app.command()
+@app.command(cls=Verb, epilog=examples("data prepare"))
 def prepare(
     name: Annotated[
         str, Argument(metavar="NAME", help="Data set in 'accelmark data list'.", autocompletion=completion.prepared)

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from accelmark.cli import options
 from accelmark.cli.tuning import search_lines
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.evaluate import MOST_REPLAYED
@@ -18,7 +19,7 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
-from accelmark.run.preflight.report import given_data
+from accelmark.run.preflight.report import given_data, missing_here
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import TrainJob
 from accelmark.spec.secret import secrets_in, shown
@@ -35,13 +36,17 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     common: Any = {name: launcher.common_commands(mine) for name, mine in nodes.items()}
     first: Any = launcher.allocation_commands()
     checks: Any = asyncio.run(preflight_commands(plan, launcher, plan.jobs))
+    lacking = asyncio.run(missing_here(directory, launcher))
     raw = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
     first, checks, common, commands = (shown(value, secrets) for value in (first, checks, common, commands))
     if as_json:
         shown_commands = {"first": first, "preflight": checks, "common": common, "commands": commands}
-        typer.echo(json.dumps({"directory": str(path), "plan": shown(raw, secrets), **shown_commands}))
+        problems = [str(problem) for problem in lacking]
+        typer.echo(
+            json.dumps({"directory": str(path), "plan": shown(raw, secrets), "problems": problems, **shown_commands})
+        )
         return
     rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
@@ -61,6 +66,9 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         if job.job.key.slug not in printed:
             printed.add(job.job.key.slug)
             _print_settings(job, given)
+    if lacking:
+        typer.secho("\nthis would not start", bold=True, err=True)
+        options.print_problems(lacking)
 
 
 def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
+from accelmark.cli.help import Verb, Verbs, examples
 
 if TYPE_CHECKING:
     from accelmark.run.environments.create import Recipe, Report
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     from accelmark.run.launchers.launcher import Launcher
     from accelmark.spec.cluster import ClusterSpec
 
-app = typer.Typer(name="env", help="Virtual environments of frameworks.", no_args_is_help=True, rich_markup_mode=None)
-Framework = Annotated[str, Argument(help="Framework: jax, ...")]
+app = typer.Typer(
+    name="env", cls=Verbs, help="Virtual environments of frameworks.", no_args_is_help=True, rich_markup_mode=None
+)
+Framework = Annotated[
+    str, Argument(metavar="FRAMEWORK", help="A framework, such as jax.", autocompletion=completion.frameworks)
+]
 Place = Annotated[Path | None, Option("--path", metavar="DIR", help="Directory; default: in AccelMark's cache.")]
 Hosts = Annotated[Path | None, Option("--hosts", metavar="CLUSTER", help="On the hosts of this cluster file.")]
 
 
-@app.command()
+@app.command(cls=Verb, epilog=examples("env create"))
 def create(
     framework: Framework,
     path: Place = None,
@@ -71,7 +76,7 @@ def create(
         typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
 
 
-@app.command(name="list")
+@app.command("list", cls=Verb)
 def list_environments(as_json: options.AsJson = False) -> None:
     """List the environments of this machine."""
     from accelmark.run.environments.registry import registered
@@ -91,7 +96,7 @@ def list_environments(as_json: options.AsJson = False) -> None:
     Console(highlight=False).print(table)
 
 
-@app.command()
+@app.command(cls=Verb)
 def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> None:
     """Remove the environment of a framework."""
     from accelmark.run.environments.create import remove as clear

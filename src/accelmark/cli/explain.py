@@ -54,7 +54,7 @@ def explain(
 
 def init(
     hosts: Annotated[
-        list[str] | None, Argument(metavar="[HOST...]", help="Hosts reached by SSH; none: this machine.")
+        list[str] | None, Argument(metavar="HOST", help="Hosts reached by SSH; none: this machine.")
     ] = None,
     into: Annotated[Path, Option(metavar="DIR", help="Where to write run.yaml and cluster.yaml.")] = Path(),
     vendor: options.Vendor = None,
@@ -64,15 +64,21 @@ def init(
 ) -> None:
     """Write a run file, and a cluster file for hosts, that fit this machine or the given hosts."""
     from accelmark.results.store.files import make_directory, write_atomic
-    from accelmark.spec.errors import RequestError
+    from accelmark.spec.errors import RequestError, nearest
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.telemetry.detect import detect
 
     if hosts:
         if vendor is None:
             raise RequestError("name the vendor of the hosts' chips with --vendor; `accelmark vendors` lists them")
-        chips = load_vendor(vendor).chips
-        hardware = chip or (chips[0].name if chips else vendor.upper())
+        chips = [known.name for known in load_vendor(vendor).chips]
+        if chip is not None and chips and chip not in chips:
+            raise RequestError(f"--chip {chip}: vendor {vendor} describes no such chip ({nearest(chip, chips)})")
+        hardware = chip or (chips[0] if chips else vendor.upper())
+        if chip is None and len(chips) > 1:
+            options.warn(
+                f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip"
+            )
         texts = {RUN_FILE: _run_file(hardware, devices, len(hosts)), CLUSTER_FILE: _cluster_file(hosts, vendor)}
     else:
         found = next(here for here in detect() if vendor in (None, here.vendor))

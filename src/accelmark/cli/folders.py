@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
+from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf.convert import Converted
@@ -21,20 +22,22 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
+_WIDE: Final = 110
+"""Columns of a terminal from which the list of cases shows families and sizes."""
 _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
-Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder describes.")]
+Kind = Annotated[Literal["vendor", "case"], Argument(metavar="vendor|case", help="What the folder describes.")]
 
 
 def cases(
     name: Annotated[
         str | None,
-        Argument(metavar="[NAME]", help="Show this case with its settings and data.", autocompletion=completion.cases),
+        Argument(metavar="NAME", help="Show this case with its settings and data.", autocompletion=completion.cases),
     ] = None,
     family: Annotated[
-        str | None, Option(metavar="FAMILY", help="List only this family: vision, language or speech.")
+        str | None, Option(metavar="FAMILY", help="List only this family: vision, language, speech or generation.")
     ] = None,
     flagperf: Annotated[
         bool, Option("--flagperf", help="List FlagPerf's models with the cases that carry them.")
@@ -91,14 +94,16 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
 def _list_cases(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    table = options.plain_table("case", "family", "tasks", "size", "target", "description")
+    console = Console()
+    heads = ("family", "size") if console.width >= _WIDE else ()
+    table = options.plain_table("case", *heads, "tasks", "target", "description")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
         if "problem" not in row:
-            shown = row["family"] or "-", ", ".join(row["tasks"]), row["size"], row["target"] or "-"
+            shown = (*(row[head] or "-" for head in heads), ", ".join(row["tasks"]), row["target"] or "-")
             table.add_row(row["name"], *shown, row["title"])
-    Console().print(table)
+    console.print(table)
     for row in rows:
         if "problem" in row:
             options.warn(f"case {row['name']} ({row['from']}) is left out: {row['problem']}")
@@ -143,7 +148,11 @@ def _criterion(train: TrainCaseSpec) -> str:
     target, reference = train.target, train.reference_loss
     if target is not None:
         return f"{target.metric} {'>=' if target.direction == 'at_least' else '<='} {target.value:g}"
-    return f"loss curve within {reference.max_mean_relative_error:.0%}" if reference is not None else "no reference yet"
+    return (
+        f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
+        if reference is not None
+        else "no reference yet"
+    )
 
 
 def new(
@@ -163,6 +172,7 @@ def new(
 
 def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
     """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken."""
+    from accelmark.explain.schemas import schema_line
     from accelmark.spec.plugins.catalog import folders, look_again
 
     if not _NAME.fullmatch(name):
@@ -181,6 +191,8 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
         target = folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text(encoding="utf-8")
+        if parts == (f"{kind[:-1]}.yaml",):
+            text = f"{schema_line(kind[:-1])}\n{text}"
         target.write_text(text.replace("@NAME@", name).replace("@UPPER@", name.upper()), encoding="utf-8")
     look_again()
     return folder
@@ -188,7 +200,14 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
 
 def check(
     kind: Kind,
-    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="Name in 'accelmark vendors' or 'accelmark cases'.",
+            autocompletion=completion.vendors_and_cases,
+        ),
+    ],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     frameworks: Annotated[
         str | None, Option("--frameworks", metavar="A,B", help="Compare the case's first steps in these frameworks.")
@@ -238,12 +257,12 @@ def check(
 
 
 def import_files(
-    origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
+    origin: Annotated[
+        Literal["flagperf"], Argument(metavar="flagperf", help="The benchmark that the files belong to.")
+    ],
     files: Annotated[
         list[Path],
-        Argument(
-            metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml ..."
-        ),
+        Argument(metavar="FILE", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml"),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,

@@ -137,7 +137,7 @@ def preflight(
     import asyncio
     from dataclasses import asdict
 
-    from accelmark.run.preflight.report import check_cluster, print_table
+    from accelmark.run.preflight.report import check_cluster
     from accelmark.spec.plugins.launcher import read_cluster
 
     spec = read_cluster(cluster)
@@ -146,7 +146,7 @@ def preflight(
     if as_json:
         typer.echo(json.dumps({"hosts": num_hosts, "problems": [asdict(problem) for problem in problems]}))
     else:
-        print_table(problems)
+        options.print_problems(problems)
         bad = {problem.host for problem in problems if problem.severity == "error"}
         if spec.vendor is None:
             options.warn("devices were not checked: name their vendor in the cluster file, or with --vendor")
@@ -156,7 +156,9 @@ def preflight(
 
 
 def monitor(
-    operation: Annotated[Literal["start", "stop", "restart", "status"], Argument(help="Operation.")],
+    operation: Annotated[
+        Literal["start", "stop", "restart", "status"], Argument(metavar="start|stop|restart|status", help="Operation.")
+    ],
     vendor: options.Vendor = None,
     log_path: Annotated[Path, Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
     interval: Annotated[float, Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
@@ -216,7 +218,9 @@ def probe(
         raise RequestError(f"{cluster}: names no vendor: add 'vendor: NAME', or give --vendor")
     if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
-    found = measure(load_vendor(here.vendor), here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
+    vendor_spec = load_vendor(here.vendor)
+    with options.host_problems_printed(as_json=as_json):
+        found = measure(vendor_spec, here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
     if found.disturbed:
         busy = f"the host was busy: {'; '.join(found.disturbed)}"
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
@@ -232,7 +236,10 @@ def probe(
             table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
     console = Console()
     where = f" on {len(found.hosts)} hosts" if len(found.hosts) > 1 else ""
-    console.print(f"{found.device_name}, {found.world_size} ranks{where}, {found.framework}", highlight=False)
+    console.print(
+        f"{found.device_name}, {found.world_size} rank{'s' * (found.world_size > 1)}{where}, {found.framework}",
+        highlight=False,
+    )
     console.print(table)
     if found.sweep:
         sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")

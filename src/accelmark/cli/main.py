@@ -6,20 +6,21 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, ClassVar, Final
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
 from accelmark.cli.finished.results import compare, results, view
 from accelmark.cli.finished.run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
+from accelmark.cli.help import Verb, Verbs, examples
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
 from accelmark.cli.runs import infer, resume, run, status, stop, train
 from accelmark.cli.serving import serve
@@ -27,30 +28,29 @@ from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 _GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
-    "Measure": (train, infer, serve, run, probe),
+    "Measure": (train, infer, serve, run, probe, cluster),
     "Follow a run": (status, stop, resume),
     "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
     "Look up": (cases, vendors, doctor, preflight, explain),
     "Write and check files": (init, new, check, import_files, monitor),
 }
-_NAMES: Final = {"import_files": "import"}
 
 
-class _GroupedHelp(TyperGroup):
-    """Lists the verbs in groups, with their whole first sentence."""
+def _name(verb: Callable[..., None]) -> str:
+    return verb.__name__.removesuffix("_files")
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        groups = {
-            title: [_NAMES.get(verb.__name__, verb.__name__) for verb in verbs] for title, verbs in _GROUPS.items()
-        }
-        apart = {"Search networks": ["automl"], "Install frameworks": ["env"], "Prepare data": ["data"]}
-        for title, names in {**groups, **apart}.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
+
+class _GroupedVerbs(Verbs):
+    titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{title: tuple(_name(verb) for verb in verbs) for title, verbs in _GROUPS.items()},
+        "Search networks": ("automl",),
+        "Install frameworks": ("env",),
+        "Prepare data": ("data",),
+    }
 
 
 app = typer.Typer(
-    cls=_GroupedHelp,
+    cls=_GroupedVerbs,
     name="accelmark",
     help="Benchmark AI chips with their software stack.",
     no_args_is_help=True,
@@ -59,7 +59,7 @@ app = typer.Typer(
 )
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
-    app.command(_NAMES.get(_verb.__name__))(_verb)
+    app.command(_name(_verb), cls=Verb, epilog=examples(_name(_verb)))(_verb)
 app.add_typer(automl, name="automl")
 app.add_typer(data, name="data")
 app.add_typer(environments, name="env")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer import Argument, Option
@@ -14,12 +16,17 @@ from accelmark.report.printable import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from accelmark.run.preflight.facts import HostProblem
+
+_HOSTS_SHOWN: Final = 8
+"""Most hosts that are named at one problem."""
+
 Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
 Vendor = Annotated[
     str | None, Option("--vendor", help="Chip vendor; default: the one detected.", autocompletion=completion.vendors)
 ]
 Settings = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: optimizer.lr=0.1.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: optimizer.lr=0.1. Repeatable.")
 ]
 Synthetic = Annotated[bool, Option("--synthetic", help="Use synthetic data; marks the result as such.")]
 BadSamples = Annotated[
@@ -70,3 +77,37 @@ def plain_table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
+
+
+@contextmanager
+def host_problems_printed(*, as_json: bool) -> Iterator[None]:
+    """Where hosts are not ready, print all their problems and exit; with ``as_json`` raise the error."""
+    from accelmark.run.preflight.facts import HostsNotReadyError
+
+    try:
+        yield
+    except HostsNotReadyError as error:
+        if as_json:
+            raise
+        typer.secho("error: hosts are not ready", fg="red", err=True)
+        print_problems(error.found, strict=error.strict)
+        raise typer.Exit(error.exit_code) from error
+
+
+def print_problems(problems: Sequence[HostProblem], *, strict: bool = False) -> None:
+    """Print problems with their hosts and what to do, errors first; lines are unbroken, so that they can be copied."""
+    hosts: dict[tuple[bool, str, str], list[str]] = {}
+    for problem in problems:
+        is_warning = problem.severity == "warning" and not strict
+        hosts.setdefault((is_warning, problem.what, problem.hint), []).append(problem.host)
+    for (is_warning, what, hint), names in sorted(hosts.items(), key=lambda item: item[0][0]):
+        kind, color = ("warning", "yellow") if is_warning else ("error", "red")
+        typer.echo(f"{typer.style(kind, fg=color)}: {printable(f'{_abridged(names)}: {what}')}", err=True)
+        typer.echo(f"  what to do: {printable(hint)}", err=True)
+
+
+def _abridged(names: Sequence[str]) -> str:
+    """Return the names of hosts, at most a few of them."""
+    more = len(names) - _HOSTS_SHOWN
+    shown = ", ".join(names[:_HOSTS_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +26,12 @@ COMMAND_LINE: Final = "command line"
 
 def train(
     key: Annotated[
-        str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", autocompletion=completion.cases)
+        str,
+        Argument(
+            metavar="KEY",
+            help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]",
+            autocompletion=completion.cases,
+        ),
     ],
     data: options.Data = None,
     vendor: options.Vendor = None,
@@ -58,7 +62,7 @@ def train(
     if not (write_reference or reference_file):
         execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
         return
-    from accelmark.cli import reference
+    from accelmark.cli.finished import reference
 
     file = reference.reference_file(plan, reference_file)
     directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
@@ -67,7 +71,9 @@ def train(
 
 
 def infer(
-    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]", autocompletion=completion.cases)],
+    key: Annotated[
+        str, Argument(metavar="KEY", help="model[:framework[_version][:hardware]]", autocompletion=completion.cases)
+    ],
     compiler: Annotated[
         str | None,
         Option(
@@ -119,7 +125,14 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite, as quickstart or vision.")],
+    file: Annotated[
+        Path,
+        Argument(
+            metavar="FILE|SUITE",
+            help="Run file (YAML), or a suite, as quickstart or vision.",
+            autocompletion=completion.suites,
+        ),
+    ],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
@@ -162,7 +175,7 @@ def resume(
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.preflight.report import run_preflight
 
-    with _host_problems_as_table(as_json=as_json):
+    with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.resume(
             run,
             DataFetcher(offline),
@@ -333,7 +346,7 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
     if not as_json:
         for warning in plan.warnings:
             options.warn(warning)
-    with _host_problems_as_table(as_json=as_json):
+    with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.start(plan, path, DataFetcher(offline), run_preflight, as_json=as_json)
     _finish(outcome, as_json=as_json)
     return outcome.directory
@@ -351,22 +364,6 @@ def submit_run(plan: Plan, out: Path | None, *, as_json: bool) -> None:
         typer.echo(json.dumps({"run": str(path), "job": number}))
     else:
         typer.echo(f"submitted as job {number}; it writes {path}\nfollow it with 'accelmark status {path}'")
-
-
-@contextmanager
-def _host_problems_as_table(*, as_json: bool) -> Iterator[None]:
-    """Where hosts are not ready, print one table of all their problems and exit; with ``as_json`` raise the error."""
-    from accelmark.run.preflight.facts import HostsNotReadyError
-    from accelmark.run.preflight.report import print_table
-
-    try:
-        yield
-    except HostsNotReadyError as error:
-        if as_json:
-            raise
-        typer.secho("error: hosts are not ready", fg="red", err=True)
-        print_table(error.found)
-        raise typer.Exit(error.exit_code) from error
 
 
 def _finish(outcome: RunOutcome, *, as_json: bool) -> None:

@@ -13,7 +13,10 @@ from accelmark.cli.runs import execute, plan_request, run_name
 
 def serve(
     key: Annotated[
-        str, Argument(help="model[:framework[:hardware[:1[:devices[:repeat]]]]]", autocompletion=completion.cases)
+        str,
+        Argument(
+            metavar="KEY", help="model[:framework[:hardware[:1[:devices[:repeat]]]]]", autocompletion=completion.cases
+        ),
     ],
     server: Annotated[
         str | None, Option(metavar="NAME", help="Server to start.", autocompletion=completion.servers)

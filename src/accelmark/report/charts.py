@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from accelmark.results.figures.scaling import ScalingCurve
+from accelmark.spec.log.records import CollectiveTiming
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
 
 _WIDTH: Final = 960
@@ -141,6 +142,43 @@ def latency_chart(
         parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
     label = f"Latency in milliseconds over the share of {samples}; percentiles in the table above"
     return KeyedChart(drawing(parts, label, "chart latency", width), keys)
+
+
+def collectives_chart(sweep: Sequence[CollectiveTiming]) -> KeyedChart | None:
+    """Draw the bus bandwidth of each collective over the size of its buffer, both logarithmic; None without timings."""
+    names = list(dict.fromkeys(one.operation for one in sweep))
+    if not names:
+        return None
+    sizes, rates = [one.size_bytes for one in sweep], [one.bus_gb_s for one in sweep]
+    low, high = min(rates) / 1.2, max(rates) * 1.2
+    first, last = math.log2(min(sizes)), math.log2(max(sizes))
+
+    def x(size: int) -> float:
+        return _LEFT + 24 + (_WIDTH - _LEFT - _RIGHT - 48) * (math.log2(size) - first) / (last - first or 1)
+
+    def y(rate: float) -> float:
+        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - math.log(rate / low) / math.log(high / low))
+
+    marks = [value for value in logarithmic_ticks(low, high) if f"{value:e}".startswith(("1", "3"))]
+    parts = [grid_line(y(value), quantity(value, "GB/s", 1)) for value in marks or logarithmic_ticks(low, high)]
+    parts += [text_at(x(size), _HEIGHT - 24, size_text(size), "middle") for size in sorted(set(sizes))]
+    keys = keys_of([title_of(name) for name in names])
+    for (label, colour, dashes), name in zip(keys, names, strict=True):
+        points = " ".join(f"{x(one.size_bytes):.1f},{y(one.bus_gb_s):.1f}" for one in sweep if one.operation == name)
+        title = f"<title>{escape(label)}</title>"
+        parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
+    return KeyedChart(drawing(parts, "Bus bandwidth over size; values in the table below", "chart latency"), keys)
+
+
+def title_of(collective: str) -> str:
+    """Return the usual name of a collective: ``all-reduce``."""
+    return collective.replace("_", "-")
+
+
+def size_text(num_bytes: int) -> str:
+    """Return the size of a buffer in the largest binary unit: ``256 KiB``."""
+    exponent = min(3, (max(num_bytes, 1).bit_length() - 1) // 10)
+    return f"{num_bytes / 2 ** (10 * exponent):.4g} {('B', 'KiB', 'MiB', 'GiB')[exponent]}"
 
 
 def logarithmic_ticks(low: float, high: float) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from accelmark.results.rounds.stragglers import MAX_SHARE, describe
 from accelmark.results.schema import RoundResult
-from accelmark.spec.number_format import digits
+from accelmark.spec.number_format import digits, limit_percent
 
 MAX_ROWS: Final = 16
 
@@ -31,7 +31,11 @@ def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
     number, times = max(found, key=lambda one: one[1].straggler.share if one[1].straggler is not None else 0.0)
     where = f"Round {number}: " if len(rounds) > 1 else ""
     slow = times.straggler
-    text = describe(slow) if slow is not None else f"no rank costs the others more than {MAX_SHARE:.0%} of a step"
+    text = (
+        describe(slow)
+        if slow is not None
+        else f"no rank costs the others more than {limit_percent(MAX_SHARE)} of a step"
+    )
     text = where + (text if where else text[0].upper() + text[1:]) + "."
     slowest = sorted(times.ranks, key=lambda rank: rank.busy_ms, reverse=True)[:MAX_ROWS]
     rows = [

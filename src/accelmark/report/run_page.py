@@ -289,7 +289,8 @@ def _engine_cells(case: CaseResult) -> list[tuple[str, str]]:
     cells = []
     for _, name in _ENGINE_COLUMNS:
         spread, mean = case.figures.get(name), case.mean_of(name)
-        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
+        few = {F.METRIC_DIFFERENCE: 2, F.COMPILE_TIME: 3}.get(name, 4)
+        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean, few)
         cells.append((shown, (spread.reason if spread else None) or ""))
     return cells
 

@@ -15,7 +15,7 @@ from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.compare.table import Cell, to_csv
 from accelmark.results.rounds.search import SearchPoint, SearchSummary
 from accelmark.results.store.files import write_atomic
-from accelmark.spec.number_format import digits
+from accelmark.spec.number_format import digits, scale_of
 
 _MOST_DRAWN: Final = 60
 _LOGS: Final = ("journal.jsonl", "automl.json", "network.json", "study.journal")
@@ -55,15 +55,16 @@ def _page(
     reached = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
     known = {one.id: accuracy for one in individuals if (accuracy := reached.get(one.id)) is not None}
     best = sorted(individuals, key=lambda one: known.get(one.id, -1.0), reverse=True)[:_MOST_DRAWN]
-    hours = [point.time_h for point in summary.series]
+    time = scale_of(3600 * max((point.time_h for point in summary.series), default=0.0), "s")
+    times = [3600 * point.time_h / time.divisor for point in summary.series]
     score, regulated = ([getattr(one, name) for one in summary.series] for name in ("score", "regulated_score"))
     error, search_error = ([getattr(one, name) for one in summary.series] for name in ("error", "search_error"))
     plots = {
-        "Score": {"x": hours, "y": score, "unit": "operations / s"},
+        "Score": {"x": times, "y": score, "unit": "operations / s"},
         "Error": {
-            "x": hours, "y": error, "unit": "held-out error", "other": search_error, "other_name": "search error",
+            "x": times, "y": error, "unit": "held-out error", "other": search_error, "other_name": "search error",
         },
-        "Regulated score": {"x": hours, "y": regulated, "unit": "operations / s"},
+        "Regulated score": {"x": times, "y": regulated, "unit": "operations / s"},
     }  # fmt: skip
     return fill(
         "search/search.html",
@@ -71,6 +72,7 @@ def _page(
         headings=_TRIAL_HEADINGS,
         trials=trials,
         digits=digits,
+        time=time,
         family=draw_family(
             individuals, {one.id: known[one.id] for one in individuals if one.id in known and one.value is not None}
         ),
@@ -82,7 +84,7 @@ def _page(
         style=inline("page.css") + inline("search/search.css"),
         script=inline("search/search.js"),
         plotly=plotly(),
-        data=embed_json(plots),
+        data=embed_json({"unit": time.unit, "plots": plots}),
     )
 
 

@@ -22,15 +22,16 @@ from accelmark.run.controller.node_jobs import write_job
 from accelmark.run.controller.waiting import Cancellation, start_agents, wait_for_agents
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.report import require_ready
+from accelmark.run.preflight.report import missing_here, require_ready
 from accelmark.run.record.directory import RunDirectory, safe_name
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ProbeJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.records import CEILINGS_FILE, Ceilings, ProbeItem
-from accelmark.spec.plugins.catalog import FolderRef, framework_device
+from accelmark.spec.plugins.catalog import FolderRef, framework_device, load_framework
 from accelmark.spec.plugins.launcher import load_launcher
+from accelmark.spec.plugins.requirements import Need
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.host.sampler import BUSY_CPU
 
@@ -52,7 +53,7 @@ def probe(
     idle host.
 
     Raises:
-        HostsNotReadyError: hosts of the cluster are not ready; nothing was started.
+        HostsNotReadyError: hosts of the cluster are not ready, or this one lacks a package; nothing was started.
         RunError: a rank failed; its reason is given.
     """
     spec = cluster or ClusterSpec()
@@ -82,8 +83,8 @@ async def _run(run: RunDirectory) -> None:
     (job,) = run.plan.jobs
     launcher = create_launcher(run.plan, run.path)
     try:
-        if not launcher.spec.is_localhost:
-            require_ready(await Preflight(run, launcher, (job,)).run(), run.plan)
+        preflight = Preflight(run, launcher, (job,))
+        require_ready(await (missing_here(run, launcher) if launcher.spec.is_localhost else preflight.run()), run.plan)
         agents = launcher.agents(await write_job(run, job, launcher))
         await asyncio.gather(*(agent.prepare() for agent in agents))
         await start_agents(agents)
@@ -149,11 +150,13 @@ def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluste
     nodes = tuple(
         PlannedNode(host=name, noderank=noderank, nproc=nproc, command=command) for noderank, name in enumerate(names)
     )
+    wanted = (*load_framework(key.framework).requires, *device.requires)
+    requires = tuple(Need(requirement=one, needed_by="accelmark probe") for one in wanted)
     changed: dict[str, object] = {
         "name": "probe",
         "created_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "vendor": vendor.name,
         "open": True,
-        "jobs": (PlannedJob(directory="probe/round1", job=job, nodes=nodes),),
+        "jobs": (PlannedJob(directory="probe/round1", job=job, nodes=nodes, requires=requires),),
     }
     return plan_of_hosts(cluster).model_copy(update=changed)

@@ -71,6 +71,14 @@ class TrainingWork(BaseWork):
         return self.model_copy(update={"settings": settings})
 
 
+class KilledRank(Spec):
+    """A rank that kills itself, to measure how long a job takes to recover."""
+
+    rank: int
+    step: PositiveInt
+    """Optimizer steps after which it does so, in training that was not resumed."""
+
+
 class TrainJob(TrainingWork):
     """Train a case with AccelMark's own loop."""
 
@@ -81,6 +89,7 @@ class TrainJob(TrainingWork):
 
     With synthetic data, which is not evaluated, steps are replayed where a vendor's hooks take part.
     """
+    killed: KilledRank | None = None
 
 
 class ExternalJob(TrainingWork):

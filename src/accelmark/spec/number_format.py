@@ -24,6 +24,7 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
 """Base unit -> smallest and largest prefix factor, and the smallest prefixed value that is shown."""
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_SMALLEST_RATIO: Final = 1e-5
 _COUNTED: Final = frozenset({"trials", "images"})
 
 
@@ -52,8 +53,15 @@ def quantity(value: float | None, unit: str, significant: int = 4) -> str:
 
 
 def percent(value: float | None, significant: int = 2) -> str:
-    """Return a ratio as a percentage."""
+    """Return a ratio as a percentage; a thousandth of a per cent is the smallest that is shown."""
+    if value is not None and 0 < abs(value) < _SMALLEST_RATIO:
+        return f"<{THIN}0.001{THIN}%"
     return NOTHING if value is None else f"{digits(100 * value, significant)}{THIN}%"
+
+
+def limit_percent(ratio: float) -> str:
+    """Return a limit as a percentage, without digits that it does not have: ``2 %`` or ``0.5 %``."""
+    return f"{100 * ratio:g}{THIN}%"
 
 
 def signed_percent(ratio: float) -> str:

@@ -129,7 +129,7 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
             for problem in error.problems:
                 yield Check("missing", f"{name}: {problem.key}: {problem.what}", problem.hint or "correct the file")
         else:
-            yield Check("good", f"{name}: {len(layer.values)} settings, all mutable")
+            yield Check("good", f"{name}: {len(layer.values)} setting{'s' * (len(layer.values) != 1)}, all mutable")
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
@@ -315,7 +315,8 @@ def _findings(name: str, run: Path) -> Iterator[Check]:
     found = [entry for entry in found if entry.severity in ("error", "open") and entry.rule not in _EXPECTED_IN_A_TRIAL]
     for entry in dict.fromkeys(found):
         what = f"{name}: {entry.actual} [{entry.rule}]"
-        yield Check("missing", what, f"results would be INVALID; expected: {entry.expected}")
+        verdict = "INVALID" if entry.severity == "error" else "OPEN"
+        yield Check("missing", what, f"results would be {verdict}; expected: {entry.expected}")
     if not found:
         not_tried = "data, target, speed and replay were not tried"
         yield Check("good", f"{name}: no audit rule was broken in three steps on synthetic data; {not_tried}")

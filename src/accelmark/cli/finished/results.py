@@ -37,7 +37,7 @@ Format = Literal["csv", "parquet", "markdown"]
 
 def results(
     places: Annotated[
-        list[Path] | None, Argument(metavar="[DIR …]", help="Runs, bundles or directories of runs; default: runs/.")
+        list[Path] | None, Argument(metavar="DIR", help="Runs, bundles or directories of runs; default: runs/.")
     ] = None,
     where: Annotated[
         list[str] | None, Option(metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat for AND.")
@@ -216,7 +216,7 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
 
 def compare(
     runs: Annotated[
-        list[Path], Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the baseline.")
+        list[Path], Argument(metavar="RUN", help="Runs, bundles or directories of runs; the first is the baseline.")
     ],
     output: Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")
@@ -301,7 +301,7 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
 
 
 def view(
-    directory: Annotated[Path, Argument(metavar="[DIR]", help="Directory that contains the runs.")] = Path("runs"),
+    directory: Annotated[Path, Argument(metavar="DIR", help="Directory that contains the runs.")] = Path("runs"),
     host: Annotated[str, Option(help="Address; one that other machines can reach needs --token-file.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
     token_file: Annotated[

@@ -51,6 +51,7 @@ from accelmark.frameworks.pytorch.training.platform import (
     set_threads,
 )
 from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
+from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
 from accelmark.spec.errors import AccelmarkError, RequestError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import EndReason, Event, Started
@@ -229,7 +230,15 @@ class PyTorchBackend:
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
+        if self.clock is not None and self.world_size > 1 and self._is_fully_sharded:
+            self.own_end = ShardExchange(wrapped, self.clock).take
         self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, case.place, self._ranks)
+
+    @property
+    def _is_fully_sharded(self) -> bool:
+        """Whether all collectives of a step gather and scatter shards: each rank has its own samples and no replica."""
+        mesh = mesh_of(self._settings.parallelism, self.world_size, self._ranks.local_world_size)
+        return self._settings.is_sharded and mesh.fsdp == self.world_size
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()

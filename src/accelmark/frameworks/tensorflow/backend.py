@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, final
@@ -19,6 +20,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.loop.clocks import HostClock
 from accelmark.train.loop.contract import Backend
 from accelmark.train.tasks.arrays import Arrays
 
@@ -54,6 +56,10 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
         """Open the device in the precision of the settings, and join the ranks."""
         self.losses = Losses()
         self._ranks = ranks = Ranks(self.job, self.settings, self.place)
+        if (
+            ranks.is_cpu and self.place.world_size > 1
+        ):  # elsewhere a graph is still being computed when its call returns
+            self.clock, self.own_end = HostClock(), self._gradients_ready
         precision = self.settings.precision
         if precision == "tf32" and ranks.is_cpu:
             precision = "fp32"
@@ -100,7 +106,13 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step."""
-        return self._step_graph.take(batches, tf.constant(learning_rate, tf.float32))
+        loss, self._ready = self._step_graph.take(batches, tf.constant(learning_rate, tf.float32))
+        return loss
+
+    def _gradients_ready(self) -> int:
+        """Return when the gradients of the last step were computed, before their exchange, by the monotonic clock."""
+        ago_s = time.time() - float(self._ready)
+        return time.monotonic_ns() - int(ago_s * 1e9)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ class Step:
         self._optimizer: Optimizer | None = None
         self._scale: Any = None
         self.take: Any = _graph(lambda batches, rate: ranks.run(self._take, (batches, rate)))
-        """``take(batches, learning rate) -> loss``."""
+        """``take(batches, learning rate) -> (loss, when the gradients were ready: seconds since 1970)``."""
         self.sums: Any = _graph(self._sums)
         """``sums(batch) -> sums of the case``."""
         self.outputs: Any = _graph(self._outputs)
@@ -86,6 +86,8 @@ class Step:
             total += loss / len(batches)
         if self._scale is not None:
             gradients = [each / self._scale for each in gradients]
+        with tf.control_dependencies(gradients):
+            ready = tf.timestamp()
         total, *gradients = self._ranks.mean_of([total, *gradients])
         norm = tf.linalg.global_norm(gradients)
         if self._settings.gradient_clip_norm is not None:
@@ -98,7 +100,7 @@ class Step:
             finite = tf.math.is_finite(norm)
             tf.cond(finite, lambda: self._apply(named, rate), lambda: 0.0)
             self._rescale(finite)
-        return total
+        return total, ready
 
     def _apply(self, gradients: Mapping[str, Any], rate: Any) -> float:
         if self._optimizer is None:

@@ -184,7 +184,7 @@ def _precision_and_batch(case: LoadedCase) -> tuple[str, int] | None:
 
 def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
     differences: list[FigureDifference] = []
-    one_sided: list[str] = []
+    one_sided: dict[str, list[str]] = {}
     unit = case.result.unit
     for name in FigureName:
         before, after = _values(case, name), _values(match, name)
@@ -194,13 +194,13 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
             without = match if before else case
             spread = without.result.figures.get(name)
             why = (spread.reason if spread else None) or "was not measured"
-            one_sided.append(f"{title_of(name, unit)}: {without.run.summary.run}: {why}")
+            one_sided.setdefault(f"{without.run.summary.run}: {why}", []).append(title_of(name, unit))
     return Pair(
         baseline=_side(case),
         other=_side(match),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences),
-        one_sided=tuple(one_sided),
+        one_sided=tuple(f"{', '.join(titles)}: {why}" for why, titles in one_sided.items()),
         differing=context_differences(context_of(case), context_of(match)),
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.results.schema import Figure
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
+from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, Reference
 
 if TYPE_CHECKING:
@@ -165,9 +166,11 @@ def answer_reasons(answers: AnswerCheck, precision: InferPrecision, where: str =
                 f"against the framework's on {answers.num_items} inputs"
             )
     if answers.top1_agreement is not None and answers.top1_agreement < limits.top1_agreement:
-        actual = f"the engine's answers{where} have the framework's largest value in {answers.top1_agreement:.2%} of"
-        reasons.append(f"{actual} the cases, at least {limits.top1_agreement:.1%} expected for {precision}")
+        actual = (
+            f"the engine's answers{where} have the framework's largest value in {percent(answers.top1_agreement, 4)} of"
+        )
+        reasons.append(f"{actual} the cases, at least {limit_percent(limits.top1_agreement)} expected for {precision}")
     if answers.sensitivity is not None and not limits.sensitivity <= answers.sensitivity:
-        actual = f"the engine's answers follow small changes of the input by {answers.sensitivity:.0%}"
-        reasons.append(f"{actual} (at least {limits.sensitivity:.0%} expected): they may be looked up")
+        actual = f"the engine's answers follow small changes of the input by {percent(answers.sensitivity)}"
+        reasons.append(f"{actual} (at least {limit_percent(limits.sensitivity)} expected): they may be looked up")
     return reasons

@@ -12,6 +12,7 @@ from accelmark.results.read.rank_log import EventTime, EventTimes, MarkedTime
 from accelmark.results.read.round_dir import NodeDir, ledger_events
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.clocks import ClockReading, HostClocks
+from accelmark.spec.number_format import limit_percent
 
 MAX_DIFFERENCE: Final = 0.01
 """Largest relative difference of two clocks over the same span."""
@@ -48,7 +49,9 @@ def clock_findings(
             found += _seen(node.host, own, clocks, is_translated=is_translated)
         if node.exit is not None:
             found += _of_coordinator(round_dir, node.host, node.exit.duration_s)
-    yield from (finding("error", _RULE, f"at most {MAX_DIFFERENCE:.0%} apart", what) for what in dict.fromkeys(found))
+    yield from (
+        finding("error", _RULE, f"at most {limit_percent(MAX_DIFFERENCE)} apart", what) for what in dict.fromkeys(found)
+    )
 
 
 def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from accelmark.spec.job import JobSpec, NodeExit
 from accelmark.spec.log.events import Finished
 from accelmark.spec.log.inference import InferFinished
 from accelmark.spec.log.serving import ServeFinished
+from accelmark.spec.number_format import limit_percent, percent
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""
@@ -140,7 +141,8 @@ def contention_findings(
             continue
         share = end.core_wait_s / end.e2e_time
         if share > MAX_CPU_WAIT_SHARE and end.core_wait_s > MIN_CPU_WAIT_S:
-            waited = f"rank {rank} waited for CPU cores {share:.1%} of the time (limit {MAX_CPU_WAIT_SHARE:.0%})"
+            limit = f"limit {limit_percent(MAX_CPU_WAIT_SHARE)}"
+            waited = f"rank {rank} waited for CPU cores {percent(share)} of the time ({limit})"
             if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
                 used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
                 yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")

@@ -10,6 +10,7 @@ import numpy as np
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.read.reevaluation import SavedCheckpoints
 from accelmark.results.schema import Finding, finding
+from accelmark.spec.number_format import limit_percent, percent
 
 MAX_FASTER: Final = 0.1
 """Share of a step's time by which steps outside of all pairs may be faster than those of the fastest pair."""
@@ -35,10 +36,10 @@ def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Findi
     if not paces or not outside.any():
         return
     share = float(lengths[outside].sum() / lengths.sum())
-    actual = f"{share:.0%} of the steps are in no pair: they cannot be replayed, and weights that vendor code replaced "
-    yield finding("warning", "replay", "every step in a pair of checkpoints", f"{actual}there are not noticed")
+    actual = f"{percent(share)} of the steps are in no pair: they cannot be replayed, and weights that vendor code "
+    yield finding("warning", "replay", "every step in a pair of checkpoints", f"{actual}replaced there are not noticed")
     faster = 1 - float(wall_s[outside].sum() / lengths[outside].sum()) / min(paces)
     if faster > MAX_FASTER:
-        expected = f"at most {MAX_FASTER:.0%} faster than those of the fastest pair of checkpoints"
-        actual = f"steps outside of all pairs, which cannot be replayed, took {faster:.0%} less time"
+        expected = f"at most {limit_percent(MAX_FASTER)} faster than those of the fastest pair of checkpoints"
+        actual = f"steps outside of all pairs, which cannot be replayed, took {percent(faster)} less time"
         yield finding("open", _RULE, expected, f"{actual}: work was left out, or the machine was busy in the pairs")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.schema import Finding, RankTime, RankTimes, Straggler, finding
+from accelmark.spec.number_format import limit_percent, percent
 
 if TYPE_CHECKING:
     from accelmark.results.figures.timeline import Timeline  # imports NumPy, which the page does not need
@@ -69,7 +70,7 @@ def straggler_findings(times: RankTimes | None) -> Iterable[Finding]:
     """Yield which rank, or host, the others waited for."""
     straggler = times.straggler if times is not None else None
     if straggler is not None:
-        yield finding("info", _RULE, f"at most {MAX_SHARE:.0%} of a step", describe(straggler))
+        yield finding("info", _RULE, f"at most {limit_percent(MAX_SHARE)} of a step", describe(straggler))
 
 
 def describe(straggler: Straggler) -> str:
@@ -78,4 +79,4 @@ def describe(straggler: Straggler) -> str:
     if straggler.is_whole_host:
         who = f"host {straggler.host} (all of its ranks; the slowest is rank {straggler.rank})"
     what = "waits longer for its data" if straggler.cause == "data" else "takes longer to compute"
-    return f"{who} {what} than the others, which costs them {straggler.share:.1%} of each step"
+    return f"{who} {what} than the others, which costs them {percent(straggler.share)} of each step"

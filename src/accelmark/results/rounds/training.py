@@ -31,6 +31,7 @@ from accelmark.results.rounds.pace import pace_findings
 from accelmark.results.rounds.stragglers import straggler_findings, times_of_ranks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
+from accelmark.spec.number_format import limit_percent, percent
 
 REFERENCE_RULE: Final = "reference-loss"
 FLOPS_TOLERANCE: Final = 0.05
@@ -205,9 +206,9 @@ def _reference_finding(job: JobSpec, train: TrainingWork, timeline: Timeline) ->
     if error is None:
         actual = f"no finite loss at step {max(reference.steps)}, the last step of the reference curve"
     else:
-        actual = f"mean relative error {error:.2%} against the reference loss ({reference.source})"
+        actual = f"mean relative error {percent(error)} against the reference loss ({reference.source})"
     followed = error is not None and error <= limit
-    yield finding("info" if followed else "error", REFERENCE_RULE, f"at most {limit:.2%}", actual)
+    yield finding("info" if followed else "error", REFERENCE_RULE, f"at most {limit_percent(limit)}", actual)
 
 
 def _flops_finding(timeline: Timeline) -> Iterable[Finding]:

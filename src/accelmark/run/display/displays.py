@@ -210,7 +210,7 @@ def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
     if progress.devices.power_w is not None:
         parts.append(quantity(progress.devices.power_w, "W", 3))
     if progress.share is not None:
-        parts.append(percent(progress.share))
+        parts.append(f"{percent(progress.share)} done")
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return "  ".join(parts)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, final
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -68,8 +69,15 @@ def draw(board: Board, width: int) -> RenderableType:
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
-    parts.extend(Text(f"  {note}", style="yellow", no_wrap=True, overflow="ellipsis") for note in board.notes[-2:])
+    parts.extend(_note(note, width) for note in board.notes[-2:])
     return Group(*parts)
+
+
+def _note(note: str, width: int) -> RenderableType:
+    """Return a note on at most two lines."""
+    text = Text(note, style="yellow")
+    text.truncate(2 * (width - 4), overflow="ellipsis")
+    return Padding(text, (0, 0, 0, 2))
 
 
 def heading(board: Board) -> Text:

@@ -100,7 +100,7 @@ class Preflight:
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
             problems = host_problems(name, facts, self._cluster, offset, launcher.work_directory, launcher.visible_file)
-            problems += await self._check_packages(host)
+            problems += await self.check_packages(host)
             if self._cluster.container is not None and facts.engine_problem is None:
                 problems += await self._check_images(host)
             if all(problem.severity == "warning" for problem in problems):
@@ -133,8 +133,11 @@ class Preflight:
         lock = str(self.directory.path / HOLDER_FILE)
         return lock if self.launcher.visible_file is not None and is_locked(lock) else None
 
-    async def _check_packages(self, host: Host) -> list[HostProblem]:
-        """Return what the Pythons that run the host's ranks lack; a container's is not checked."""
+    async def check_packages(self, host: Host, *, imports: bool = True) -> list[HostProblem]:
+        """Return what the Pythons that run the host's ranks lack; a container's is not checked.
+
+        ``imports``: also whether installed modules that are often broken can be imported.
+        """
         if self._cluster.container is not None:
             return []
         found: list[HostProblem] = []
@@ -146,7 +149,7 @@ class Preflight:
                     host,
                     self.launcher.python_of(framework),
                     distributions(needs),
-                    spec.checked_imports,
+                    spec.checked_imports if imports else (),
                     python_path() if self.launcher.spec.is_localhost else (),
                 )
             except UnreachableError:

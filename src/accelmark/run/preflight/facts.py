@@ -11,6 +11,7 @@ from accelmark.plan.plan import PlannedJob
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
+from accelmark.spec.number_format import percent
 
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0
@@ -46,6 +47,8 @@ class HostsNotReadyError(SpecError):
     def __init__(self, found: Sequence[HostProblem], *, strict: bool) -> None:
         self.found = tuple(found)
         """All problems, including warnings."""
+        self.strict = strict
+        """Whether warnings count as errors."""
         bad = [problem for problem in found if problem.severity == "error" or strict]
         super().__init__(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
 
@@ -160,7 +163,7 @@ def device_problems(name: str, devices: Sequence[DeviceFacts], vendor: str, need
         found.append(HostProblem(name, f"has {have} of {vendor}, {needed} are needed", "see 'accelmark doctor' there"))
     for index, device in enumerate(devices[:needed]):
         if (device.utilisation or 0.0) > _BUSY_UTILISATION or (device.memory_used_mib or 0.0) > _BUSY_MEMORY_MIB:
-            what = f"device {index} ({device.name}) is not idle: {100 * (device.utilisation or 0):.0f} % busy"
+            what = f"device {index} ({device.name}) is not idle: {percent(device.utilisation or 0)} busy"
             what += f", {device.memory_used_mib or 0:.0f} MiB used"
             found.append(HostProblem(name, what, "end the processes that use it", "warning"))
     return found

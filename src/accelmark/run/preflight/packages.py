@@ -15,7 +15,7 @@ from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import FrameworkSpec
-from accelmark.spec.plugins.requirements import Need, install_command, missing
+from accelmark.spec.plugins.requirements import Need, describe, install_command, missing
 
 _IMPORT_TIMEOUT_S: Final = 300.0
 _RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
@@ -69,11 +69,10 @@ def package_problems(
     create = create_command(framework.name, environment)
     found: list[HostProblem] = []
     if lacking := missing(needs, facts.versions.get, installed):
-        what = "; ".join(map(str, lacking))
         repair = create if environment is not None else install_command(lacking, facts.executable)
         if environment is None and any(one.need.needed_by == f"framework {framework.name}" for one in lacking):
             repair += f"; or, in an environment of its own: {create}"
-        found.append(HostProblem(name, what, repair))
+        found.append(HostProblem(name, describe(lacking), repair))
     if environment is not None and facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         found.append(HostProblem(name, f"{facts.executable} is Python {version}, 3.11 is needed", create))

@@ -1,15 +1,10 @@
-"""Run preflight before jobs are started, and print its problems."""
+"""Run preflight before jobs are started, and for a cluster or packages alone."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from accelmark.datasets.ensure import locate
 from accelmark.datasets.spec import dataset_specs
@@ -23,9 +18,6 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.plugins.catalog import load_case
-
-_HOSTS_SHOWN: Final = 8
-"""Most hosts that are named in one row of the table of problems."""
 
 
 async def run_preflight(
@@ -59,6 +51,15 @@ async def check_cluster(cluster: ClusterSpec) -> list[HostProblem]:
             await launcher.close()
 
 
+async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[HostProblem]:
+    """Return the packages that the run's jobs lack on this machine; none where they run on other hosts."""
+    if not launcher.spec.is_localhost:
+        return []
+    preflight = Preflight(directory, launcher, directory.plan.jobs)
+    hosts = map(launcher.host, directory.plan.cluster.hosts)
+    return [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
+
+
 def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
     """Check that there are no errors.
 
@@ -67,29 +68,6 @@ def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
     """
     if any(problem.severity == "error" or plan.strict for problem in problems):
         raise HostsNotReadyError(problems, strict=plan.strict)
-
-
-def print_table(problems: Sequence[HostProblem], console: Console | None = None) -> None:
-    """Print a table of every problem, with the hosts that have it."""
-    if not problems:
-        return
-    hosts: dict[tuple[str, str, str], list[str]] = {}
-    for problem in problems:
-        hosts.setdefault((problem.severity, problem.what, problem.hint), []).append(problem.host)
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("hosts", "problem", "what to do"):
-        table.add_column(heading, overflow="fold")
-    for (severity, what, hint), names in hosts.items():
-        style = "red" if severity == "error" else "yellow"
-        table.add_row(Text(_abridged(names)), Text(what, style=style), Text(hint))
-    (console or Console(highlight=False, stderr=True)).print(table)
-
-
-def _abridged(names: Sequence[str]) -> str:
-    """Return the names of hosts, at most a few of them."""
-    more = len(names) - _HOSTS_SHOWN
-    shown = ", ".join(names[:_HOSTS_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def given_data(plan: Plan) -> list[Path]:

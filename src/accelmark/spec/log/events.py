@@ -247,6 +247,9 @@ class SavedCheckpoint(Spec):
     """Directory in the job's ``checkpoint_dir``."""
     global_steps: int
     duration_s: float
+    """Until training goes on; writing includes no wait for the disk but what the file system itself waits for."""
+    num_bytes: int | None = None
+    """Size of its files as this rank's host sees them; null in logs of earlier versions."""
 
 
 class CheckpointHashes(Spec):

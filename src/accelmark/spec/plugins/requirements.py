@@ -36,11 +36,10 @@ class Missing:
     """A requirement that is not met."""
 
     need: Need
-    what: str
-    """``torch>=2.11, which is not installed``."""
-
-    def __str__(self) -> str:
-        return f"{self.need.needed_by} needs {self.what}"
+    requirement: str
+    """Of one package: ``torch>=2.11``."""
+    version: str | None
+    """The installed version, which does not meet it; None where the package is not installed."""
 
 
 def installed_version(distribution: str) -> str | None:
@@ -76,10 +75,25 @@ def missing(
     for need in dict.fromkeys(needs):
         for first, *others in _groups(need.requirement):
             if not any(map(is_met, (first, *others))):
-                version = version_of(first.name)
-                what = f"{first}, " + ("which is not installed" if version is None else f"but {version} is installed")
-                found.setdefault(what, Missing(need, what))
+                found.setdefault(str(first), Missing(need, str(first), version_of(first.name)))
     return list(found.values())
+
+
+def describe(found: Iterable[Missing]) -> str:
+    """Return what each part lacks: ``case bert needs torch>=2.11 and numpy>=1.26, which are not installed``."""
+    by_part: dict[str, list[Missing]] = {}
+    for one in found:
+        by_part.setdefault(one.need.needed_by, []).append(one)
+    return "; ".join(f"{part} needs {'; '.join(_lacks(ones))}" for part, ones in by_part.items())
+
+
+def _lacks(found: Sequence[Missing]) -> Iterator[str]:
+    *others, last = [one.requirement for one in found if one.version is None] or [""]
+    if last:
+        yield (
+            f"{', '.join(others)} and {last}, which are not installed" if others else f"{last}, which is not installed"
+        )
+    yield from (f"{one.requirement}, but {one.version} is installed" for one in found if one.version is not None)
 
 
 def install_command(found: Iterable[Missing], python: str | None = None) -> str:
@@ -102,7 +116,7 @@ def require(needed_by: str, *requirements: str) -> None:
     """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
     found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
     if found:
-        raise RequestError(f"{'; '.join(map(str, found))}: run {install_command(found)}")
+        raise RequestError(f"{describe(found)}: run {install_command(found)}")
 
 
 def requirement_names(file: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar, final
 
 import psutil
 
+from accelmark.spec.number_format import limit_percent, percent
 from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
 
@@ -220,13 +221,13 @@ def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
     """Return why a host is too busy to measure, by a sample over some tenths of a second; empty for an idle host."""
     reasons: list[str] = []
     if sample.cpu is not None and sample.cpu > BUSY_CPU:
-        reasons.append(f"{sample.cpu:.0%} of the cores are busy (limit {BUSY_CPU:.0%})")
+        reasons.append(f"{percent(sample.cpu)} of the cores are busy (limit {limit_percent(BUSY_CPU)})")
     limit = max(1.0, BUSY_CPU * num_cpus)
     if sample.cpu is None and sample.load1 is not None and sample.load1 > limit:
         reasons.append(f"load average over one minute is {sample.load1:.1f} (limit {limit:.1f} on {num_cpus} cores)")
     for resource, value in (("CPU", sample.psi_cpu), ("memory", sample.psi_memory), ("I/O", sample.psi_io)):
         if value is not None and value > BUSY_PRESSURE:
-            reasons.append(f"{resource} contention {value:.0f} % (limit {BUSY_PRESSURE:.0f} %)")
+            reasons.append(f"{resource} contention {percent(value / 100)} (limit {limit_percent(BUSY_PRESSURE / 100)})")
     return tuple(reasons)
 
 

@@ -101,8 +101,7 @@ class CheckpointWriter:
             return
         if self._is_open:
             self._pairs.append((self._begins, name))
-        path = self._directory / name
-        num_bytes = sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else 0
+        num_bytes = size_of(self._directory / name)
         self._num_bytes += num_bytes
         values = self._backend.mean([time.monotonic() - start, step_s, float(num_bytes)])
         self._schedule(step, name, _Cost(*values))
@@ -184,12 +183,20 @@ class CheckpointWriter:
             start = time.monotonic()
             name = self._names[progress.global_steps] = self._backend.save(progress)
             duration_s = round(time.monotonic() - start, 6)
-            value = SavedCheckpoint(name=name, global_steps=progress.global_steps, duration_s=duration_s)
+            num_bytes = size_of(self._directory / name)
+            value = SavedCheckpoint(
+                name=name, global_steps=progress.global_steps, duration_s=duration_s, num_bytes=num_bytes
+            )
             self._log.event(Event.CHECKPOINT, value)
         return name
 
     def _training_s(self) -> float:
         return self._account.elapsed_s() - self._account.evaluation_s
+
+
+def size_of(checkpoint: Path) -> int:
+    """Return the bytes of a checkpoint's files, 0 where it is not on this host."""
+    return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
 
 
 def hash_of(directory: Path) -> str:

@@ -88,8 +88,8 @@ class Backend(Protocol):
     clock: StepClock | None
     """None where only windows of steps are timed; then the driver calls ``synchronize`` before it closes a window."""
     own_end: Callable[[], Any] | None
-    """Returns the mark at which this rank's own part of the last step ended, before it waited for other ranks, or None
-    if the step has none; None where no step has."""
+    """Returns the mark at which this rank's own part of the last step ended, before it waited for other ranks, or the
+    list of (begin, end) of its exchanges with them, or None if the step has neither; None where no step has."""
     losses: LossReader
     num_parameters: int
     flops_per_sample: float | None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.job import TrainJob
 from accelmark.spec.log.events import Evaluation, Event
 from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
@@ -208,7 +211,18 @@ class Driver:
             self._checkpoints.save_due()
         if end is None and bound is not None:
             end = End(bound)
+        self._kill_if_planned(step)
         return end
+
+    def _kill_if_planned(self, step: int) -> None:
+        """End this process by SIGKILL where the job measures recovery from that."""
+        killed = self._job.killed
+        if killed is None or self._first_step or step < killed.step:
+            return
+        if RankPlace.from_environment().rank == killed.rank:
+            message = "this rank ends itself by SIGKILL: the job measures recovery from that"
+            self._log.event(Event.WARNING, {"message": message, "global_steps": step})
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _stops(self, *, settled: bool) -> End | None:
         """Return the end due to a signal, the time limit or a non-finite loss, agreed by all ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -54,7 +54,8 @@ class Window:
     def add(self, start: Any, own_end: Any, end: Any, data_wait_ns: int, loss: Any) -> Any:
         """Add one step; returns what the reader keeps of its loss (a float where it can be read at once).
 
-        ``own_end`` marks the end of this rank's own part of the step, None where it is not known.
+        ``own_end`` marks the end of this rank's own part of the step, or the exchanges with other ranks in it; None
+        where neither is known.
         """
         kept = self._keep(loss)
         self._marks.append((start, own_end, end))
@@ -73,6 +74,14 @@ class Window:
         self._marks, self._losses, self._waits = [], [], []
         return closed
 
+    def _own_ms(self, marks: tuple[Any, Any, Any], step_ms: float) -> float:
+        """Return the milliseconds of a step up to the end of the rank's own part, or without its exchanges."""
+        assert self._clock is not None  # noqa: S101  without one there are no marks
+        start, own_end, _ = marks
+        if isinstance(own_end, list):
+            return step_ms - sum(self._clock.elapsed_ms(begin, end) for begin, end in own_end)
+        return self._clock.elapsed_ms(start, own_end)
+
     def read(self, closed: ClosedWindow) -> StepWindow:
         """Return the figures of a closed window, waiting for its last step where it is not computed yet."""
         losses = closed.losses()
@@ -83,9 +92,11 @@ class Window:
             elapsed_ms = self._clock.elapsed_ms
             step_ms = tuple(round(elapsed_ms(start, end), 4) for start, _, end in closed.marks)
             if all(own_end is not None for _, own_end, _ in closed.marks):
-                own_ms = tuple(round(elapsed_ms(start, own_end), 4) for start, own_end, _ in closed.marks)
+                own_ms = tuple(
+                    round(self._own_ms(mark, total), 4) for mark, total in zip(closed.marks, step_ms, strict=True)
+                )
             span_ms = round(elapsed_ms(closed.marks[0][0], closed.marks[-1][2]), 4)
-            self._clock.release([mark for marks in closed.marks for mark in marks if mark is not None])
+            self._clock.release([mark for marks in closed.marks for mark in _flat(marks)])
         position = closed.position
         # Without validation: all values are computed here, and a window is read between two steps.
         return StepWindow.model_construct(
@@ -101,6 +112,14 @@ class Window:
             wall_ms=round(closed.wall_ms, 4),
             span_ms=span_ms,
         )
+
+
+def _flat(marks: Iterable[Any]) -> Iterator[Any]:
+    for mark in marks:
+        if isinstance(mark, list | tuple):
+            yield from _flat(mark)
+        elif mark is not None:
+            yield mark
 
 
 def first_nonfinite(window: StepWindow) -> int | None:

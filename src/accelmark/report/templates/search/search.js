@@ -1,9 +1,9 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const { unit, plots } = JSON.parse(document.getElementById("data").textContent);
   const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const draw = () => {
-    for (const [name, plot] of Object.entries(data)) {
+    for (const [name, plot] of Object.entries(plots)) {
       const element = document.querySelector(`[data-plot="${name}"]`);
       if (!element) continue;
       const traces = [{ x: plot.x, y: plot.y, name: plot.unit, mode: "lines+markers", line: { color: ink("--r1") } }];
@@ -12,7 +12,7 @@
         margin: { l: 70, r: 16, t: 8, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
         font: { color: ink("--ink"), family: "system-ui, sans-serif", size: 12 }, showlegend: traces.length > 1,
         legend: { orientation: "h", y: 1.12 },
-        xaxis: { title: { text: "hours" }, gridcolor: ink("--grid"), rangemode: "tozero" },
+        xaxis: { title: { text: `time, ${unit}` }, gridcolor: ink("--grid"), rangemode: "tozero" },
         yaxis: { title: { text: plot.unit }, gridcolor: ink("--grid"), rangemode: "tozero" },
       }, { responsive: true, displaylogo: false, displayModeBar: false });
     }

@@ -1,0 +1,1 @@
+"""Stable Diffusion 2 on captioned latents."""

@@ -1,0 +1,87 @@
+"""The verb that measures a cluster as a whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+
+if TYPE_CHECKING:
+    from accelmark.plan.plan import Plan
+
+
+def cluster(
+    file: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
+    case: Annotated[str, Option("--case", help="Case that is trained: MODEL or MODEL:FRAMEWORK.")] = "llama_mini",
+    hardware: Annotated[str | None, Option(help="Chip of the hosts, as in keys; default: this machine's.")] = None,
+    nproc: Annotated[int, Option("--nproc", min=1, help="Devices on each host.")] = 1,
+    steps: Annotated[int, Option("--steps", min=4, help="Optimizer steps of each training.")] = 400,
+    budget: Annotated[float, Option("--budget", min=0.1, help="Approximate seconds for collectives.")] = 60.0,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
+
+    --dry-run shows the two runs, that of scaling and checkpoints and that of recovery; with --json, a line each.
+    """
+    from datetime import UTC, datetime
+
+    from accelmark.cli.machine import detect_devices
+    from accelmark.cli.runs import plan_request
+    from accelmark.report.cluster_page import write_cluster_page
+    from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
+    from accelmark.run.cluster import ClusterRequest, measure
+    from accelmark.run.record.directory import default_path
+    from accelmark.spec.plugins.launcher import read_cluster
+    from accelmark.spec.runfile import CaseRequest, RunSpec
+
+    hosts = read_cluster(file)
+    here = detect_devices(vendor or hosts.vendor)
+    model, _, framework = case.partition(":")
+    counts = sorted({1, len(hosts.hosts)})
+    keys = [f"{model}:{framework or 'pytorch'}:{hardware or here.hardware}:{count}:{nproc}" for count in counts]
+    every = max(1, steps // 4)
+    bounds = {"end.max_steps": steps, "end.at_target": False, "log_every_steps": max(1, min(10, every // 2))}
+    given: dict[str, Any] = {**bounds, "checkpoint.every_steps": every, "checkpoint.keep": 2}
+
+    def planned(name: str, *chosen: str) -> Plan:
+        cases = tuple(CaseRequest(key=key, settings=given) for key in chosen)
+        request = RunSpec(name=name, vendor=vendor or hosts.vendor, open=True, cluster=hosts, cases=cases)
+        plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file))
+        return plan.model_copy(update={"offline": offline})
+
+    request = ClusterRequest(
+        scaling=planned("scaling", *keys),
+        recovery=planned("recovery", keys[-1]),
+        kill_step=every + max(1, every // 2),
+        probe_budget_s=budget,
+        as_json=as_json,
+    )
+    directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
+    if dry_run:
+        from accelmark.cli.dry_run import print_plan
+
+        print_plan(request.scaling, directory / SCALING_DIR, as_json=as_json)
+        print_plan(request.recovery, directory / RECOVERY_DIR, as_json=as_json)
+        return
+    if not as_json:
+        for warning in request.scaling.warnings:
+            options.warn(warning)
+    report = measure(request, directory)
+    page = write_cluster_page(directory)
+    if as_json:
+        typer.echo(json.dumps({"page": str(page), "report": report.model_dump(mode="json")}))
+        return
+    for part, reason in report.reasons.items():
+        options.warn(f"{part} was not measured: {reason}")
+    typer.echo(f"page: {page}")

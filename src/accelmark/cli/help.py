@@ -1,0 +1,103 @@
+"""Help texts: whole sentences, arguments and values in capitals, and examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "train": (
+        "accelmark train resnet_mini",
+        "accelmark train llama_mini:pytorch:H100:1:8:3 --dry-run",
+        "accelmark train resnet_mini --synthetic --open --set end.max_steps=4",
+    ),
+    "infer": (
+        "accelmark infer resnet_mini --compiler openvino --precision bf16",
+        "accelmark infer resnet_mini --scenario offline --scenario server",
+        "accelmark infer resnet_mini --tune --budget 20m",
+    ),
+    "serve": (
+        "accelmark serve llama_mini --rate 4 --ttft 200",
+        "accelmark serve llama_mini --endpoint http://10.1.2.3:8000 --model NAME",
+    ),
+    "run": ("accelmark run quickstart", "accelmark run run.yaml --dry-run"),
+    "probe": ("accelmark probe --budget 20", "accelmark probe --cluster cluster.yaml --only collectives"),
+    "report": ("accelmark report runs/RUN --mllog",),
+    "compare": ("accelmark compare runs/A runs/B -o compare.html",),
+    "results": (
+        "accelmark results runs --where chip=H100 --group-by case",
+        'accelmark results --sql "SELECT model, verdict FROM results"',
+    ),
+    "verify": ("accelmark verify runs/RUN", "accelmark verify run.tar --key id_ed25519.pub"),
+    "bundle": ("accelmark bundle runs/RUN -o run.tar",),
+    "export": ("accelmark export runs/RUN --tensorboard DIR",),
+    "cases": ("accelmark cases resnet50", "accelmark cases --family vision"),
+    "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
+    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor nvidia"),
+    "new": ("accelmark new vendor acme", "accelmark new case my_case"),
+    "check": ("accelmark check vendor acme --no-run", "accelmark check case resnet_mini --frameworks jax"),
+    "import": ("accelmark import flagperf cluster_conf.py test_conf.py --out site",),
+    "monitor": ("accelmark monitor start --log-path logs",),
+    "automl run": ("accelmark automl run -c fashion",),
+    "env create": ("accelmark env create jax",),
+    "data prepare": ("accelmark data prepare imagenet --from ARCHIVES --to /data/imagenet",),
+}
+"""Verb -> commands that its help shows."""
+
+_VALUES: Final = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
+_TYPE: Final = re.compile(r"<(?:list\[)?([^<>\]]*?)(?: range)?\]?>")
+
+
+class Verb(TyperCommand):
+    """A verb whose help shows its examples."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage line with required arguments as ``KEY``, not ``{KEY}``."""
+        return [re.sub(r"\{(.+)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options; only options show the kind of their value."""
+        sections: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                is_option = parameter.param_type_name == "option"
+                name = _TYPE.sub(_value if is_option else "", record[0])
+                sections[parameter.param_type_name].append((name.strip(), record[1].removesuffix("  [required]")))
+        for title, rows in (("Arguments", sections["argument"]), ("Options", sections["option"])):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, each on a line of its own."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"  {line}\n")
+
+
+class Verbs(TyperGroup):
+    """A group of verbs, listed with their whole first sentence."""
+
+    titles: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Title -> names of the verbs below it; by default one title for all."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names of the verbs with their first sentence."""
+        for title, names in (self.titles or {"Commands": tuple(self.list_commands(ctx))}).items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
+
+
+def _value(kind: re.Match[str]) -> str:
+    """Return what stands for a value of an option: choices, or its kind in capitals."""
+    return _VALUES.get(kind[1], kind[1])
+
+
+def examples(verb: str) -> str:
+    """Return the examples of a verb, for its ``epilog``; empty without examples."""
+    return "\n".join(EXAMPLES.get(verb, ()))

@@ -1,0 +1,130 @@
+"""Measure a cluster as a whole: collectives, scaling, checkpoints, and recovery from a killed rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, final
+
+import accelmark
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.cluster import (
+    CLUSTER_FILE,
+    RECOVERY_DIR,
+    SCALING_DIR,
+    CheckpointWrites,
+    ClusterReport,
+    Part,
+    Recovery,
+    checkpoint_writes,
+    recovery_of,
+)
+from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.run.controller import coordinator
+from accelmark.run.controller.coordinator import RunOutcome
+from accelmark.run.controller.data import DataFetcher
+from accelmark.run.preflight.report import run_preflight
+from accelmark.run.probe import probe
+from accelmark.spec.errors import EXIT_CANCELLED, RunError
+from accelmark.spec.job import KilledRank, TrainJob
+from accelmark.spec.log.records import Ceilings
+from accelmark.spec.plugins.catalog import load_vendor
+
+_CANCELLED: Final = "the measurement was cancelled"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClusterRequest:
+    """What is measured on a cluster."""
+
+    scaling: Plan
+    """The same case on one host and on all hosts, with checkpoints."""
+    recovery: Plan
+    """The case on all hosts, with checkpoints."""
+    kill_step: int
+    """Optimizer steps after which the last rank is killed."""
+    probe_budget_s: float
+    as_json: bool = False
+
+
+def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
+    """Measure all parts one after another in a new ``directory``, and write ``cluster.json`` there.
+
+    A part that fails has a reason in the report instead of a value.
+
+    Raises:
+        HostsNotReadyError: hosts are not ready; nothing was started.
+    """
+    make_directory(directory)
+    plan, reasons = request.scaling, dict[Part, str]()
+    key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
+    only_one = "one rank needs no collectives" if key.world_size < 2 else None
+    rates = _part(reasons, "collectives", only_one, lambda: _collectives(request, key.hardware, key.nproc))
+    scaling = coordinator.start(
+        plan, directory / SCALING_DIR, DataFetcher(plan.offline), run_preflight, as_json=request.as_json
+    )
+    cancelled = _CANCELLED if scaling.exit_code == EXIT_CANCELLED else None
+    failed = [case for case in scaling.summary.cases if case.state != "succeeded"]
+    if failed or len(hosts) < 2:
+        why = f"{failed[0].key}: {failed[0].state}" if failed else "the cluster has one host"
+        reasons["scaling"] = cancelled or why
+    last = directory / SCALING_DIR / plan.jobs[-1].directory
+    writes: CheckpointWrites | None = _part(reasons, "checkpoints", cancelled, lambda: checkpoint_writes(last))
+    found: Recovery | None = _part(reasons, "recovery", cancelled, lambda: _recover(request, directory / RECOVERY_DIR))
+    report = ClusterReport(
+        name=plan.cluster.name,
+        hosts=hosts,
+        nproc=key.nproc,
+        vendor=plan.vendor,
+        hardware=key.hardware,
+        case=f"{key.model}:{key.framework}",
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        accelmark_version=accelmark.__version__,
+        collectives=rates,
+        checkpoints=writes,
+        recovery=found,
+        reasons=reasons,
+    )
+    write_atomic(directory / CLUSTER_FILE, report.model_dump_json(indent=2))
+    return report
+
+
+def _part(reasons: dict[Part, str], part: Part, reason: str | None, measured: Callable[[], Any]) -> Any:
+    """Return the result of one part, or None after keeping the reason why there is none."""
+    try:
+        if reason is None:
+            return measured()
+        reasons[part] = reason
+    except RunError as error:
+        reasons[part] = str(error)
+    return None
+
+
+def _collectives(request: ClusterRequest, hardware: str, nproc: int) -> Ceilings:
+    cluster = request.scaling.cluster
+    vendor = load_vendor(request.scaling.vendor)
+    return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster)
+
+
+def _recover(request: ClusterRequest, path: Path) -> Recovery:
+    """Kill the last rank of a job, resume the run at once, and return how long that took."""
+    (job,) = request.recovery.jobs
+    rank = job.job.key.world_size - 1
+    plan = request.recovery.model_copy(update={"jobs": (_with_kill(job, rank, request.kill_step),)})
+    fetch = DataFetcher(plan.offline)
+    outcome: RunOutcome = coordinator.start(plan, path, fetch, run_preflight, as_json=request.as_json)
+    if outcome.exit_code == EXIT_CANCELLED:
+        raise RunError(_CANCELLED)
+    coordinator.resume(path, fetch, run_preflight, redo_failed=True, from_scratch=False, as_json=request.as_json)
+    return recovery_of(path, job.directory, rank)
+
+
+def _with_kill(job: PlannedJob, rank: int, step: int) -> PlannedJob:
+    work = job.job.work
+    if not isinstance(work, TrainJob):
+        raise RunError(f"{job.job.key}: only training by AccelMark recovers from a killed rank")
+    killed = work.model_copy(update={"killed": KilledRank(rank=rank, step=step)})
+    return job.model_copy(update={"job": job.job.model_copy(update={"work": killed})})

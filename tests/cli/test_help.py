@@ -1,0 +1,57 @@
+"""Help texts: nothing is cut off, values are named, and the examples are valid commands."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from accelmark.cli import completion
+from accelmark.cli.help import EXAMPLES
+from accelmark.cli.main import app
+from tests.docs.test_commands import parsed
+
+
+def _verbs(command: Any, name: str) -> dict[str, Any]:
+    found = {name: command}
+    for sub_name, sub in getattr(command, "commands", {}).items():
+        found |= _verbs(sub, f"{name} {sub_name}".strip())
+    return found
+
+
+VERBS = _verbs(typer.main.get_command(app), "")
+
+
+def _help(name: str) -> str:
+    context = VERBS[name].make_context(f"accelmark {name}".strip(), [], resilient_parsing=True)
+    return str(VERBS[name].get_help(context))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_no_help_is_cut_off_or_shows_types_of_python(name: str) -> None:
+    usage, _, rest = _help(name).partition("\n\n")
+    for mark in ("...", " <", "{", "Path]"):
+        assert mark not in rest, rest
+    assert "{" not in usage
+
+
+def test_verbs_show_their_examples_which_the_command_line_accepts() -> None:
+    assert set(EXAMPLES) <= set(VERBS)
+    for verb, lines in EXAMPLES.items():
+        assert "\n\nExamples:\n" + "\n".join(f"  {line}" for line in lines) in _help(verb)
+        for line in lines:
+            program, *words = shlex.split(line)
+            assert program == "accelmark"
+            parsed(words)
+
+
+def test_names_of_suites_searches_and_frameworks_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.yaml").write_text("name: quick\n")
+    assert completion.suites("qui") == ["quickstart", "quick.yaml"]
+    assert completion.searches("fa") == ["fashion"]
+    assert completion.frameworks("ja") == ["jax"]
+    assert {"nvidia", "resnet_mini"} <= set(completion.vendors_and_cases(""))

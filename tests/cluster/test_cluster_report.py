@@ -1,0 +1,51 @@
+"""The measurement of a cluster, on two hosts over SSH."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accelmark.results.cluster import ClusterReport
+from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.conftest import status_of
+from tests.cluster.test_containers import CASE, TINY, accelmark
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+MakeCluster = Callable[..., ClusterSpec]
+
+
+def test_all_parts_are_measured_on_two_hosts(cluster: MakeCluster, plugins: Path, tmp_path: Path) -> None:
+    case = plugins / "cases" / "tiny"
+    case.mkdir()
+    (case / "case.yaml").write_text(
+        CASE.replace("[precision, loader]", "[precision, loader, checkpoint, log_every_steps]")
+    )
+    (case / "pytorch.py").write_text(TINY.read_text())
+    file, out = tmp_path / "rack.yaml", tmp_path / "measured"
+    file.write_text(yaml.safe_dump(cluster(2, name="rack", vendor="acme").model_dump(mode="json", exclude_unset=True)))
+    arguments = ("--case", "tiny", "--hardware", "X1", "--steps", "80", "--budget", "3", "--set", "threads=1")
+    ended = accelmark("cluster", str(file), *arguments, "--out", str(out), "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = ClusterReport.model_validate(json.loads(ended.stdout.splitlines()[-1])["report"])
+    assert report.reasons == {}, ended.stdout + ended.stderr
+    assert report == ClusterReport.model_validate_json((out / "cluster.json").read_bytes())
+    assert report.collectives is not None
+    assert {one.operation for one in report.collectives.sweep} >= {"all_reduce", "all_to_all", "point_to_point"}
+    assert report.checkpoints is not None
+    assert (report.checkpoints.num_checkpoints >= 4, report.checkpoints.num_bytes > 0) == (True, True)
+    recovery = report.recovery
+    assert recovery is not None
+    assert (recovery.rank, recovery.host) == (1, "n2")
+    assert min(recovery.noticed_s, recovery.restarted_s, recovery.trained_s) > 0
+    assert 0 < recovery.lost_steps < 20, "a checkpoint every 20 steps"
+    page = (out / "cluster.html").read_text()
+    assert "2×1 against 1×1" in page
+    assert "Not measured" not in page
+    (status,) = status_of(out / "recovery")
+    assert (status.state, status.attempt) == ("succeeded", 2)
+    (first,) = (out / "recovery").glob("*/round1/attempt1/n2_noderank1/exit.json")
+    assert "killed by SIGKILL" in first.read_text()

@@ -1,0 +1,69 @@
+"""The page of a cluster: values where parts were measured, reasons where they were not."""
+
+from __future__ import annotations
+
+from accelmark.report.cluster_page import render_cluster
+from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery
+from accelmark.results.figures.scaling import ScalePoint, ScalingCurve
+from accelmark.spec.log.records import Ceilings, CollectiveTiming, Rate
+
+POINTS = (
+    ScalePoint("scaling", 1, 8, 100.0, 1.0, 1.0, None, "16"),
+    ScalePoint("scaling", 4, 8, 380.0, 3.8, 0.95, None, "16"),
+)
+CURVE = ScalingCurve("llama_mini", "pytorch", "X1", "fp32", "token", synthetic=False, points=POINTS)
+
+
+def report(**changed: object) -> ClusterReport:
+    sweep = [
+        CollectiveTiming(
+            operation="all_reduce",
+            size_bytes=size,
+            time_us=10.0,
+            algorithm_gb_s=rate / 2,
+            bus_gb_s=rate,
+            repetitions=3,
+        )
+        for size, rate in ((2**10, 0.5), (2**32, 45.25))
+    ]
+    ceilings = Ceilings(
+        device_type="cpu", device_name="X1", world_size=32, framework="pytorch 2.13.0",
+        measured_at="2026-01-01T00:00:00Z",
+        collectives={"all_reduce": Rate(value=45.25, unit="GB/s", size="4096 MiB")}, sweep=tuple(sweep),
+    )  # fmt: skip
+    values: dict[str, object] = {
+        "name": "rack <1>", "hosts": ("n1", "n2", "n3", "n4"), "nproc": 8, "vendor": "acme", "hardware": "X1",
+        "case": "llama_mini:pytorch", "measured_at": "2026-01-01T00:00:00Z", "accelmark_version": "1",
+        "collectives": ceilings,
+        "checkpoints": CheckpointWrites(num_checkpoints=4, num_bytes=2**30, duration_s=0.5, mb_per_s=2147.48),
+        "recovery": Recovery(rank=31, host="n4", noticed_s=1.5, restarted_s=2.25, trained_s=8.0, lost_steps=50),
+    }  # fmt: skip
+    return ClusterReport.model_validate(values | changed)
+
+
+def test_every_part_that_was_measured_is_on_the_page() -> None:
+    page = render_cluster(report(), CURVE)
+    for text in (
+        "rack &lt;1&gt;",
+        "95.0\u202f%",
+        "45.25\u202fGB/s",
+        "1 KiB",
+        "4 GiB",
+        "2.147\u202fGB/s",
+        "11.75\u202fs",
+        "all-reduce",
+    ):
+        assert text in page, text
+    assert "Not measured" not in page
+
+
+def test_a_part_that_was_not_measured_has_its_reason_instead() -> None:
+    reasons = {
+        "scaling": "the cluster has one host",
+        "collectives": "one rank needs no collectives",
+        "checkpoints": "no checkpoint was written",
+        "recovery": "rank 0 was not killed",
+    }
+    page = render_cluster(report(collectives=None, checkpoints=None, recovery=None, reasons=reasons), None)
+    assert all(f"Not measured: {reason}." in page for reason in reasons.values())
+    assert page.count('<dd class="number">–</dd>') == 4
