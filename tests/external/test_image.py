@@ -28,7 +28,7 @@ def test_the_image_is_the_clusters_else_the_trainers_else_that_of_its_framework(
     job = plan.jobs[0].job
     assert isinstance(job.work, TrainJob)
     trainer = TrainerSpec.model_validate(TRAINER | {"image": of_trainer})
-    work = ExternalJob(**job.work.model_dump(exclude={"kind", "is_checked"}), trainer=trainer)
+    work = ExternalJob(**job.work.model_dump(exclude={"kind", "is_checked", "killed"}), trainer=trainer)
     key = job.key.model_copy(update={"framework": "slowgrad"})
     recipe = recipe_of(plan, job.model_copy(update={"work": work, "key": key}))
     assert recipe is not None

@@ -79,7 +79,7 @@ def test_other_weights_than_the_logged_ones_are_a_finding(run: Path, tmp_path: P
 
 def test_doctor_lists_the_framework() -> None:
     frameworks = json.loads(run_accelmark("doctor", "--json").stdout)["frameworks"]
-    assert {"name": "toy", "module": "numpy", "version": np.__version__} in frameworks
+    assert {"name": "toy", "module": "numpy", "version": np.__version__, "options": []} in frameworks
 
 
 def test_two_frameworks_of_one_name_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

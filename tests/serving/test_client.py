@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import threading
@@ -329,8 +330,12 @@ def test_processes_share_the_stages_of_a_load() -> None:
 
 def client_processes() -> list[psutil.Process]:
     """Return the processes of clients of this process, without those that ended."""
-    running = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    return [each for each in running if "accelmark.serving.client" in each.cmdline()]
+    found = []
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if each.status() != psutil.STATUS_ZOMBIE and "accelmark.serving.client" in each.cmdline():
+                found.append(each)
+    return found
 
 
 class _Stop(Exception):  # noqa: N818 - stands for whatever a caller raises

@@ -54,6 +54,7 @@ def toy(mode: str) -> list[str]:
     return ["--server", "toy", "--set", f"server_options.mode={mode}", *few]
 
 
+@pytest.mark.heavy
 def test_a_server_that_answers_nonsense_is_measured_and_invalid(tmp_path: Path, servers: dict[str, str]) -> None:
     code, case, output = serve(tmp_path, servers, *toy("letters"))
     assert (code, case["state"], case["verdict"]) == (1, "succeeded", "INVALID"), output

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys, torch, torch.distributed as dist
 from accelmark.frameworks.pytorch.training.evaluation import _rows_of_ranks
@@ -21,6 +23,7 @@ assert found["more"].tolist() == [[1, 1]], found
 """
 
 
+@pytest.mark.heavy
 def test_every_rank_has_the_rows_of_all_in_order(tmp_path: Path) -> None:
     """One rank has none: it had no evaluation batches."""
     ranks = [

@@ -36,7 +36,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "export": ("accelmark export runs/RUN --tensorboard DIR",),
     "cases": ("accelmark cases resnet50", "accelmark cases --family vision"),
     "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
-    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor nvidia"),
+    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4"),
     "new": ("accelmark new vendor acme", "accelmark new case my_case"),
     "check": ("accelmark check vendor acme --no-run", "accelmark check case resnet_mini --frameworks jax"),
     "import": ("accelmark import flagperf cluster_conf.py test_conf.py --out site",),
