@@ -66,6 +66,23 @@ def test_a_bound_on_time_gives_the_eta(tmp_path: Path) -> None:
     assert seen.share == pytest.approx(0.25)
 
 
+def test_the_passes_of_an_engine_have_a_share_and_an_eta(tmp_path: Path) -> None:
+    calls = {"items": [8, 8], "latency_ms": [900, 900], "not_inference_ms": [0, 0], "nonfinite_batches": 0}
+    windows = [
+        line("FORWARD", phase="inference", pass_number=1, wall_ms=2000, planned_items=64, **calls) for _ in range(2)
+    ]
+    log = tmp_path / "rank0.out.log"
+    log.write_text(line("STAGE_BEGIN", step="infer", number=6) + "".join(windows))
+    follow = reader(tmp_path, max_steps=1)
+    seen = follow.read()
+    assert (seen.phase, seen.samples, seen.throughput) == ("inferring", 32, 8.0)
+    assert (seen.share, seen.eta_s) == (0.5, 4.0)
+    with log.open("a") as stream:
+        stream.write(line("STAGE_BEGIN", step="summarise", number=7))
+    seen = follow.read()
+    assert (seen.samples, seen.share, seen.eta_s) == (0, None, None)
+
+
 def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> None:
     devices = [{"utilisation": 0.5, "power_w": 100.0}, {"utilisation": 1.0, "power_w": None}]
     sample = {"t": 1.0, "host": {"cpu": 0.25, "power_w": None}, "devices": devices}

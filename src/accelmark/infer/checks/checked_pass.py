@@ -88,6 +88,7 @@ class CheckedPass:
         self.check_calls = 1
         self.measured_s = 0.0
         """Duration of the windows so far."""
+        self.planned_items = 0
         self.repeated_ms: list[list[float]] = []
 
     def run(self) -> tuple[Measured, RepeatCheck | None, AnswerCheck | None]:
@@ -101,6 +102,7 @@ class CheckedPass:
         num_passes = 0
         while number := self._num_passes(num_passes):
             places = self._places(number)
+            self.planned_items = (num_passes + number) * self.batches.num_items
             for first in range(0, number, self.window_passes):
                 for chunk, load_s in self._chunks(min(self.window_passes, number - first)):
                     windows.append(self._window(chunk, num_passes + first + 1, load_s))
@@ -216,6 +218,7 @@ class CheckedPass:
             nonfinite_batches=nonfinite,
             crossing_ms=(timed.took_s - timed.computed_s) * 1000,
             computed_ms=timed.took_s * 1000 if self.process.concurrency > 1 else None,
+            planned_items=self.planned_items,
         )
         self.emit(Event.FORWARD, window)
         self._compare(chunk, timed.outputs, whole=pass_number == 1)

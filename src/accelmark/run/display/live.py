@@ -134,7 +134,8 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
     if progress.samples:
         items = "requests" if isinstance(job.job.work, ServeJob) else "items"
         share = f"  {percent(progress.share)}" if progress.share is not None else ""
-        return [Text(f"  {progress.samples:,} {items}{share}"), _measured(board, job, width), *lines]
+        eta = f"  ETA {duration(progress.eta_s)}" if progress.eta_s is not None else ""
+        return [Text(f"  {progress.samples:,} {items}{share}{eta}"), _measured(board, job, width), *lines]
     return lines
 
 

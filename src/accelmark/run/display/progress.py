@@ -79,7 +79,8 @@ class JobProgress:
     elapsed_s: float = 0.0
     """Raw training time as of the last event."""
     eta_s: float | None = None
-    """Time to the limit (steps, samples or time) reached first at this rate; a target may be reached earlier."""
+    """Time to the limit (steps, samples or time) reached first at this rate, or to the end of the engine's passes; a
+    target may be reached earlier."""
     share: float | None = None
     """Completed share of that limit, 0 to 1."""
     devices: DeviceLoad = DeviceLoad()
@@ -165,11 +166,16 @@ class ProgressReader:
                 return {"phase": "training", "elapsed_s": found.elapsed_s, **self._metric(found.metrics)}
             case Event.STAGE_BEGIN if str(value.get("step")) in _STEPS:
                 self._recent.clear()
-                return {"phase": _STEPS[str(value["step"])], "samples": 0, "throughput": None}
+                begun = {"phase": _STEPS[str(value["step"])], "samples": 0, "throughput": None}
+                return {**begun, "share": None, "eta_s": None}
             case Event.FORWARD:
                 forward = event.value_as(ForwardWindow)
-                items = sum(forward.items)
-                return {"samples": now.samples + items, "throughput": self._rate(items, forward.wall_ms)}
+                items, rate = sum(forward.items), self._rate(sum(forward.items), forward.wall_ms)
+                changes: dict[str, Any] = {"samples": now.samples + items, "throughput": rate}
+                if forward.planned_items and rate:
+                    left = max(0, forward.planned_items - now.samples - items)
+                    changes |= {"share": 1 - left / forward.planned_items, "eta_s": left / rate}
+                return changes
             case Event.HEARTBEAT if "phase" in value:
                 served = event.value_as(ServeProgress)
                 return {"phase": served.phase, "samples": served.num_requests, "share": served.share}

@@ -78,6 +78,8 @@ class ForwardWindow(Spec):
     scaled, so that they fill the window. Null for the framework, which computes in the rank."""
     computed_ms: float | None = None
     """Duration of all calls where several are computed at the same time; null: they add up to it."""
+    planned_items: int | None = None
+    """Items of all passes together, as planned when this one began; null in the validation."""
 
 
 class InferEvaluation(Spec):
