@@ -83,6 +83,7 @@ def in_container(engine: str) -> dict[str, object]:
     return {"engine": engine, "mounts": mounts(), "python": sys.executable}
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(1500)  # a minute and a half on two idle cores
 def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp_path: Path) -> None:
     for spec in dataset_specs(load_case("resnet_mini").data, "resnet_mini"):

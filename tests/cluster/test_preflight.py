@@ -123,7 +123,7 @@ def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
     assert (found.returncode, found.stdout) == (1, "1 of 3 hosts are ready\n"), found
     rows = [line for line in found.stderr.splitlines() if "the key file /nowhere cannot be read" in line]
     assert len(rows) == 1, found.stderr
-    assert rows[0].startswith("n2, n3 "), found.stderr
+    assert rows[0].startswith("error: n2, n3: "), found.stderr
 
 
 def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_missing_and_busy_devices_and_differing_drivers_are_reported(plan: MakeP
     found = {(problem.host, problem.what): problem.severity for problem in look(plan((), num_hosts=4))}
     wheel.cache_clear()
     assert found[("n2", "has driver 2.0, n1 has 1.0")] == "warning"
-    assert found[("n3", "device 0 (Acme X1) is not idle: 90 % busy, 0 MiB used")] == "warning"
+    assert found[("n3", "device 0 (Acme X1) is not idle: 90\u202f% busy, 0 MiB used")] == "warning"
     assert found[("n4", "has no device of acme, 1 are needed")] == "error"
     assert not [what for host, what in found if host == "n1"]
 

@@ -149,7 +149,7 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     wheel.cache_clear()
     (bed.work(1) / "devices.json").write_text(json.dumps([{"driver": "1.0", "busy": 0.75}]))
     container = {"engine": "podman", "mounts": mounts(), "python": sys.executable}
-    busy = "device 0 (Acme X1) is not idle: 75 % busy, 0 MiB used"
+    busy = "device 0 (Acme X1) is not idle: 75\u202f% busy, 0 MiB used"
 
     def seen(python: str) -> list[str]:
         return [problem.what for problem in look(plan((), on={"container": container, "python": python}))]
