@@ -83,8 +83,8 @@ def _support() -> Iterator[str]:
     yield "## Cases, frameworks and vendors\n"
     yield (
         "`measured`: the case's README has a result. `runs`: case, framework and vendor declare it, and no result is "
-        "measured; on CPUs it was tried at reduced size, on others it was not tried. `-`: not possible, the vendor "
-        "has no device in the framework. A case that is not in a framework's table is not written for it.\n"
+        "measured; the README says what was tried on CPUs, on accelerators nothing was. `-`: not possible, the "
+        "vendor has no device in the framework. A case that is not in a framework's table is not written for it.\n"
     )
     rows = case_support()
     for framework in dict.fromkeys(row.framework for row in rows):
