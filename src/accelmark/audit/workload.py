@@ -130,7 +130,7 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
     train = entry.job.work if entry.job is not None else None
     if not isinstance(train, TrainingWork):
         return
-    for name in ("target", "reference_loss", "min_repeats"):
+    for name in ("target", "reference_loss", "min_repeats", "made_up_data"):
         expected, actual = getattr(case, name), getattr(train, name)
         if name == "reference_loss" and actual is None and not entry.has_same_case:
             continue  # measured after the run; the rule case-folder reports that the case has changed

@@ -47,7 +47,8 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
     common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
-    common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
+    copied = "unit", "target", "reference_loss", "min_repeats", "made_up_data"
+    common |= {name: getattr(train, name) for name in copied}
     can_differ = not settings.loader.synthetic or (request.adaptation / "extern").is_dir()
     return PlannedWork(
         work=TrainJob(**common, is_checked=can_differ) if trainer is None else ExternalJob(**common, trainer=trainer),

@@ -43,6 +43,7 @@ NUM_TILES: Final = 6
 _MARKS: Final = {
     "open": "open: immutable settings may have been changed",
     "synthetic": "synthetic data",
+    "made_up_data": "made-up data",
     "partial": "partial: did not run to its end",
     "partial_evaluation": "evaluated on part of the data",
     "busy_machine": "busy machine",

@@ -64,6 +64,8 @@ class TrainingWork(BaseWork):
     units_per_sample: int
     target: Target | None
     reference_loss: ReferenceLoss | None
+    made_up_data: bool = False
+    """Whether a program made up the case's data."""
     settings: TrainSettings
 
     def for_round(self, number: int) -> Self:

@@ -12,7 +12,7 @@ from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.schema import Finding, JobState, Mark, finding
-from accelmark.spec.job import JobSpec, NodeExit
+from accelmark.spec.job import JobSpec, NodeExit, TrainingWork
 from accelmark.spec.log.events import Finished
 from accelmark.spec.log.inference import InferFinished
 from accelmark.spec.log.serving import ServeFinished
@@ -199,6 +199,7 @@ def round_marks(
     marks: dict[Mark, bool] = {
         "open": job.open or any(setting.forced for setting in job.provenance.values()),
         "synthetic": synthetic,
+        "made_up_data": isinstance(job.work, TrainingWork) and job.work.made_up_data,
         "partial": state != "succeeded",
         "partial_evaluation": partial_evaluation,
         "busy_machine": is_busy(findings),

@@ -90,6 +90,8 @@ class TrainCaseSpec(Spec):
     """The target's metric at the end of the reference training, one value per seed; empty where it was not measured."""
     samples_to_target: tuple[int, ...] = ()
     """Samples until the first evaluation that reached the target in the same training, one value per seed."""
+    made_up_data: bool = False
+    """Whether a program made up the data, so that results are marked: they say nothing about real data."""
     min_repeats: int = Field(default=1, ge=1)
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]

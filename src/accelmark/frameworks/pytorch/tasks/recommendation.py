@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import ClassVar, final
+from typing import ClassVar, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,21 @@ from accelmark.train.tasks.samples import read_ahead
 from accelmark.train.tasks.shares import Share
 
 
+class Clicks(Protocol):
+    """Samples that are read in consecutive parts."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Arrays:
+        """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
+        ...
+
+
 @final
 class ClickBatches:
     """Batches of consecutive samples, in the order of the log; ``loader.num_workers`` threads read them ahead."""
 
-    def __init__(self, log: ClickLog, batch_size: int, place: Place, loader: LoaderSettings, *, train: bool) -> None:
+    def __init__(self, log: Clicks, batch_size: int, place: Place, loader: LoaderSettings, *, train: bool) -> None:
         self._log, self._loader = log, loader
         self._share = Share(len(log), batch_size, place.rank, place.world_size, train)
 
@@ -63,7 +73,7 @@ class ClickPrediction(TrainCase):
     """
 
     samples: ClassVar[str]
-    """Name of the data set, with days for training in ``train``; of the last day in ``val``, the first half is used."""
+    """Name of the data set in MLPerf's layout, where a case does not override ``log``."""
 
     def check_settings(self) -> None:
         """Raise RequestError for settings that embedding tables do not support."""
@@ -74,19 +84,21 @@ class ClickPrediction(TrainCase):
         if self.settings.optimizer.name != "adagrad":
             raise RequestError("optimizer.name: embedding tables are trained by adagrad")
 
-    def _log(self, split: str, share: float) -> ClickLog:
+    def log(self, *, train: bool) -> Clicks:
+        """Return the days in ``train``, or the first half of the last day in ``val``."""
         rows, ids = self.numbers("table_rows"), self.numbers("table_ids")
+        split, share = ("train", 1.0) if train else ("val", 0.5)
         return ClickLog(self.data_dirs[self.samples] / split, self.number("num_dense"), rows, ids, share)
 
     def train_batches(self) -> ClickBatches:
-        """Return the samples of all training days in their order."""
+        """Return all training samples in their order."""
         settings = self.settings
-        return ClickBatches(self._log("train", 1), settings.batch_size, self.place, settings.loader, train=True)
+        return ClickBatches(self.log(train=True), settings.batch_size, self.place, settings.loader, train=True)
 
     def eval_batches(self) -> ClickBatches:
-        """Return the first half of the evaluation's day."""
+        """Return the evaluation's samples."""
         settings = self.settings
-        return ClickBatches(self._log("val", 0.5), settings.eval_batch_size, self.place, settings.loader, train=False)
+        return ClickBatches(self.log(train=False), settings.eval_batch_size, self.place, settings.loader, train=False)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random features and ids; every other sample is a click."""

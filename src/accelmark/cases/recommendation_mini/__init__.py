@@ -1,0 +1,1 @@
+"""DLRM-DCNv2 on a made-up click log."""
