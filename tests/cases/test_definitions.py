@@ -111,6 +111,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "model.over_widths": "16,8",
         "model.cross_rank": 4,
     },
+    "recommendation_mini": {"model.eval_samples": 400, "model.dense_widths": "8,4", "model.over_widths": "8"},
     "rgat": {"model.num_features": 12, "model.hidden_size": 16, "model.num_heads": 2, "model.fan_out": "3,2"},
     "flux": {
         "model.latent_size": 8,
@@ -123,6 +124,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "model.pooled_width": 12,
     },
     "graph_mini": {"model.hidden_size": 16, "model.fan_out": "3,2"},
+    "flow_mini": {"model.num_heads": 1},
     "mask2former": {
         **STAGES,
         **QUERIES,
@@ -139,6 +141,7 @@ NEEDS: Mapping[str, str] = {
     "rt_detr": "pycocotools",
     "stable_diffusion": "diffusers",
     "flux": "diffusers",
+    "flow_mini": "diffusers",
     "rgat": "torch_geometric",
     "graph_mini": "torch_geometric",
 }

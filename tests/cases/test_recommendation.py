@@ -13,10 +13,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from accelmark.cases.recommendation_mini._clicks import MadeUpClicks
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.optimizers import RowAdagrad
+from accelmark.results.rounds.hosts import round_marks
 from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
+from accelmark.spec.plugins.catalog import load_case
 from accelmark.train.tasks.recommendation.click_log import ClickLog, area_under_curve
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, losses_of, run, value_of
@@ -178,3 +182,33 @@ def test_ranks_that_share_rows_train_as_one_rank_does_and_change_their_number(tm
     assert len(losses_of(two)) == 8
     assert losses_of(two) != losses_of(three)[12:], "a rank logs the loss of its own samples"
     assert value_of(two, Event.FINISHED)["final_metrics"] == pytest.approx(metrics[0], rel=1e-3)
+
+
+def made_up(count: int, seed: int) -> MadeUpClicks:
+    return MadeUpClicks(count, 4, (2000, 1000, 500, 100, 50, 10), (1, 1, 3, 1, 2, 1), seed)
+
+
+def test_a_made_up_log_is_the_same_in_every_run_and_clicks_follow_its_probabilities() -> None:
+    log = made_up(20_000, 2)
+    found = log.read(100, 103)
+    assert found["ids"].tolist() == made_up(20_000, 2).read(100, 103)["ids"].tolist()
+    assert found["ids"].tolist() != made_up(20_000, 1).read(100, 103)["ids"].tolist()
+    whole = log.read(0, 20_000)
+    assert (whole["ids"].max(0) < np.repeat([2000, 1000, 500, 100, 50, 10], [1, 1, 3, 1, 2, 1])).all()
+    probability = 1 / (1 + np.exp(-log.log_odds))
+    for low in (0.0, 0.2, 0.5, 0.8):
+        chosen = (probability >= low) & (probability < low + 0.2)
+        assert whole["label"][chosen].mean() == pytest.approx(probability[chosen].mean(), abs=0.03), low
+    assert log.best_auc() == pytest.approx(0.87, abs=0.01)
+    other = np.stack([log.log_odds + np.random.default_rng(0).normal(0, 1, 20_000), whole["label"]], 1)
+    assert area_under_curve(other) < log.best_auc() - 0.02
+
+
+def test_results_on_made_up_data_are_marked(tmp_path: Path) -> None:
+    job = JobSpec.model_validate_json(job_of("recommendation_mini", tmp_path, {}, {}).read_bytes())
+    marks = [
+        round_marks(job.model_copy(update={"work": work}), "succeeded", (), synthetic=False, partial_evaluation=False)
+        for work in (job.work, job.work.model_copy(update={"made_up_data": True}))
+    ]
+    assert marks == [("open",), ("open", "made_up_data")]
+    assert load_case("recommendation_mini").train.made_up_data

@@ -46,13 +46,14 @@ class MadeUpClicks:
             total, squares = total + vectors, squares + vectors**2
             columns.append(ids)
         odds += ((total**2 - squares) / 2).sum(1)
-        self._odds = odds
+        self.log_odds = odds
+        """Of a click, for each sample."""
         label = random.random(count) < 1 / (1 + np.exp(-odds))
         ids = np.concatenate(columns, 1).astype(np.int32)
         self._arrays: Arrays = {"dense": dense, "ids": ids, "label": label.astype(np.float32)}
 
     def __len__(self) -> int:
-        return len(self._odds)
+        return len(self.log_odds)
 
     def read(self, start: int, stop: int) -> Arrays:
         """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
@@ -60,5 +61,5 @@ class MadeUpClicks:
 
     def best_auc(self) -> float:
         """Return the area under the ROC curve of the log-odds that the clicks were drawn with."""
-        scored: npt.NDArray[Any] = np.stack([self._odds, self._arrays["label"]], 1)
+        scored: npt.NDArray[Any] = np.stack([self.log_odds, self._arrays["label"]], 1)
         return area_under_curve(scored)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
 from accelmark.cases.dlrm_dcnv2 import pytorch
 from accelmark.cases.recommendation_mini._clicks import MadeUpClicks
 
@@ -14,3 +19,7 @@ class Case(pytorch.Case):
         count = self.number("train_samples" if train else "eval_samples")
         tables = self.numbers("table_rows"), self.numbers("table_ids")
         return MadeUpClicks(count, self.number("num_dense"), *tables, seed=1 if train else 2)
+
+    def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+        """Return the area under the ROC curve, and that of the probabilities that the clicks were drawn with."""
+        return {**super().row_metrics(rows), "best_auc": self.log(train=False).best_auc()}

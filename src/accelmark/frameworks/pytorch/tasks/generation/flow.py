@@ -22,9 +22,10 @@ CHANNELS: Final = 16
 """Of latents."""
 _SHIFT, _SCALE = 0.1159, 0.3611
 """Latents are shifted by it and multiplied with it, so that their mean is about 0 and their variance about 1."""
-_EMPTY_SHARE: Final = 0.1
-_TIMES: Final = 8
-"""Times of the evaluation: 0, 1/8, ..., 7/8."""
+EMPTY_SHARE: Final = 0.1
+"""Of training samples, whose captions are replaced by the empty one."""
+EVAL_TIMES: Final = 8
+"""Number of times in the evaluation: 0, 1/8, ..., 7/8."""
 
 
 class FlowMatcher(nn.Module):
@@ -75,9 +76,9 @@ class FlowSamples:
         texts: Mapping[str, Tensor] = {"words": arrays["t5_encodings"], "caption": arrays["clip_encodings"]}
         if self._empty is not None:
             time = torch.rand((), generator=random)
-            texts = self._empty if torch.rand((), generator=random) < _EMPTY_SHARE else texts
+            texts = self._empty if torch.rand((), generator=random) < EMPTY_SHARE else texts
         else:
-            time = found["timestep"] / _TIMES
+            time = found["timestep"] / EVAL_TIMES
         latent = _SCALE * (mean + (log_variance / 2).exp() * drawn - _SHIFT)
         return {"latent": latent, "noise": noise, "time": time.float(), **texts}
 
