@@ -177,6 +177,19 @@ def _resnet_mini(model: Model) -> float:
     return flops
 
 
+def _llava(model: Model) -> float:
+    """As Llama, the projector, whose input needs no gradient, and forward only, the vision model with its patches."""
+    width: int = model["vision_width"]
+    inner, layers = model["vision_intermediate_size"], model["vision_layers"]
+    hidden: int = model["hidden_size"]
+    patches: int = (model["image_size"] // model["patch_size"]) ** 2
+    text = _llama({**model, "num_kv_heads": model["num_heads"]})
+    projector = dense_flops(hidden * (hidden + width), patches) - 2 * hidden * width * patches
+    embedded = dense_flops(3 * model["patch_size"] ** 2 * width, patches)
+    vision = dense_flops(layers * (4 * width**2 + 2 * width * inner), patches + 1)
+    return text + projector + (embedded + vision + attention_flops(layers, width, patches + 1)) / 3
+
+
 FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "bert": _bert, "gpt3_6_7b": _gpt, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
@@ -184,6 +197,7 @@ FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
     "lora_mini": _lora_mini, "moe_mini": _mixture,
     "resnet50": _resnet50, "resnet_mini": _resnet_mini, "gpt2": _gpt, "distilbert": _distilbert,
+    "llava1_5_7b": _llava,
 }  # fmt: skip
 
 MULTIPLY_ADDS: Mapping[str, tuple[float, str]] = {

@@ -112,6 +112,15 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "model.cross_rank": 4,
     },
     "recommendation_mini": {"model.eval_samples": 400, "model.dense_widths": "8,4", "model.over_widths": "8"},
+    "llava1_5_7b": {
+        **{key: value for key, value in DECODER.items() if key != "model.num_layers"},
+        "model.num_layers": 2,
+        "model.vision_width": 32,
+        "model.vision_intermediate_size": 48,
+        "model.vision_layers": 2,
+        "model.vision_heads": 2,
+        "model.image_size": 28,
+    },
     "rgat": {"model.num_features": 12, "model.hidden_size": 16, "model.num_heads": 2, "model.fan_out": "3,2"},
     "flux": {
         "model.latent_size": 8,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.tasks.vision.conversation import InstructionTuning
 from accelmark.spec.log.events import Event
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, losses_of, run, value_of
@@ -36,6 +37,10 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "stable_diffusion": (tiny_data.latents, {"optimizer.lr": 1e-4}),
     "flux": (tiny_data.flux_encodings, {"optimizer.lr": 1e-3}),
     "dlrm_dcnv2": (tiny_data.criteo, {"optimizer.lr": 0.1}),
+    "llava1_5_7b": (
+        tiny_data.llava,
+        {"optimizer.lr": 3e-3, "model.eval_samples": 2, "model.vocab_size": 400, "model.seq_length": 180},
+    ),
     "rgat": (tiny_data.igbh, {"optimizer.lr": 1e-2, "model.num_classes": 2}),
     "detr": (tiny_data.coco, {"optimizer.lr": 3e-3, "gradient_clip_norm": 1.0, "model.num_classes": 4}),
     "rt_detr": (tiny_data.coco, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
@@ -52,6 +57,9 @@ def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Pat
     if weights is None or weights not in data:
         return
     model: Any = case.build_model()
+    if isinstance(case, InstructionTuning):
+        tiny_data.save_llava_parts(model.net, data[weights])
+        return
     start: Any = getattr(case, "backbone", lambda net: getattr(model, "text_encoder", net))
     folder = data[weights] / "hf"
     folder.mkdir(parents=True, exist_ok=True)

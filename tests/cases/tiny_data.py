@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaForCausalLM
 
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.train.tasks.recordings import RATE_HZ
@@ -159,6 +160,43 @@ def coco(root: Path) -> Mapping[str, Path]:
         path = root / "coco" / "annotations" / f"instances_{split}.json"
         path.write_text(json.dumps(content), encoding="utf-8")
     return {"coco": root / "coco"}
+
+
+def llava(root: Path) -> Mapping[str, Path]:
+    """Questions for the colour of an image, and one conversation without an image."""
+    random = np.random.default_rng(9)
+    folder = root / "llava_instruct"
+    (folder / "images/coco/train2017").mkdir(parents=True)
+    samples: list[dict[str, object]] = []
+    for index in range(24):
+        name, kind = f"coco/train2017/{index:012}.jpg", int(random.integers(2))
+        pixels = np.full((40, 60, 3), 20, np.uint8)
+        pixels[..., kind] += 200
+        Image.fromarray(pixels).save(folder / "images" / name, quality=95)
+        turns = [("human", "<image>\nColour?"), ("gpt", ("red", "green")[kind]), ("human", "Sure?"), ("gpt", "yes")]
+        samples.append({"id": str(index), "image": name, "conversations": [{"from": a, "value": b} for a, b in turns]})
+    turns = [("human", "Colour?"), ("gpt", "none")]
+    samples.append({"id": "text", "conversations": [{"from": a, "value": b} for a, b in turns]})
+    (folder / "conversations").mkdir()
+    (folder / "conversations/mix.json").write_text(json.dumps(samples), encoding="utf-8")
+    texts = ["A chat between a curious user", "USER: Colour? ASSISTANT: red or green", "USER: Sure? ASSISTANT: yes"]
+    save_tokenizer(root / "llava_parts/vicuna/tokenizer.json", texts, ["<unk>", "<s>", "</s>"])
+    return {"llava_instruct": folder, "llava_parts": root / "llava_parts"}
+
+
+def save_llava_parts(net: Any, directory: Path) -> None:
+    """Write the parts of a model as Vicuna, CLIP and LLaVA's projector are published."""
+    text = LlamaForCausalLM(net.config.text_config)
+    text.model, text.lm_head = net.model.language_model, net.lm_head
+    text.save_pretrained(directory / "vicuna")
+    net.model.vision_tower.save_pretrained(directory / "clip")
+    (directory / "projector").mkdir(exist_ok=True)
+    numbers = {"linear_1": "0", "linear_2": "2"}
+    state = {}
+    for name, part in net.model.multi_modal_projector.state_dict().items():
+        layer, _, kind = name.partition(".")
+        state[f"model.mm_projector.{numbers[layer]}.{kind}"] = part.half()
+    torch.save(state, directory / "projector" / "mm_projector.bin")
 
 
 def ade20k(root: Path) -> Mapping[str, Path]:

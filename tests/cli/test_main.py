@@ -179,7 +179,7 @@ def test_a_shipped_suite_is_found_by_its_name(tmp_path: Path) -> None:
     assert done.stdout.startswith("quickstart: 2 rounds on cpu")
 
 
-@pytest.mark.parametrize("name", ["vision", "language", "speech", "recommendation", "generation", "graph", "standard"])
+@pytest.mark.parametrize("name", [*get_args(Family), "standard"])
 def test_a_suite_has_standard_training_cases_of_its_family(name: str) -> None:
     suite = yaml.safe_load((ROOT / "src/accelmark/suites" / f"{name}.yaml").read_text(encoding="utf-8"))
     chosen = [load_case(case["key"]) for case in suite["cases"]]

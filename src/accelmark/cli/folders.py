@@ -40,7 +40,7 @@ def cases(
         str | None,
         Option(
             metavar="FAMILY",
-            help="List only this family: vision, language, speech, recommendation, generation or graph.",
+            help="List only this family: vision, language, speech, recommendation, generation, graph or multimodal.",
         ),
     ] = None,
     flagperf: Annotated[

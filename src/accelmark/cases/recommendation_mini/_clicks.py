@@ -19,9 +19,9 @@ _WIDTH = 4
 class MadeUpClicks:
     """Samples that are drawn from a factorization machine (Rendle 2010, equation 1), the same in every run.
 
-    Ids follow Zipf's law, dense features the normal distribution. Each table and each dense feature has a hidden vector
-    in a sample, that of its ids on average, and an effect of its own; the log-odds of a click are the sum of all effects
-    and of the products of all pairs of vectors.
+    Ids follow Zipf's law, dense features the normal distribution. Each id and each dense feature has a hidden vector
+    and an effect; a table has the means of its ids. The log-odds of a click are the sum of all effects and of the
+    products of all pairs of vectors.
 
     Args:
         count: number of samples.

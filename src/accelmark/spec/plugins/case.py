@@ -21,7 +21,7 @@ from accelmark.spec.settings.inference import InferCaseSpec
 from accelmark.spec.settings.serving import ServeCaseSpec
 from accelmark.spec.settings.training import TrainSettings
 
-Family = Literal["vision", "language", "speech", "recommendation", "generation", "graph"]
+Family = Literal["vision", "language", "speech", "recommendation", "generation", "graph", "multimodal"]
 Unit = Literal["image", "token", "sequence", "sample"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,3 +45,12 @@ def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
 
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
         list(pool.map(fill, enumerate(model.named_parameters())))
+
+
+def compute_buffers(model: Any) -> None:
+    """Give the buffers of a model of transformers their initial values, by building each layer that has some again."""
+    for module in model.modules():
+        if dict(module.named_buffers(recurse=False)):
+            fresh = type(module)(model.config)
+            for name, buffer in fresh.named_buffers(recurse=False):
+                setattr(module, name, buffer)

@@ -16,7 +16,7 @@ from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
-from accelmark.frameworks.pytorch.model.initialize import initialize_normal
+from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.train.tasks.token_shards import TokenShards
@@ -67,7 +67,7 @@ class CausalLm(nn.Module):
             model = cls(config, end_of_document)
         if torch.get_default_device().type != "meta":
             initialize_normal(model, config.initializer_range, seed)
-            _compute_buffers(model.net)
+            compute_buffers(model.net)
         return model
 
     @classmethod
@@ -122,15 +122,6 @@ def documents_of(tokens: Tensor, end_of_document: int) -> tuple[Tensor, Tensor]:
     index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     is_first = F.pad(ends[:, :-1], (1, 0), value=1)
     return documents, index - (index * is_first).cummax(1).values
-
-
-def _compute_buffers(model: PreTrainedModel) -> None:
-    """Give buffers their initial values, by building each layer that has some of its own once more."""
-    for module in model.modules():
-        if dict(module.named_buffers(recurse=False)):
-            fresh = type(module)(model.config)
-            for name, buffer in fresh.named_buffers(recurse=False):
-                setattr(module, name, buffer)
 
 
 class ChunkedNextToken(NextToken):

@@ -1,0 +1,1 @@
+"""LLaVA-1.5 7B on its instruction data."""

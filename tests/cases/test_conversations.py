@@ -1,0 +1,143 @@
+"""Conversations about images in LLaVA's layout, and the model that answers them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from accelmark.frameworks.pytorch.tasks.vision.conversation import IMAGE, load_parts
+from accelmark.spec.errors import DataError
+from accelmark.train.tasks.metrics import IGNORED
+from accelmark.train.tasks.vision.conversations import Conversations
+from tests.cases import tiny_data
+from tests.cases.test_definitions import SMALL, case_of
+
+SIZES = {**SMALL["llava1_5_7b"], "model.vocab_size": 400, "model.seq_length": 180, "model.eval_samples": 2}
+
+
+def case_on(root: Path) -> Any:
+    case: Any = case_of("llava1_5_7b", SIZES)
+    case.data_dirs = tiny_data.llava(root)
+    return case
+
+
+def read_sample(folder: Path, index: int) -> None:
+    conversations = Conversations(folder)
+    conversations.text(index)
+    conversations.image(index, 8)
+
+
+def test_a_conversation_is_written_in_vicunas_format(tmp_path: Path) -> None:
+    conversations = Conversations(tiny_data.llava(tmp_path)["llava_instruct"])
+    text, answers = conversations.text(0)
+    assert text.startswith(
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives"
+    )
+    colour = "red" if "red" in text else "green"
+    expected = f"user's questions. USER: <image>\nColour? ASSISTANT: {colour}</s>USER: Sure? ASSISTANT: yes</s>"
+    assert text.endswith(expected)
+    assert [text[start:end] for start, end in answers] == [f"{colour}</s>", "yes</s>"]
+    assert conversations.image(24, 8) is None
+
+
+def test_images_are_filled_up_to_a_square(tmp_path: Path) -> None:
+    image = Conversations(tiny_data.llava(tmp_path)["llava_instruct"]).image(0, 30)
+    assert image is not None
+    assert image.shape == (3, 30, 30)
+    assert image[:, 0, 15].tolist() == [122, 116, 104]
+    assert image[:, 15, 0].max() > 200
+
+
+def test_only_answers_have_labels_and_the_image_has_its_places(tmp_path: Path) -> None:
+    case = case_on(tmp_path)
+    samples = case.dataset(train=True)
+    held_out = case.dataset(train=False)
+    assert (len(samples), len(held_out)) == (22, 3)
+    found = samples.read(0, torch.Generator())
+    tokenizer = samples._tokenizer
+    assert found["tokens"].shape == found["labels"].shape == (180,)
+    assert int((found["tokens"] == IMAGE).sum()) == 4
+    labels = found["labels"]
+    learned = tokenizer.decode(labels[labels != IGNORED].tolist(), skip_special_tokens=False)
+    assert learned.replace(" ", "") in ("red</s>yes</s>", "green</s>yes</s>")
+    assert (found["tokens"][labels != IGNORED] == labels[labels != IGNORED]).all()
+    text = held_out.read(2, torch.Generator())
+    assert not (text["tokens"] == IMAGE).any()
+    assert not text["image"].any()
+
+
+def test_logits_after_the_image_depend_on_it_and_frozen_weights_get_no_gradient() -> None:
+    case = case_of("llava1_5_7b", SMALL["llava1_5_7b"])
+    model, batch = case.build_model(), case.synthetic_batch(2)
+    changed = {**batch, "image": 255 - batch["image"]}
+    with torch.no_grad():
+        logits, others = (model(each["image"], each["tokens"]) for each in (batch, changed))
+    assert torch.equal(logits[:, 0], others[:, 0])
+    assert not torch.isclose(logits[:, 5:], others[:, 5:]).all(-1).any()
+    case.loss(model, batch).backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert without == {name for name, _ in model.named_parameters() if "vision_tower" in name}
+    no_answer = {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}
+    assert float(case.loss(model, no_answer)) == 0
+
+
+def test_the_model_is_transformers_own_with_the_same_parts(tmp_path: Path) -> None:
+    case = case_on(tmp_path)
+    case.data_dirs, data = {}, case.data_dirs
+    model, batch = case.build_model().eval(), case.synthetic_batch(2)
+    tiny_data.save_llava_parts(model.net, data["llava_parts"])
+    case.data_dirs = data
+    loaded = case.build_model().eval()
+    net = loaded.net
+    with torch.no_grad():
+        expected = net(input_ids=batch["tokens"], pixel_values=loaded.normalised(batch["image"])).logits
+        assert torch.allclose(loaded(batch["image"], batch["tokens"]), expected, atol=1e-5)
+        assert torch.allclose(model(batch["image"], batch["tokens"]), expected, atol=1e-2), (
+            "the projector is stored in fp16"
+        )
+    (data["llava_parts"] / "projector/mm_projector.bin").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"mm_projector.bin: is not the projector's weights"):
+        load_parts(net, data["llava_parts"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda samples: samples[3].pop("conversations"), r"mix.json: sample 3: is no conversation: KeyError"),
+        (lambda samples: samples[3]["conversations"].reverse(), r"sample 3: expected 'human' and 'gpt' in turn"),
+        (lambda samples: samples[3]["conversations"].pop(), r"sample 3: expected 'human' and 'gpt' in turn"),
+        (lambda samples: samples[3].pop("image"), r"sample 3: has 1 times <image> and 0 images"),
+        (lambda samples: samples[3].update(image="coco/none.jpg"), r"coco/none.jpg: is not a readable image"),
+        (lambda samples: samples.clear(), r"mix.json: is no list of samples"),
+    ],
+)
+def test_a_damaged_conversation_is_named(tmp_path: Path, change: Callable[[list[Any]], object], message: str) -> None:
+    folder = tiny_data.llava(tmp_path)["llava_instruct"]
+    file = folder / "conversations/mix.json"
+    samples = json.loads(file.read_bytes())
+    change(samples)
+    file.write_text(json.dumps(samples), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_sample(folder, 3)
+    file.write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match=r"mix.json: cannot be read as JSON"):
+        Conversations(folder)
+    file.unlink()
+    with pytest.raises(DataError, match=r"conversations: expected one JSON file, found 0"):
+        Conversations(folder)
+
+
+def test_a_truncated_image_is_named(tmp_path: Path) -> None:
+    folder = tiny_data.llava(tmp_path)["llava_instruct"]
+    path = folder / "images/coco/train2017/000000000000.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 60, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:800])
+    with pytest.raises(DataError, match=r"000000000000.jpg: is not a readable image"):
+        Conversations(folder).image(0, 8)
