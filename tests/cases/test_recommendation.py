@@ -211,4 +211,6 @@ def test_results_on_made_up_data_are_marked(tmp_path: Path) -> None:
         for work in (job.work, job.work.model_copy(update={"made_up_data": True}))
     ]
     assert marks == [("open",), ("open", "made_up_data")]
-    assert load_case("recommendation_mini").train.made_up_data
+    train = load_case("recommendation_mini").train
+    assert train is not None
+    assert train.made_up_data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
@@ -34,6 +36,8 @@ class Case(InstructionTuning):
             max_position_embeddings=4096,
         )
         attention = {"text_config": CAUSAL, "vision_config": "sdpa"}
-        return LlavaConfig(
+        config: Any = LlavaConfig  # which does not declare attn_implementation
+        found: LlavaConfig = config(
             vision_config=vision, text_config=text, image_token_index=IMAGE, attn_implementation=attention
         )
+        return found

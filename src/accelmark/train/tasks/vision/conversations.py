@@ -15,6 +15,8 @@ from accelmark.train.tasks.image_folder import opened_image
 
 PLACEHOLDER: Final = "<image>"
 """Where the image is in a sample's text."""
+END: Final = "</s>"
+"""End of an answer."""
 MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 """Mean of each channel for values from 0 to 1, as published with CLIP; images are made square with this colour."""
 STD: Final = (0.26862954, 0.26130258, 0.27577711)
@@ -79,8 +81,8 @@ class Conversations:
             if PLACEHOLDER in question:
                 question = f"{PLACEHOLDER}\n{question.replace(PLACEHOLDER, '').strip()}"
             text += f"USER: {question} ASSISTANT: "
-            answers.append((len(text), len(text) + len(answer) + len("</s>")))
-            text += f"{answer}</s>"
+            answers.append((len(text), len(text) + len(answer) + len(END)))
+            text += answer + END
         return text, answers
 
     def image(self, index: int, side: int) -> npt.NDArray[np.uint8] | None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.data.batches import SampleSource, generator_for
 from accelmark.frameworks.pytorch.tasks.generation.velocity import VelocityPrediction
 from accelmark.spec.errors import DataError
 from accelmark.train.tasks.generation.encodings import EncodedRows
@@ -105,7 +105,7 @@ class FlowMatching(VelocityPrediction):
         words = self.number("text_length"), self.number("text_width")
         return {"t5_encodings": words, "clip_encodings": (self.number("pooled_width"),)}
 
-    def dataset(self, *, train: bool) -> FlowSamples:
+    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | SampleSource:
         """Return the rows of ``train`` or of ``val``, which have their times."""
         latent = CHANNELS, self.number("latent_size"), self.number("latent_size")
         shapes, directory = {"mean": latent, "logvar": latent, **self._text_shapes}, self.data_dirs[self.samples]

@@ -23,7 +23,7 @@ from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.frameworks.pytorch.tasks.vision.network import ByteImageNetwork
 from accelmark.spec.errors import DataError
 from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.vision.conversations import MEAN, PLACEHOLDER, STD, Conversations
+from accelmark.train.tasks.vision.conversations import END, MEAN, PLACEHOLDER, STD, Conversations
 
 IMAGE: Final = 0
 """Token (``<unk>``, which no text has) at the places of an image's features."""
@@ -75,7 +75,10 @@ class Answers:
     ) -> None:
         self._all, self._chosen, self._tokenizer = conversations, chosen, tokenizer
         self._length, self._side, self._features = length, side, features
-        self._end: int = tokenizer.token_to_id("</s>")
+        end = tokenizer.token_to_id(END)
+        if end is None:
+            raise DataError(f"the tokenizer has no token {END}: it is another model's than Vicuna's")
+        self._end: int = end
 
     def __len__(self) -> int:
         return len(self._chosen)
