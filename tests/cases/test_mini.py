@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn import functional
 
 from accelmark.cases.llama_mini._plays import HELD_OUT, held_out_windows, read_plays
 from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
-from accelmark.cases.resnet_mini._fashion import read_split
+from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
@@ -77,6 +78,27 @@ def test_resnet_mini_learns(tmp_path: Path, fashion: Path) -> None:
     assert finished["end_reason"] == "max_epochs"
     assert finished["final_metrics"]["top1"] > 0.5
     assert finished["flops_per_sample"] == published_flops("resnet_mini", case_of("resnet_mini", over).settings.model)
+
+
+@pytest.mark.parametrize("fashion", [False], indirect=True)
+def test_flow_mini_evaluates_with_the_same_noise_and_drops_a_tenth_of_the_classes(fashion: Path) -> None:
+    over = {"batch_size": 200, "eval_batch_size": 50, "model.eval_images": 40, "loader.synthetic": False}
+    case = case_of("flow_mini", over)
+    case.data_dirs = {"fashion_mnist": fashion}
+    (held_out,), (again,) = (list(case.eval_batches().epoch(epoch)) for epoch in (0, 1))
+    assert all(torch.equal(held_out[name], again[name]) for name in held_out)
+    assert held_out["latent"].shape == (40, 16, 8, 8)
+    assert held_out["time"].tolist() == [index % 8 / 8 for index in range(40)]
+    assert held_out["caption"].argmax(1).tolist() == [index % 10 for index in range(40)]
+    pixels = functional.pixel_shuffle(held_out["latent"], 4)
+    image, _ = read_split(fashion, "test")
+    assert torch.allclose(pixels[0, 0, 2:30, 2:30] * STD + MEAN, torch.from_numpy(image[0, 0]).float(), atol=1e-3)
+    assert torch.allclose(pixels[:, 0, :2] * STD + MEAN, torch.tensor(0.0), atol=1e-3), "the border is background"
+    (batch,), (later,) = (list(case.train_batches().epoch(epoch)) for epoch in (0, 1))
+    assert 5 <= int((batch["caption"].sum(1) == 0).sum()) <= 40
+    assert torch.equal(batch["words"][:, 0], batch["caption"])
+    assert not torch.equal(batch["noise"], later["noise"])
+    assert 0 <= float(batch["time"].min()) < 0.1 < 0.9 < float(batch["time"].max()) < 1
 
 
 @pytest.fixture
