@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 STEPS = ("--synthetic", "--steps", "3", "--set", "threads=1", "--set", "batch_size=16", "--vendor", "cpu", "--json")
 
 
-@pytest.mark.parametrize("framework", ["jax", "paddle", "tensorflow"])
+@pytest.mark.parametrize("framework", ["jax", "mindspore", "paddle", "tensorflow"])
 def test_one_rank_and_two_compute_what_pytorch_computes(framework: str) -> None:
     """Also batch normalization, of which each rank has the statistics of its own batch, as in PyTorch."""
     cache = framework_environment(framework).parent / "cache"

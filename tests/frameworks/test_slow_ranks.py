@@ -29,6 +29,21 @@ class Case(Standard):
         begin = jnp.eye(512) * jax.lax.stop_gradient(loss)
         return loss + 0.0 * jax.lax.fori_loop(0, rounds, lambda _, x: jnp.tanh(x @ x), begin).sum()
 """,
+    "mindspore": """
+import mindspore as ms
+from mindspore import ops
+from accelmark.cases.llama_mini.mindspore import Case as Standard
+
+class Case(Standard):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if self.place.rank == 1:
+            x = ops.eye(512, 512, ms.float32) * ops.stop_gradient(loss)
+            for _ in range(12):
+                x = ops.tanh(ops.matmul(x, x))
+            loss = loss + 0.0 * x.sum()
+        return loss
+""",
     "tensorflow": """
 import tensorflow as tf
 from accelmark.cases.llama_mini.tensorflow import Case as Standard
