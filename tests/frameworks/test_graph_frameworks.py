@@ -107,7 +107,7 @@ def test_half_precisions_learn_with_weights_in_fp32(
     on_cpu = "float32" if framework == "mindspore" else compute_type
     assert values(events, "INIT_END")[0]["compute_type"] == on_cpu
     assert losses(events)[-1] < losses(events)[0]
-    weights = {name: array for name, array in final_state(job, 6).items() if "parameters" in name or "model." in name}
+    weights = {name: array for name, array in final_state(job, 6).items() if "parameters" in name or "model" in name}
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
 
 

@@ -126,7 +126,8 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
         total, gradients = self._graphs.gradients(batches, scale)
         if self.world_size > 1:
             self._mark_own_end()
-            gradients = self._ranks.means(gradients)
+            joint = self._ranks.means((total, *gradients))
+            total, gradients = joint[0], joint[1:]
         if self._scaler is not None:
             gradients = self._scaler.unscale(gradients)
             finite = amp.all_finite(gradients)
@@ -208,7 +209,7 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU."""
-        return self._ranks.peak_memory_mib()
+        return None if self._device is None else self._ranks.peak_memory_mib()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether MindSpore could not allocate memory."""
@@ -216,4 +217,5 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
 
     def close(self, *, together: bool) -> None:
         """Leave the group, in step with the other ranks (``together``) unless they may be gone."""
-        self._ranks.leave(together=together)
+        if self._device is not None:
+            self._ranks.leave(together=together)

@@ -47,9 +47,9 @@ class Ranks:
         self.threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
         ms.runtime.dispatch_threads_num(self.threads)
         if self.size > 1:
-            self._join(job.collective_backend)
+            self._join()
 
-    def _join(self, backend: str) -> None:
+    def _join(self) -> None:
         host, _, port = os.environ[COORDINATOR].rpartition(":")
         variables = {
             "MS_WORKER_NUM": str(self.size),
@@ -57,10 +57,10 @@ class Ranks:
             "MS_SCHED_PORT": port,
         }
         if self._rank == 0:
-            command = [sys.executable, "-m", "accelmark.frameworks.mindspore.scheduler"]
+            command = [sys.executable, "-m", "accelmark.frameworks.mindspore.scheduler", str(os.getpid())]
             self._scheduler = subprocess.Popen(command, env={**os.environ, **variables, "MS_ROLE": "MS_SCHED"})
         os.environ.update(variables, MS_ROLE="MS_WORKER", MS_NODE_ID=str(self._rank))
-        init(backend)
+        init("mccl" if self.is_cpu else "hccl")
         self._group = GlobalComm.WORLD_COMM_GROUP
         self._all_gather = ops.AllGather(self._group)
         self._broadcast = ops.Broadcast(0, self._group)
