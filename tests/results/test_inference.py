@@ -98,7 +98,7 @@ def test_an_accuracy_within_the_tolerance_gives_no_finding() -> None:
 
 def test_the_metrics_of_the_same_inputs_are_compared() -> None:
     same = {"num_items": 0, "median_error": None, "worst_error": None, "top1_agreement": None}
-    answers = AnswerCheck(**same, framework_metrics={"top1": 0.899}, engine_metrics={"top1": 0.880})  # type: ignore[arg-type]
+    answers = AnswerCheck(**same, framework_metrics={"top1": 0.899}, engine_metrics={"top1": 0.880})
     (reason,) = _reasons(answers=answers)
     assert reason.startswith("top1 is 0.8800 in the engine on the same inputs and 0.8990 in the framework")
     right = answers.model_copy(update={"engine_metrics": {"top1": 0.899}})
