@@ -269,6 +269,12 @@ def test_a_comparison_fits_into_80_columns_without_truncation(runs: Path) -> Non
     assert re.search(r"tokens/s +\+[\d.,]+ ± [\d.,]+\s% +better", text)
 
 
+def test_a_case_without_a_round_has_no_unit(runs: Path) -> None:
+    [base] = open_sources([runs / "base"])[0]
+    assert [row["unit"] for row in rows_of([base])] == ["token"]
+    assert [row["unit"] for row in rows_of([replace(base, rounds={})])] == [None]
+
+
 def test_rows_too_wide_for_a_terminal_take_two_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(open_sources([runs / "base"])[0])
     show_rows(rows, [], console=Console(width=80, highlight=False))

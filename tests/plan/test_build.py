@@ -225,6 +225,15 @@ def test_settings_of_zero_are_refused_without_deepspeed(plugins: Path) -> None:
         plan({"open": True, "cases": [{"key": "toy", "settings": {"zero.stage": 2}}]})
 
 
+def test_settings_of_zero_are_listed_with_deepspeed_only(plugins: Path) -> None:
+    def listed(**settings: Any) -> set[str]:
+        job = plan({"open": True, "cases": [{"key": "toy", "settings": settings}]}).jobs[0].job
+        return {key for key in job.provenance if key.startswith("zero.")}
+
+    assert listed() == set()
+    assert {"zero.stage", "zero.offload", "zero.overlap_comm"} <= listed(parallelism="deepspeed")
+
+
 def test_a_key_that_names_another_chip_than_the_detected_one_is_refused_unless_open(plugins: Path) -> None:
     with pytest.raises(SpecError, match=r"names H100, but this machine has X1 .*or declare the run open"):
         plan({"cases": [{"key": "toy:pytorch:H100"}]})

@@ -101,11 +101,23 @@ def test_nothing_is_compared_with_a_run_without_a_round(tmp_path: Path) -> None:
     assert summary_line(pair) == "No figure is compared: both runs need a round with a result."
 
 
-def test_a_setting_without_a_value_is_null(tmp_path: Path) -> None:
+def test_a_setting_without_a_value_equals_one_that_an_older_run_did_not_know(tmp_path: Path) -> None:
+    one, two = loaded(tmp_path / "a"), loaded(tmp_path / "b")
+    rounds = {
+        name: result.model_copy(
+            update={"settings": {key: at for key, at in result.settings.items() if key != "threads"}}
+        )
+        for name, result in two.rounds.items()
+    }
+    [pair] = compare([one, replace(two, rounds=rounds)], force=True).pairs
+    assert [line for line in context_lines(pair.differing) if "threads" in line] == []
+
+
+def test_a_setting_without_a_value_differs_from_one_with_a_value(tmp_path: Path) -> None:
     one, two = loaded(tmp_path / "a"), loaded(tmp_path / "b")
     rounds = {name: changed_setting(result, "threads", 4) for name, result in two.rounds.items()}
     [pair] = compare([one, replace(two, rounds=rounds)], force=True).pairs
-    assert [line for line in context_lines(pair.differing) if "threads" in line] == ["settings: threads: null -> 4"]
+    assert [line for line in context_lines(pair.differing) if "threads" in line] == ["settings: threads: – -> 4"]
 
 
 def changed_setting(result: RoundResult, name: str, value: int) -> RoundResult:

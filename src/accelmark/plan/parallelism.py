@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from accelmark.spec.errors import Problem
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Provenance
+from accelmark.spec.layers import REFINES, Provenance
 from accelmark.spec.parallelism import NAMES, Mesh, fitting
 from accelmark.spec.settings.training import TrainSettings
 
@@ -47,16 +47,15 @@ def parallelism_problems(
         yield Problem(where, _KEY, f"{mesh} {error}", f"degrees that divide {key.world_size} ranks: {fits}")
 
 
-def unused_zero_settings(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
-    """Yield the settings of ZeRO that one of ``layers`` sets where another parallelism is used.
+def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
+    """Yield the settings that one of ``layers`` sets in a section that goes with another value, as ZeRO's without it.
 
-    A vendor's layers may set them for the runs that use DeepSpeed.
+    A vendor's layers may set them for the runs that use the section.
     """
-    used = provenance[_KEY].value
     for key, origin in provenance.items():
-        if used != "deepspeed" and key.startswith("zero.") and origin.layer in layers:
-            what = f"applies to parallelism deepspeed, found {used}"
-            yield Problem(origin.layer, key, what, "set parallelism=deepspeed")
+        setting, needed = REFINES.get(key.partition(".")[0], (key, origin.value))
+        if (found := provenance[setting].value) != needed and origin.layer in layers:
+            yield Problem(origin.layer, key, f"applies to {setting} {needed}, found {found}", f"set {setting}={needed}")
 
 
 def _indivisible(

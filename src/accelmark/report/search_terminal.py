@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -88,12 +89,10 @@ def show_summary(summary: SearchSummary) -> None:
     verdict, final, used = summary.judgement, summary.final, summary.consumption
     style = "green" if verdict.verdict == "VALID" else "red"
     console.print(Text(f"{verdict.verdict} by rules {verdict.rules} (version {verdict.version})", style=style))
-    for reason in verdict.reasons:
-        console.print(Text(f"  not valid: {reason}", style="red"))
-    for failure in summary.failures[-3:]:
-        console.print(Text(f"  {failure}", style="yellow"))
-    for line in verdict.disclosures:
-        console.print(f"  {line}", highlight=False)
+    reasons = [(f"not valid: {reason}", "red") for reason in verdict.reasons]
+    failures = [(failure, "yellow") for failure in summary.failures[-3:]]
+    for line, style in (*reasons, *failures, *((line, "") for line in verdict.disclosures)):
+        console.print(Padding(Text(line, style=style), (0, 0, 0, 2)))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("run", f"{summary.run} ({summary.outcome})")
     table.add_row("trials", _counts(summary.trials))

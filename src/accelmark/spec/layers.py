@@ -21,8 +21,11 @@ S = TypeVar("S", bound=BaseModel)
 
 ALWAYS_MUTABLE: Final = ("loader.synthetic", "loader.tolerate_bad_samples")
 """Settings that every layer may change; doing so marks the result."""
-_CHANGED_WITH: Final = {"zero": "parallelism"}
-"""Section -> setting; where a case lets the setting change, the section may change too."""
+REFINES: Final = {"zero": ("parallelism", "deepspeed")}
+"""Section -> (setting, its value that uses the section).
+
+Where a case lets the setting change, the section may change too; its defaults are listed with that value only.
+"""
 _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""
 _WHOLE_MAPPINGS: Final = ("parallelism",)
@@ -119,8 +122,14 @@ def _adapter(model: type[BaseModel], key: str) -> TypeAdapter[Any]:
 
 def may_change(key: str, mutable: Sequence[str]) -> bool:
     """Return whether ``mutable`` lists ``key``, a section that contains it, or the setting that the section refines."""
-    key = _CHANGED_WITH.get(key.partition(".")[0], key)
+    key, _ = REFINES.get(key.partition(".")[0], (key, None))
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
+
+
+def _used(key: str, values: Mapping[str, Any]) -> bool:
+    """Return False for a setting of a section that ``values`` make no use of."""
+    setting, needed = REFINES.get(key.partition(".")[0], (key, values[key]))
+    return bool(values[setting] == needed)
 
 
 class _Merger(Generic[S]):
@@ -170,7 +179,11 @@ class _Merger(Generic[S]):
             found = problems_of(error, self.model, self._layers[0])
             raise SpecError([Problem(self._blamed(each), each.key, each.what, each.hint) for each in found]) from error
         dumped = flatten(settings.model_dump(mode="json"))
-        provenance = {key: self._provenance(key, value) for key, value in dumped.items()}
+        provenance = {
+            key: self._provenance(key, value)
+            for key, value in dumped.items()
+            if key in self._history or _used(key, dumped)
+        }
         return Resolved(settings, provenance, tuple(self.notes))
 
     def _provenance(self, key: str, value: Any) -> Provenance:

@@ -223,7 +223,11 @@ def test_a_search_without_allowed_morphs_reports_it(tmp_path: Path, capsys: pyte
     run = new_run(tmp_path, wanted)
     assert session(run, wanted).reason == "exhausted"
     show_summary(summarise(run))
-    assert "no network within its limits" in " ".join(capsys.readouterr().out.split())
+    lines = capsys.readouterr().out.splitlines()
+    assert "no network within its limits" in " ".join(" ".join(lines).split())
+    reasons = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("run "))]
+    assert len(reasons) > 1
+    assert all(line.startswith("  ") for line in reasons)
 
 
 def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:

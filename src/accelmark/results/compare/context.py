@@ -99,7 +99,8 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     for host, (area, names) in itertools.product(result.environment.hosts, _HOST.items()):
         yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name)))
     for name, setting in result.settings.items():
-        yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
+        if setting.value is not None:
+            yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
     for finding in result.findings:
         if finding.severity != "info":
             yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
@@ -123,11 +124,7 @@ def _text(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, str):
         return _short(value)
-    return (
-        json.dumps(value, ensure_ascii=False, default=str)
-        if isinstance(value, dict | list | bool | None)
-        else str(value)
-    )
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list | bool) else str(value)
 
 
 def _short(text: str) -> str:
