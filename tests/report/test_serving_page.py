@@ -60,7 +60,7 @@ def test_the_page_has_the_stages_latencies_charts_and_the_server(tmp_path: Path)
     assert "time since the first stage began" in text
     assert '"title":"Requests in progress"' in html
     assert '"title":"Power"' in html
-    assert html.count("<title>request ") == 160
+    assert html.count("<title>request ") == 2 * 160
 
 
 def test_a_run_whose_server_died_has_a_page_with_the_reason(tmp_path: Path) -> None:
