@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from accelmark.results.cluster import ClusterReport
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.conftest import status_of
 from tests.cluster.test_containers import CASE, TINY, accelmark
@@ -45,6 +47,11 @@ def test_all_parts_are_measured_on_two_hosts(cluster: MakeCluster, plugins: Path
     page = (out / "cluster.html").read_text()
     assert "2×1 against 1×1" in page
     assert "Not measured" not in page
+    assert report.one_machine == ("n1", "n2"), "the hosts of the bed are namespaces of this machine"
+    assert "not conclusive: " in page, "the efficiency of hosts that are one machine is no headline"
+    kill = next(event.reason for event in RunDirectory.open(out / "recovery").events() if event.state == "cancelled")
+    assert re.fullmatch(r"rank 1 on n2 was killed after step \d+, as planned, to measure the recovery", kill or "")
+    assert "out-of-memory" not in ended.stdout + ended.stderr
     (status,) = status_of(out / "recovery")
     assert (status.state, status.attempt) == ("succeeded", 2)
     (first,) = (out / "recovery").glob("*/round1/attempt1/n2_noderank1/exit.json")

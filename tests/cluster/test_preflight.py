@@ -63,7 +63,8 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
         wait_for(lambda: bed.processes(), "the squatter")
         time.sleep(0.5)
         begun = time.monotonic()
-        problems = {problem.host: problem.what for problem in look(made, data)}
+        found = look(made, data)
+        problems = {problem.host: problem.what for problem in found}
         assert time.monotonic() - begun < 60
     finally:
         taken.kill()
@@ -71,7 +72,9 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
         bed.sshd(3)
         shutil.rmtree(bed.work(1) / "data")
     assert problems["n1"] == "port 29501 is in use"
-    assert "its host key has changed" in problems["n2"]
+    assert problems["n2"].startswith("its host key has changed: it is not the one in ")
+    assert all(problem.hint not in problem.what for problem in found), "what to do is said once"
+    assert [problem.hint.partition(";")[0] for problem in found if problem.host == "n2"] == ["find out why"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
 

@@ -13,7 +13,7 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.cluster.skeleton import mounts
-from tests.cluster.test_apptainer import container, directory, logs, sif
+from tests.cluster.test_apptainer import container, directory, logs, sif, sqsh
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_here import asked, podman_here
 from tests.cluster.test_images import FAKES, recipe
@@ -21,7 +21,7 @@ from tests.cluster.test_slurm import in_slurm, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(250)]
-__all__ = ["directory", "in_slurm", "recipe", "sif", "slurm_conf"]
+__all__ = ["directory", "in_slurm", "recipe", "sif", "slurm_conf", "sqsh"]
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,13 @@ def test_ctrl_c_and_a_container_that_is_removed(recipe: Path, tmp_path: Path) ->
     assert left_running(run) == []
 
 
-def test_two_nodes_run_a_job_in_an_image_of_apptainer_and_a_dead_rank_ends_it(
-    sif: Path, plugins: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", ["sif", "sqsh"])
+def test_two_nodes_run_a_job_in_an_image_file_and_a_dead_rank_ends_it(
+    kind: str, plugins: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    run = tmp_path / "run"
+    image, run = request.getfixturevalue(kind), tmp_path / "run"
     values = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": "n1"}, {"address": "n2"}]}
-    spec = ClusterSpec.model_validate(values | {"container": container(sif)})
+    spec = ClusterSpec.model_validate(values | {"container": container(image)})
     plan = make_plan((), ("steps=100000", "1:die"), hosts=("n1", "n2"), cluster=spec)
     code, out, err = done(drive("start", run, plan=plan), 250)
     first, second = status_of(run)

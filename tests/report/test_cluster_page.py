@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from accelmark.report.cluster_page import render_cluster
 from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery
 from accelmark.results.figures.scaling import ScalePoint, ScalingCurve
@@ -51,10 +55,46 @@ def test_every_part_that_was_measured_is_on_the_page() -> None:
         "4 GiB",
         "2.147\u202fGB/s",
         "11.75\u202fs",
+        "planned kill of rank 31, detected after 1.500\u202fs",
         "all-reduce",
     ):
         assert text in page, text
     assert "Not measured" not in page
+    assert "not conclusive" not in page
+    assert "busy machine" not in page
+
+
+def headlines(page: str) -> list[str]:
+    return re.findall(r'<dd class="number">([^<]*)</dd>', page)
+
+
+@pytest.mark.parametrize(
+    ("changed", "speedup", "doubt"),
+    [
+        ({"disturbed": {"scaling": ("n2: 99 % of the cores are busy",)}}, 3.8, "other work on the hosts"),
+        ({"one_machine": ("n1", "n2")}, 3.8, "2 hosts are one machine"),
+        ({}, 4.88, "above 100\u202f%"),
+    ],
+)
+def test_an_efficiency_that_its_conditions_do_not_carry_is_no_headline(
+    changed: dict[str, object], speedup: float, doubt: str
+) -> None:
+    last = POINTS[1]._replace(speedup=speedup, efficiency=speedup / 4)
+    page = render_cluster(report(**changed), CURVE._replace(points=(POINTS[0], last)))
+    assert headlines(page)[0] == "–"
+    assert f"4×8 against 1×8, not conclusive: {doubt}" in page
+    assert f"{speedup / 4 * 100:.3g}" in page, "its section has it"
+    assert ("More than 100" in page) == (speedup > 4)
+
+
+def test_each_part_has_the_other_work_that_ran_meanwhile() -> None:
+    page = render_cluster(report(disturbed={"recovery": ("n4: 99 % of the cores are busy",)}), CURVE)
+    scaling, collectives, checkpoints, recovery = page.split('<section class="case"')[1:]
+    assert "n4: 99 % of the cores are busy" in recovery
+    assert "busy machine" in recovery
+    assert all("busy machine" not in part for part in (scaling, collectives, checkpoints))
+    assert headlines(page)[0] == "95.0\u202f%"
+    assert "detected after 1.500\u202fs; other work on the hosts" in page
 
 
 def test_a_part_that_was_not_measured_has_its_reason_instead() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.read.round_dir import NodeDir
-from accelmark.results.rounds.hosts import contention_findings, is_busy
+from accelmark.results.rounds.hosts import contention_findings, disturbances
 from accelmark.spec.job import NodeExit
 from accelmark.spec.log.inference import InferFinished
 from accelmark.train.cpu_wait import CpuWait
@@ -33,7 +33,7 @@ def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
         found.actual == "rank 1 waited for CPU cores 31\u202f% of the time (limit 2\u202f%): "
         "other work may have used them. Use an idle host."
     )
-    assert is_busy([found])
+    assert disturbances([found]) == [found.actual.removesuffix(". Use an idle host.")]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_other_work_is_reported_only_if_it_used_enough_cpu_time(
     (found,) = contention_findings([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
     assert found.rule == rule
     assert told in found.actual
-    assert is_busy([found]) == (rule == "cores-at-hand")
+    assert bool(disturbances([found])) == (rule == "cores-at-hand")
 
 
 def test_short_and_unknown_waits_give_no_finding(tmp_path: Path) -> None:

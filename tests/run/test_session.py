@@ -9,12 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from accelmark.audit.verify import verify_run
+from accelmark.cli.finished.run import report
 from accelmark.plan.plan import Plan
-from accelmark.results.store.bundle import check_manifest
+from accelmark.report.view.index import RunIndex
+from accelmark.results.sources import load_source, open_sources
+from accelmark.results.store.bundle import check_manifest, write_bundle
 from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.stop import stop
 from accelmark.run.display.summary import read_status
@@ -307,6 +312,37 @@ def test_a_terminal_of_80_columns_shows_progress_without_wrapping(tmp_path: Path
     assert "tokens/s" in text
     assert "loss" in text
     assert processes_with(f"ACCELMARK_RUN={run}".encode()) == []
+
+
+def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS,)))
+    wait_for(lambda: stepping(run), "a step")
+    process.send_signal(signal.SIGINT)
+    assert done(process)[0] == 130
+    assert [(one.path, one.problems) for one in open_sources([run])[0]] == [(run, ())]
+    process = drive("resume", run)
+    wait_for(lambda: states(run) == ["running"] and stepping(run), "a step after the run was resumed")
+    assert RunIndex(tmp_path).snapshot().unfinished == {"run": run}
+    readers: list[Callable[[], object]] = [
+        lambda: load_source(run),
+        lambda: verify_run(run),
+        lambda: report(run),
+        lambda: report(run, recompute=True),
+        lambda: write_bundle(run, tmp_path / "bundle"),
+    ]
+    for read in readers:
+        with pytest.raises(
+            RunError, match=r"has not ended since its summary: it is in progress; see 'accelmark status"
+        ):
+            read()
+    process.kill()
+    done(process)
+    assert "it is in progress, or was interrupted" in open_sources([run])[1][0]
+    assert stop(run, at_once=True)
+    assert open_sources([run])[1] == []
+    assert verify_run(run).changed == ()
+    assert RunIndex(tmp_path).snapshot().unfinished == {}
 
 
 def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(tmp_path: Path, plugins: Path) -> None:

@@ -52,7 +52,9 @@ def refusal(home: Path, **changed: str) -> str:
 
 
 def test_an_unknown_host_key_is_reported(home: Path) -> None:
-    assert refusal(home).startswith("n1: unknown host key")
+    assert refusal(home).startswith(
+        "n1: unknown host key (Host key is not trusted): verify the key, and add it to HOME/"
+    )
 
 
 @pytest.mark.parametrize(

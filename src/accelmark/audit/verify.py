@@ -15,8 +15,9 @@ from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
-from accelmark.results.store.bundle import MANIFEST_FILE, check_manifest
-from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
+from accelmark.results.store.bundle import check_manifest
+from accelmark.results.store.ended import MANIFEST_FILE, SUMMARY_FILE, require_ended
+from accelmark.results.store.loaded_run import RESULT_FILE, load_round, load_summary
 from accelmark.results.store.signature import SignatureState, Trust, check_signature
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
@@ -94,8 +95,9 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
 def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
     """Recompute a run and compare; writes nothing into it. ``trust``: the keys that the reader trusts.
 
-    Raises RunError if ``run_dir`` is not a run, or has no summary to compare with.
+    Raises RunError if ``run_dir`` is not a run, has not ended, or has no summary to compare with.
     """
+    require_ended(run_dir)
     changed = tuple(check_manifest(run_dir))
     stored = load_summary(run_dir / SUMMARY_FILE)
     summary, rounds = gather(run_dir, audit_case, round_result)

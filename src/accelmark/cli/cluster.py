@@ -38,7 +38,7 @@ def cluster(
 
     from accelmark.cli.machine import detect_devices
     from accelmark.cli.runs import plan_request
-    from accelmark.report.cluster_page import write_cluster_page
+    from accelmark.report.cluster_page import headlines, write_cluster_page
     from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
     from accelmark.run.cluster import ClusterRequest, measure
     from accelmark.run.record.directory import default_path
@@ -57,7 +57,7 @@ def cluster(
     def planned(name: str, *chosen: str) -> Plan:
         cases = tuple(CaseRequest(key=key, settings=given) for key in chosen)
         request = RunSpec(name=name, vendor=vendor or hosts.vendor, open=True, cluster=hosts, cases=cases)
-        plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file))
+        plan = plan_request(request, settings or (), synthetic=synthetic, where="accelmark cluster")
         return plan.model_copy(update={"offline": offline})
 
     request = ClusterRequest(
@@ -82,6 +82,10 @@ def cluster(
     if as_json:
         typer.echo(json.dumps({"page": str(page), "report": report.model_dump(mode="json")}))
         return
-    for part, reason in report.reasons.items():
-        options.warn(f"{part} was not measured: {reason}")
+    from rich.console import Console
+
+    table = options.plain_table("part", "result", "note")
+    for headline in headlines(directory, report):
+        table.add_row(*headline)
+    Console(highlight=False).print(table)
     typer.echo(f"page: {page}")

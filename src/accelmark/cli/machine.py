@@ -209,6 +209,7 @@ def probe(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
+    from accelmark.report.charts import size_text
     from accelmark.run.probe import probe as measure
     from accelmark.spec.log.records import ProbeItem
     from accelmark.spec.number_format import quantity
@@ -230,9 +231,9 @@ def probe(
     with options.host_problems_printed(as_json=as_json):
         found = measure(vendor_spec, here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
     if found.disturbed:
-        busy = f"the host was busy: {'; '.join(found.disturbed)}"
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
-        options.warn(f"{busy}; {effect}. Repeat on an idle host.")
+        effect = effect if hosts is None else "these rates are lower bounds"
+        options.warn(f"other work ran meanwhile: {'; '.join(found.disturbed)}; {effect}. Repeat on idle hosts.")
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
@@ -253,7 +254,7 @@ def probe(
         sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")
         for one in found.sweep:
             rates = (quantity(one.algorithm_gb_s, "GB/s"), quantity(one.bus_gb_s, "GB/s"))
-            sizes.add_row(one.operation, f"{one.size_bytes:,} B", f"{one.time_us:,.1f} us", *rates)
+            sizes.add_row(one.operation, size_text(one.size_bytes), quantity(one.time_us / 1e6, "s"), *rates)
         console.print(sizes)
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from accelmark.report.charts import collectives_chart, scaling_chart, size_text, title_of
 from accelmark.report.templating import fill, inline
-from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport
+from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, Part
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
@@ -18,6 +18,15 @@ from accelmark.spec.log.records import Ceilings, CollectiveTiming
 from accelmark.spec.number_format import NOTHING, percent, quantity
 
 CLUSTER_PAGE: Final = "cluster.html"
+
+
+class Headline(NamedTuple):
+    """The result of one part of the measurement."""
+
+    title: str
+    value: str
+    note: str
+    """What the value is of, and what limits it; without a value, why there is none."""
 
 
 class CollectiveTable(NamedTuple):
@@ -56,7 +65,8 @@ def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
         served=False,
         title=f"Cluster {report.name}",
         report=report,
-        tiles=_tiles(report, curve),
+        tiles=_headlines(report, curve),
+        doubts=[] if curve is None else report.doubts(curve),
         curve=curve,
         chart=None if curve is None else scaling_chart(curve),
         table=None if found is None else collective_table(found),
@@ -73,29 +83,39 @@ def _curve(directory: Path, report: ClusterReport) -> ScalingCurve | None:
     return next(iter(scaling_curves([load_run(directory / SCALING_DIR)])), None)
 
 
-def _tiles(report: ClusterReport, curve: ScalingCurve | None) -> list[tuple[str, str, str]]:
-    """Return (title, value, note) of each part."""
-    reasons, found, writes, recovery = report.reasons, report.collectives, report.checkpoints, report.recovery
+def headlines(directory: Path, report: ClusterReport) -> list[Headline]:
+    """Return the headlines of the measurement in ``directory``. Raises RunError: its run of scaling cannot be read."""
+    return _headlines(report, _curve(directory, report))
+
+
+def _headlines(report: ClusterReport, curve: ScalingCurve | None) -> list[Headline]:
+    found, writes, recovery = report.collectives, report.checkpoints, report.recovery
     best = found.collectives.get("all_reduce") if found is not None else None
-    return [
-        (
-            "Scaling efficiency",
-            percent(curve.points[-1].efficiency, 3) if curve is not None else NOTHING,
-            f"{curve.points[-1].scale} against {curve.points[0].scale}" if curve else reasons.get("scaling", ""),
-        ),
-        (
-            "All-reduce",
-            quantity(best.value, best.unit) if best is not None and best.value is not None else NOTHING,
-            f"bus bandwidth at {best.size}" if best is not None and best.size else reasons.get("collectives", ""),
-        ),
-        (
-            "Checkpoints",
-            quantity(writes.mb_per_s / 1e3, "GB/s") if writes is not None else NOTHING,
-            f"{quantity(writes.num_bytes / 2**20, 'MiB')} each" if writes else reasons.get("checkpoints", ""),
-        ),
-        (
-            "Recovery",
-            quantity(recovery.total_s, "s") if recovery is not None else NOTHING,
-            "from a killed rank to the next step" if recovery is not None else reasons.get("recovery", ""),
-        ),
-    ]
+    scaling = ("", "no scale finished")
+    if curve is not None:
+        doubts = report.doubts(curve)
+        scales = f"{curve.points[-1].scale} against {curve.points[0].scale}"
+        value = "" if doubts else percent(curve.points[-1].efficiency, 3)
+        scaling = (value, f"{scales}, not conclusive: {'; '.join(doubts)}" if doubts else scales)
+    parts: dict[Part, tuple[str, str, str]] = {
+        "scaling": ("Scaling efficiency", *scaling),
+        "collectives": ("All-reduce", "", "not measured"),
+        "checkpoints": ("Checkpoints", "", "not measured"),
+        "recovery": ("Recovery", "", "not measured"),
+    }
+    if best is not None and best.value is not None:
+        parts["collectives"] = ("All-reduce", quantity(best.value, best.unit), f"bus bandwidth at {best.size}")
+    if writes is not None:
+        each = f"{quantity(writes.num_bytes / 2**20, 'MiB')} each"
+        parts["checkpoints"] = ("Checkpoints", quantity(writes.mb_per_s / 1e3, "GB/s"), each)
+    if recovery is not None:
+        kill = f"planned kill of rank {recovery.rank}, detected after {quantity(recovery.noticed_s, 's')}"
+        parts["recovery"] = ("Recovery", quantity(recovery.total_s, "s"), kill)
+    return [_headline(report, part, *parts[part]) for part in parts]
+
+
+def _headline(report: ClusterReport, part: Part, title: str, value: str, note: str) -> Headline:
+    if part in report.reasons:
+        return Headline(title, NOTHING, report.reasons[part])
+    is_marked = value and part in report.disturbed
+    return Headline(title, value or NOTHING, f"{note}; other work on the hosts" if is_marked else note)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from accelmark.results.read.round_dir import ledger_events, node_dirs, rank_logs
+from accelmark.results.figures.scaling import ScalingCurve
+from accelmark.results.read.round_dir import ledger_events, node_dirs, rank_logs, read_json
+from accelmark.results.rounds.hosts import disturbances
+from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import Event, SavedCheckpoint, StepWindow
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
@@ -74,6 +79,19 @@ class ClusterReport(Spec):
     recovery: Recovery | None = None
     reasons: dict[Part, str] = Field(default_factory=dict)
     """Why a part has no value."""
+    disturbed: dict[Part, tuple[str, ...]] = Field(default_factory=dict)
+    """Other work on the hosts while a part was measured; a part without an entry was measured on idle hosts."""
+    one_machine: tuple[str, ...] = ()
+    """Hosts that are one machine, whose cores, memory and disks they share."""
+
+    def doubts(self, curve: ScalingCurve) -> list[str]:
+        """Return why the efficiency of a scaling curve does not show how the cluster scales; empty where it does.
+
+        Other work makes rates lower bounds and durations upper bounds, but a ratio of two rates either.
+        """
+        doubts = ["other work on the hosts"] if self.disturbed.get("scaling") else []
+        doubts += [f"{len(self.one_machine)} hosts are one machine"] if self.one_machine else []
+        return doubts + (["above 100\u202f%"] if curve.is_superlinear else [])
 
 
 def checkpoint_writes(round_dir: Path) -> CheckpointWrites:
@@ -98,6 +116,39 @@ def checkpoint_writes(round_dir: Path) -> CheckpointWrites:
     )
 
 
+def disturbances_of(round_dirs: Iterable[Path]) -> tuple[str, ...]:
+    """Return other work on the hosts of rounds, each text once."""
+    results = (load_round(place / RESULT_FILE) for place in round_dirs if (place / RESULT_FILE).is_file())
+    return tuple(dict.fromkeys(text for result in results for text in disturbances(result.findings)))
+
+
+def hosts_of_one_machine(round_dir: Path) -> tuple[str, ...]:
+    """Return the hosts of a round whose agents ran since the same boot of a machine, such as containers on it."""
+    boots = {node.host: read_json(node.path / "agent.pid").get("boot_id") for node in node_dirs(round_dir)}
+    shared = {boot for boot, number in Counter(boots.values()).items() if boot is not None and number > 1}
+    return tuple(host for host, boot in boots.items() if boot in shared)
+
+
+class Kill(NamedTuple):
+    """The planned kill of a rank."""
+
+    host: str
+    time_s: float
+    """Unix time, by the clock of the rank's host."""
+    step: int
+    """Optimizer steps that the rank had taken."""
+
+
+def kill_of(attempt_dir: Path, rank: int) -> Kill | None:
+    """Return how ``rank`` ended itself in an attempt at a job that measures the recovery; None where it did not."""
+    logs = {number: (node.host, log) for node in node_dirs(attempt_dir) for number, log in node.rank_logs()}
+    host, log = logs.get(rank, ("", None))
+    record = _last(log, Event.WARNING) if log is not None else None
+    if record is None or "global_steps" not in record.value:
+        return None
+    return Kill(host, record.time_ms / 1e3, int(record.value["global_steps"]))
+
+
 def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     """Return how the only job of a run, in ``directory``, went on after ``rank`` was killed in its first attempt.
 
@@ -105,11 +156,9 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
         RunError: the rank was not killed, or the job was not resumed.
     """
     round_dir = run / directory
-    first = {number: (node.host, log) for node in node_dirs(round_dir / "attempt1") for number, log in node.rank_logs()}
-    host, log = first.get(rank, ("", None))
-    killed = _last(log, Event.WARNING) if log is not None else None
-    if killed is None or "global_steps" not in killed.value:
-        raise RunError(f"{round_dir}: rank {rank} was not killed")
+    killed = kill_of(round_dir / "attempt1", rank)
+    if killed is None:
+        raise RunError(f"{round_dir}: rank {rank} was not killed: {_reason(run)}")
     states = {
         (event.get("attempt"), event.get("state")): _unix_s(str(event["at"]))
         for event in ledger_events(run)
@@ -117,18 +166,18 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     }
     again = rank_logs(round_dir).get(0)
     start, step = (_first(again, event) for event in (Event.TRAIN_START, Event.STEP_END)) if again else (None, None)
-    ended, restarted = states.get((1, "failed")), states.get((2, "running"))
+    ended, restarted = states.get((1, "cancelled")), states.get((2, "running"))
     if ended is None or restarted is None or start is None or step is None:
         raise RunError(f"{round_dir}: no step was taken after rank {rank} was killed: {_reason(run)}")
     window, begun = step.value_as(StepWindow), int(start.value["global_steps"])
     first_s = (start.time_ms + window.wall_ms / (window.global_steps - begun)) / 1e3
     return Recovery(
         rank=rank,
-        host=host,
-        noticed_s=ended - killed.time_ms / 1e3,
+        host=killed.host,
+        noticed_s=ended - killed.time_s,
         restarted_s=restarted - ended,
         trained_s=first_s - restarted,
-        lost_steps=int(killed.value["global_steps"]) - begun,
+        lost_steps=killed.step - begun,
     )
 
 

@@ -19,6 +19,8 @@ from accelmark.results.cluster import (
     Part,
     Recovery,
     checkpoint_writes,
+    disturbances_of,
+    hosts_of_one_machine,
     recovery_of,
 )
 from accelmark.results.store.files import make_directory, write_atomic
@@ -27,7 +29,7 @@ from accelmark.run.controller.coordinator import RunOutcome
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.preflight.report import run_preflight
 from accelmark.run.probe import probe
-from accelmark.spec.errors import EXIT_CANCELLED, RunError
+from accelmark.spec.errors import EXIT_CANCELLED, RunError, SpecError
 from accelmark.spec.job import KilledRank, TrainJob
 from accelmark.spec.log.records import Ceilings
 from accelmark.spec.plugins.catalog import load_vendor
@@ -56,13 +58,15 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     A part that fails has a reason in the report instead of a value.
 
     Raises:
-        HostsNotReadyError: hosts are not ready; nothing was started.
+        HostsNotReadyError: hosts were not ready for the first part, or for the trainings.
     """
     make_directory(directory)
     plan, reasons = request.scaling, dict[Part, str]()
     key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
     only_one = "one rank needs no collectives" if key.world_size < 2 else None
-    rates = _part(reasons, "collectives", only_one, lambda: _collectives(request, key.hardware, key.nproc))
+    rates: Ceilings | None = _part(
+        reasons, "collectives", only_one, lambda: _collectives(request, key.hardware, key.nproc)
+    )
     scaling = coordinator.start(
         plan, directory / SCALING_DIR, DataFetcher(plan.offline), run_preflight, as_json=request.as_json
     )
@@ -74,6 +78,13 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     last = directory / SCALING_DIR / plan.jobs[-1].directory
     writes: CheckpointWrites | None = _part(reasons, "checkpoints", cancelled, lambda: checkpoint_writes(last))
     found: Recovery | None = _part(reasons, "recovery", cancelled, lambda: _recover(request, directory / RECOVERY_DIR))
+    again = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
+    places: dict[Part, tuple[str, ...]] = {
+        "scaling": disturbances_of(directory / SCALING_DIR / job.directory for job in plan.jobs),
+        "collectives": rates.disturbed if rates is not None else (),
+        "checkpoints": disturbances_of([last]),
+        "recovery": disturbances_of([again / "attempt1", again]),
+    }
     report = ClusterReport(
         name=plan.cluster.name,
         hosts=hosts,
@@ -87,6 +98,8 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
         checkpoints=writes,
         recovery=found,
         reasons=reasons,
+        disturbed={part: found for part, found in places.items() if found and part not in reasons},
+        one_machine=hosts_of_one_machine(last),
     )
     write_atomic(directory / CLUSTER_FILE, report.model_dump_json(indent=2))
     return report
@@ -98,6 +111,10 @@ def _part(reasons: dict[Part, str], part: Part, reason: str | None, measured: Ca
         if reason is None:
             return measured()
         reasons[part] = reason
+    except SpecError as error:  # hosts are not ready
+        if part == "collectives":
+            raise
+        reasons[part] = str(error)
     except RunError as error:
         reasons[part] = str(error)
     return None
@@ -118,7 +135,7 @@ def _recover(request: ClusterRequest, path: Path) -> Recovery:
     outcome: RunOutcome = coordinator.start(plan, path, fetch, run_preflight, as_json=request.as_json)
     if outcome.exit_code == EXIT_CANCELLED:
         raise RunError(_CANCELLED)
-    coordinator.resume(path, fetch, run_preflight, redo_failed=True, from_scratch=False, as_json=request.as_json)
+    coordinator.resume(path, fetch, run_preflight, redo_failed=False, from_scratch=False, as_json=request.as_json)
     return recovery_of(path, job.directory, rank)
 
 

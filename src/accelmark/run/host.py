@@ -19,25 +19,28 @@ END_TIMEOUT_S: Final = 30.0
 class HostError(RunError):
     """An operation on a host failed; the message names the host."""
 
-    hint: ClassVar[str] = "repeat the operation on that host by hand, and correct what it reports"
-    """What to do, for the table of hosts that are not ready."""
+    default_advice: ClassVar[str] = "repeat the operation on that host by hand, and correct what it reports"
+    """What to do where an error does not say it, for the table of hosts that are not ready."""
 
-    def __init__(self, host: str, what: str) -> None:
-        super().__init__(f"{host}: {what}")
+    def __init__(self, host: str, problem: str, advice: str | None = None) -> None:
         self.host = host
-        self.what = what
+        self.problem = problem
+        self.advice = advice or self.default_advice
+        self.what = f"{problem}: {advice}" if advice else problem
+        """The problem, with the advice of this error if it has one."""
+        super().__init__(f"{host}: {self.what}")
 
 
 class UnreachableError(HostError):
     """A host cannot be reached, or its connection was lost; what runs there may continue."""
 
-    hint = "log in to it from this machine by the same address, port, user and key (ssh); correct the cluster file"
+    default_advice = (
+        "log in to it from this machine by the same address, port, user and key (ssh); correct the cluster file"
+    )
 
 
 class HostKeyError(HostError):
     """A host presents a key that is not the one known for it: trying again does not help."""
-
-    hint = "verify its key; then add or replace its line in the file of known hosts"
 
 
 @final

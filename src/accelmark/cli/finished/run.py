@@ -38,11 +38,14 @@ def report(
 ) -> None:
     """Write the report page of a run. A run without a summary is summarised first."""
     from accelmark.report.run_page import write_page
-    from accelmark.results.store.loaded_run import SUMMARY_FILE, load_run
+    from accelmark.results.store.ended import SUMMARY_FILE, is_in_progress, require_ended
+    from accelmark.results.store.loaded_run import load_run
     from accelmark.run.record.measure import measure_run
 
     if not run.is_dir():
         raise RequestError(f"{run}: no such run directory")
+    if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
+        require_ended(run)
     if recompute:
         _require_unedited(run)
     if recompute or not (run / SUMMARY_FILE).is_file():
@@ -75,7 +78,8 @@ def report(
 
 def _require_unedited(run: Path) -> None:
     """Raise RequestError where recomputed results would hide that files were edited, or drop another's signature."""
-    from accelmark.results.store.bundle import MANIFEST_FILE, edits
+    from accelmark.results.store.bundle import edits
+    from accelmark.results.store.ended import MANIFEST_FILE
     from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
 
     if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):

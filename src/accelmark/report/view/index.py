@@ -1,4 +1,4 @@
-"""Index of the runs below a directory, and progress of those without a summary.
+"""Index of the runs below a directory, and progress of those that have not ended.
 
 A run is read again only when its files change.
 """
@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, final
 from accelmark.results.compare.table import Row, rows_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
 from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
-from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun
+from accelmark.results.store.ended import SUMMARY_FILE, has_ended
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
 
@@ -28,7 +29,7 @@ class Snapshot(NamedTuple):
     runs: dict[str, LoadedRun]
     """Name (the path below the directory) to run."""
     unfinished: dict[str, Path]
-    """Runs with a plan and without a summary."""
+    """Runs that have not ended, or not since they were resumed."""
     problems: list[str]
     rows: list[Row]
 
@@ -95,10 +96,16 @@ def _load(path: Path) -> LoadedRun | str:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return modification time and size of the file that is written when a run ends; None before."""
+    """Return modification time and size of the file that is written when a run ends; None before, and when resumed."""
     try:
-        file = path if path.is_file() else path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE)
-        found = file.stat()
+        if path.is_file():
+            found = path.stat()
+        elif is_search(path):
+            found = (path / SEARCH_REPORT).stat()
+        elif has_ended(path):
+            found = (path / SUMMARY_FILE).stat()
+        else:
+            return None
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
@@ -114,7 +121,7 @@ class LiveJob(NamedTuple):
 
 
 class LiveRun(NamedTuple):
-    """A run without a summary."""
+    """A run that has not ended."""
 
     name: str
     running: bool

@@ -96,7 +96,7 @@ class Pages:
         return respond(fill("run/live.html", live=live_runs(chosen)))
 
     def run(self, request: Request) -> Response:
-        """Return the page of one run, or its progress while it has no summary."""
+        """Return the page of one run, or its progress until it ends."""
         name, snapshot = request.path_params["name"], self._index.snapshot()
         if name in snapshot.runs:
             return respond(_run_page(snapshot.runs[name]), inline=True)

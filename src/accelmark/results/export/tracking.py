@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from accelmark.results.schema import RoundResult
+from accelmark.results.store.ended import SUMMARY_FILE
 from accelmark.results.store.files import write_errors
-from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
+from accelmark.results.store.loaded_run import RESULT_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without

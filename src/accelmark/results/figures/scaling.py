@@ -17,6 +17,7 @@ _SCALE_SETTINGS: Final = (
     "parallelism", "zero.", "threads", "loader.", "checkpoint", "log_every_steps", "seed",
 )  # fmt: skip
 """Prefixes of settings that change with the scale, or do not change the work of a step."""
+_LINEAR: Final = 1.02
 
 
 class ScalePoint(NamedTuple):
@@ -35,6 +36,8 @@ class ScalePoint(NamedTuple):
     """Half of the 95 % interval of ``efficiency``; None where a side has one round."""
     batch_size: str
     """Per rank; scaling is weak where it is the same at all scales."""
+    is_busy: bool = False
+    """Whether other work ran on the hosts."""
 
     @property
     def ranks(self) -> int:
@@ -62,6 +65,16 @@ class ScalingCurve(NamedTuple):
     def same_batch(self) -> bool:
         """Whether every scale had the same batch per rank."""
         return len({point.batch_size for point in self.points}) == 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other work ran on the hosts at any scale."""
+        return any(point.is_busy for point in self.points)
+
+    @property
+    def is_superlinear(self) -> bool:
+        """Whether any efficiency is above 1 by more than ratios of rounds usually scatter."""
+        return any(point.efficiency > _LINEAR for point in self.points)
 
 
 def scaling_curves(runs: Iterable[LoadedRun]) -> list[ScalingCurve]:
@@ -105,7 +118,7 @@ def _point(case: LoadedCase, base: CaseResult) -> ScalePoint:
     batch = case.succeeded[0].settings.get("batch_size")
     return ScalePoint(
         case.run.summary.run, key.nnodes, key.nproc, spread.mean or 0.0, speedup, efficiency, half,
-        str(batch.value) if batch else "–",
+        str(batch.value) if batch else "–", "busy_machine" in case.result.marks,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ MIN_OTHERS_SHARE: Final = 0.5
 """CPU time of other processes, as a share of the wait, from which they explain it."""
 MIN_CPU_WAIT_S: Final = 0.5
 """Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
+_ADVICE: Final = ". Use an idle host."
 _FOREIGN_PROCESS: Final = "foreign-process"
 _BUSY_AT_START: Final = "quiet-start"
 _CPU_CONTENTION: Final = "cores-at-hand"
@@ -117,9 +118,10 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
             yield finding("info", "clocks-free", "", actual)
 
 
-def is_busy(findings: Iterable[Finding]) -> bool:
-    """Return whether any finding reports other work on the machine."""
-    return any(found.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION) for found in findings)
+def disturbances(findings: Iterable[Finding]) -> list[str]:
+    """Return the findings that report other work on the machines, without the advice to use idle ones."""
+    busy = (found for found in findings if found.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION))
+    return [found.actual.removesuffix(_ADVICE) for found in busy]
 
 
 def contention_findings(
@@ -135,7 +137,7 @@ def contention_findings(
             others.append(node.exit.others_cpu_s)
         reasons = read_json(node.path / "sys_info.json").get("busy_at_start")
         for reason in reasons if isinstance(reasons, list) else ():
-            yield finding("warning", _BUSY_AT_START, "", f"{node.host}: {reason}. Use an idle host.")
+            yield finding("warning", _BUSY_AT_START, "", f"{node.host}: {reason}{_ADVICE}")
     for rank, end in finished.items():
         if end is None or end.core_wait_s is None or end.e2e_time <= 0:
             continue
@@ -145,7 +147,7 @@ def contention_findings(
             waited = f"rank {rank} waited for CPU cores {percent(share)} of the time ({limit})"
             if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
                 used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
-                yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")
+                yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}{_ADVICE}")
             else:
                 yield finding("warning", _OVERSUBSCRIBED, "", f"{waited}: the job has more threads than cores.")
 
@@ -201,7 +203,7 @@ def round_marks(
         "synthetic": synthetic,
         "partial": state != "succeeded",
         "partial_evaluation": partial_evaluation,
-        "busy_machine": is_busy(findings),
+        "busy_machine": bool(disturbances(findings)),
         "resumed": resumed,
         "bad_samples": any(found.rule == _UNREADABLE for found in findings),
     }

@@ -18,8 +18,9 @@ from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.bundle import write_manifest
+from accelmark.results.store.ended import SUMMARY_FILE
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
+from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.key import CaseKey

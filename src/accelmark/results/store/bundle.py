@@ -16,8 +16,9 @@ from typing import Final, final
 from pydantic_core import from_json
 
 from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
+from accelmark.results.store.ended import MANIFEST_FILE, SUMMARY_FILE, require_ended
 from accelmark.results.store.files import write_atomic, write_errors
-from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
+from accelmark.results.store.loaded_run import LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
 from accelmark.results.store.signature import (
     SIGNATURE_FILE,
@@ -32,7 +33,6 @@ from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.launcher import run_files
 from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 
-MANIFEST_FILE: Final = "MANIFEST.sha256"
 _EXCLUDED_DIRECTORIES: Final = {"checkpoints", "__pycache__"}
 """Directories that the manifest does not cover: checkpoints are large, and figures come from their evaluation."""
 SUFFIX: Final = ".accelmark.tar"
@@ -176,12 +176,13 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     Values of variables with secret names, in the plan and on the hosts, and user parts of URLs are replaced in all
     files; the bundle's manifest covers the files as packed. If the run has a manifest, every file has to match it.
 
-    Raises RunError if it is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
+    Raises RunError if the run has not ended, a file differs from the manifest, or ``output`` cannot be written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
         if not run_dir.is_dir():
             raise RunError(f"{run_dir}: no such run directory")
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
+    require_ended(run_dir)
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
     covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]

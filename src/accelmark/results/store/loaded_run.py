@@ -11,11 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult, Summary
+from accelmark.results.store.ended import SUMMARY_FILE, require_ended
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import first_error
 
 RESULT_FILE: Final = "result.json"
-SUMMARY_FILE: Final = "summary.json"
 SCHEMA_VERSION: Final = 1
 
 _CHART_FIELDS: Final = ("curves", "telemetry", "step_ms_histogram")
@@ -128,17 +128,14 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 
     Without ``curves``, data for charts is omitted, which tables over many runs do not need.
 
-    Raises RunError if there is no readable summary.
+    Raises RunError if there is no readable summary, or it is not of the run's end.
     """
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: is not a directory")
-    if not (run_dir / SUMMARY_FILE).is_file():
-        if (run_dir / "plan.json").is_file() or any(run_dir.glob("*/round*/job.json")):
-            raise RunError(
-                f"{run_dir}: has no {SUMMARY_FILE}: it is in progress, or was interrupted; "
-                f"see 'accelmark status {run_dir}'"
-            )
+    files = (SUMMARY_FILE, "plan.json", "*/round*/job.json")
+    if not any(file for pattern in files for file in run_dir.glob(pattern)):
         raise RunError(f"{run_dir}: is not a run (no {SUMMARY_FILE} and no plan.json)")
+    require_ended(run_dir)
     return loaded_from(run_dir, None, curves=curves)
 
 

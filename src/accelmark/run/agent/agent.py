@@ -84,8 +84,6 @@ _RESERVE_BYTES: Final = 512 * 1024
 def main(arguments: list[str]) -> int:
     """Run the agent for the node directory in ``arguments``; returns its exit code."""
     node_dir = Path(arguments[0]).absolute()
-    with contextlib.suppress(PermissionError):
-        os.setsid()
     become_subreaper()
     agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
     agent.handle_signals()

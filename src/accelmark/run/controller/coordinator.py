@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.cluster import kill_of
 from accelmark.results.schema import JobState, Summary
-from accelmark.results.store.bundle import MANIFEST_FILE
+from accelmark.results.store.ended import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.results.store.signature import require_key
@@ -321,7 +322,7 @@ class Coordinator:
         if state == "succeeded":
             await self._check_weights(job)
         else:
-            state, reason = await self._explained(state, reason)
+            state, reason = self._planned_kill(job) or await self._explained(state, reason)
         self._move(job, state, reason)
         try:
             from accelmark.results.rounds.summary import write_round
@@ -345,6 +346,15 @@ class Coordinator:
         if end[0] == "cancelled":
             self.stop.request(end[1])
         return end
+
+    def _planned_kill(self, job: PlannedJob) -> tuple[NodeState, str] | None:
+        """Return the end of a job whose rank ended itself, because the job measures the recovery from that."""
+        planned = job.job.work.killed if isinstance(job.job.work, TrainJob) else None
+        killed = kill_of(self.directory.round_dir(job), planned.rank) if planned is not None else None
+        if planned is None or killed is None:
+            return None
+        how = f"rank {planned.rank} on {killed.host} was killed after step {killed.step}"
+        return "cancelled", f"{how}, as planned, to measure the recovery"
 
     async def _check_weights(self, job: PlannedJob) -> None:
         """Evaluate the weights of a round outside; a failure is a finding on the round, not a failure of it."""

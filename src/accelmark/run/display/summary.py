@@ -138,8 +138,8 @@ def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
             wide = f" ±{percent(point.half95)}" if point.half95 is not None else ""
             line.append(f"  {point.scale} ", style="default")
             line.append(f"{percent(point.efficiency)}{wide}", style="bold default")
-        if not curve.same_batch:
-            line.append("  (batch sizes differ)")
+        notes = {"batch sizes differ": not curve.same_batch, "busy machine": curve.is_busy}
+        line.append("".join(f"  ({note})" for note, applies in notes.items() if applies))
         lines.append(line)
     return lines
 

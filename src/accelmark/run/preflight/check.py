@@ -14,11 +14,11 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.store.ended import HOLDER_FILE, is_in_progress
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
-from accelmark.run.onhost.follow import is_locked
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
@@ -30,7 +30,7 @@ from accelmark.run.preflight.facts import (
     host_problems,
 )
 from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems, python_path
-from accelmark.run.record.directory import HOLDER_FILE, RunDirectory
+from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec, HostSpec
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
@@ -107,7 +107,7 @@ class Preflight:
                 problems += await self._check_devices(host, facts)
             return problems
         except HostError as error:
-            return [HostProblem(error.host, error.what, error.hint)]
+            return [HostProblem(error.host, error.problem, error.advice)]
         except ValidationError as error:
             what = f"the probe printed something else: {error.errors()[0]['msg']}"
             return [HostProblem(name, what, "remove what the login shell prints there (profile files, banners)")]
@@ -130,8 +130,8 @@ class Preflight:
 
     def _locked_file(self) -> str | None:
         """Return a file that this coordinator has locked and the hosts must see locked; None: nothing is shared."""
-        lock = str(self.directory.path / HOLDER_FILE)
-        return lock if self.launcher.visible_file is not None and is_locked(lock) else None
+        is_shared = self.launcher.visible_file is not None and is_in_progress(self.directory.path)
+        return str(self.directory.path / HOLDER_FILE) if is_shared else None
 
     async def check_packages(self, host: Host, *, imports: bool = True) -> list[HostProblem]:
         """Return what the Pythons that run the host's ranks lack; a container's is not checked.
@@ -155,8 +155,8 @@ class Preflight:
             except UnreachableError:
                 raise
             except HostError as error:
-                repair = create_command(framework, environment) if environment is not None else error.hint
-                found.append(HostProblem(host.name, error.what, repair))
+                repair = create_command(framework, environment) if environment is not None else error.advice
+                found.append(HostProblem(host.name, error.problem, repair))
                 continue
             found += package_problems(host.name, facts, needs, installs, spec, environment)
         return found
@@ -261,7 +261,7 @@ class Preflight:
                 HostProblem(name, f"port {port} could not be checked: {error}", "set master_port in the cluster file")
             ]
         except HostError as error:
-            return [HostProblem(error.host, error.what, error.hint)]
+            return [HostProblem(error.host, error.problem, error.advice)]
 
     async def _try(self, other: Host, master: str, address: str, port: str, token: str) -> HostProblem | None:
         argv = command(self.launcher.python, "port", "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
@@ -269,7 +269,7 @@ class Preflight:
             done = await other.run(argv)
             answer = json.loads(done.out or b"{}")
         except HostError as error:
-            return HostProblem(error.host, error.what, error.hint)
+            return HostProblem(error.host, error.problem, error.advice)
         except ValueError:
             answer = {"why": done.message}
         if answer.get("ok"):

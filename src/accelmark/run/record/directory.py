@@ -15,8 +15,8 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.results.store.ended import EVENTS_FILE, HOLDER_FILE, is_in_progress
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
-from accelmark.run.onhost.follow import is_locked
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
@@ -24,8 +24,6 @@ from accelmark.spec.model import first_error
 from accelmark.spec.secret import secrets_in
 
 PLAN_FILE: Final = "plan.json"
-EVENTS_FILE: Final = "events.jsonl"
-HOLDER_FILE: Final = "run.pid"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -129,7 +127,7 @@ class RunDirectory:
         holder = ProcessId.read(self.path / HOLDER_FILE)
         if holder is None or not holder.is_elsewhere:
             return None
-        return holder if is_locked(str(self.path / HOLDER_FILE)) else None
+        return holder if is_in_progress(self.path) else None
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run; see :func:`lock_directory`."""

@@ -75,9 +75,9 @@ class SshConnection(Host):
                 **{name: value for name, value in options.items() if value is not None},
             )
         except ssh.HostKeyNotVerifiable as error:
-            raise HostKeyError(self.name, _wrong_key(error.reason, self.spec, settings)) from error
+            raise HostKeyError(self.name, *_wrong_key(error.reason, self.spec, settings)) from error
         except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
-            raise UnreachableError(self.name, _explain(error, self.spec, settings)) from error
+            raise UnreachableError(self.name, *_explain(error, self.spec, settings)) from error
 
     def _port(self) -> int | tuple[()]:
         """Return the port; an empty tuple leaves it to the configuration file that was given."""
@@ -172,65 +172,69 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _explain(error: Exception, host: HostSpec, options: Options) -> str:
-    """Return the cause of an error on connecting, and what to do; often a file of this machine is wrong."""
+_Explained = tuple[str, str | None]
+"""What is wrong, and what to do; None where only the host can show it."""
+
+
+def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
+    """Return the cause of an error on connecting; often a file of this machine is wrong."""
     asyncssh = library()
     port = options.port_of(host)
     at = host.address if options.ssh_config is not None else f"{host.address} port {port}"
-    scan = f"ssh-keyscan -p {port} {host.address}"
+    scan = f"ssh-keyscan -p {port} ADDRESS"
     if isinstance(error, asyncssh.PermissionDenied):
-        return f"SSH login at {at} was refused ({error.reason}): check user and key in the cluster file"
+        return f"SSH login at {at} was refused ({error.reason})", "check user and key in the cluster file"
     if isinstance(error, TimeoutError):
-        return f"no answer at {at} within {_CONNECT_TIMEOUT_S:g} s"
+        return f"no answer at {at} within {_CONNECT_TIMEOUT_S:g} s", None
     if isinstance(error, OSError) and error.filename is not None:
         return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
     if isinstance(error, OSError):
-        return f"cannot be reached at {at}: {error.strerror or error}"
+        return f"cannot be reached at {at}: {error.strerror or error}", None
     if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
         return _bad_key(str(error), options.key_of(host))
     if isinstance(error, asyncssh.ConfigParseError):
-        return f"invalid SSH configuration on this machine: {error}: correct that line"
+        return f"invalid SSH configuration on this machine: {error}", "correct that line"
     if isinstance(error, UnicodeDecodeError):
         known = options.known_hosts or _KNOWN_HOSTS
         file = next((file for file in (known, _CONFIG) if not _is_text(file)), None)
-        what = f"{file or 'a file of SSH on this machine'} is not a text file"
-        make = f"create it again ({scan})" if file == known else "correct it"
-        return f"{what} ({error.reason}): {make}"
+        what = f"{file or 'a file of SSH on this machine'} is not a text file ({error.reason})"
+        return what, f"create it again ({scan})" if file == known else "correct it"
     if isinstance(error, ValueError):
-        return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} and {_CONFIG}: {error}: correct the file"
-    return f"SSH at {at} failed: {error}"
+        return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} and {_CONFIG}: {error}", "correct the file"
+    return f"SSH at {at} failed: {error}", None
 
 
-def _wrong_key(reason: str, host: HostSpec, options: Options) -> str:
-    """Return whether a host key is unknown or has changed, and what to do."""
+def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
+    """Return whether a host key is unknown or has changed; the texts are the same for all hosts, to be grouped."""
+    where = f" for host {host.address}"
     known, port = (options.known_hosts or _KNOWN_HOSTS).expanduser(), options.port_of(host)
-    scan = f"ssh-keyscan -p {port} {host.address}"
+    scan = f"ssh-keyscan -p {port} ADDRESS"
     try:
         is_known = bool(library().match_known_hosts(str(known), host.address, "", port)[0])
     except (OSError, ValueError):
         is_known = False
     if is_known:
         found = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
-        return f"{found}; find out why; if it was reinstalled, replace its line there ({scan})"
-    return f"unknown host key ({reason}): verify the key, and add it to {known} ({scan})"
+        return found, f"find out why; if it was reinstalled, replace its line there ({scan})"
+    return f"unknown host key ({reason.removesuffix(where)})", f"verify the key, and add it to {known} ({scan})"
 
 
-def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> str:
+def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> _Explained:
     if file == options.key_of(host):
-        return f"the key file {file} cannot be read ({why}): correct key in the cluster file"
+        return f"the key file {file} cannot be read ({why})", "correct key in the cluster file"
     if options.known_hosts is not None and file == options.known_hosts:
         what = f"the file of known hosts {file} cannot be read ({why})"
-        return f"{what}: correct known_hosts in the cluster file, or create the file ({scan})"
-    return f"{file}, which {_CONFIG} names, cannot be used ({why}): correct {_CONFIG}"
+        return what, f"correct known_hosts in the cluster file, or create the file ({scan})"
+    return f"{file}, which {_CONFIG} names, cannot be used ({why})", f"correct {_CONFIG}"
 
 
-def _bad_key(what: str, key: Path | None) -> str:
+def _bad_key(what: str, key: Path | None) -> _Explained:
     named = f"the key file {key}" if key is not None else f"a key file in ~/.ssh, or one that {_CONFIG} names,"
     if "passphrase" in what.lower():
         add = f"ssh-add {key}" if key is not None else "ssh-add"
         advice = f"add it to ssh-agent ({add}) and remove key from the cluster file, or use another key"
-        return f"{named} has a passphrase, which cannot be asked for: {advice}"
-    return f"{named} is not a readable private key ({what}): name the private key, not the .pub file"
+        return f"{named} has a passphrase, which cannot be asked for", advice
+    return f"{named} is not a readable private key ({what})", "name the private key, not the .pub file"
 
 
 def _is_text(file: Path) -> bool:
