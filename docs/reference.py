@@ -20,7 +20,7 @@ from accelmark.explain.entries import entries
 from accelmark.explain.fields import documented_fields
 from accelmark.explain.schemas import FILES
 from accelmark.explain.support import case_support
-from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
+from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, title_of
 
 _ROOT: Final = Path(__file__).parents[1]
 _SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
@@ -108,7 +108,7 @@ def _figures() -> str:
     parts = ["# Figures\n\nA figure that was not measured is null and has a reason.\n"]
     for group, names in FIGURE_GROUPS.items():
         rows = (
-            (f"`{name}`", FIGURES[name].title.format(unit="unit"), FIGURES[name].unit.format(unit="unit"),
+            (f"`{name}`", title_of(name, "unit"), FIGURES[name].unit.format(unit="unit"),
              FIGURES[name].explanation.format(unit="unit"))
             for name in names
         )  # fmt: skip

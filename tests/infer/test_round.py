@@ -78,6 +78,8 @@ def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     assert values[FigureName.MFU] == pytest.approx(core * 2000 / 0.5e12)
     assert values[FigureName.MFU_MEASURED] == pytest.approx(core * 2000 / 0.25e12), "the rate that the probe measured"
     assert values[FigureName.METRIC_DIFFERENCE] == 0
+    assert values[FigureName.ENGINE_METRIC] == values[FigureName.FRAMEWORK_METRIC] is not None
+    assert "inputs, the same in both" in str(result.figures[FigureName.ENGINE_METRIC].reason)
     assert result.figures[FigureName.LATENCY_P999].value is None
     assert "1000 full batches" in str(result.figures[FigureName.LATENCY_P999].reason)
     assert result.inference is not None

@@ -30,4 +30,11 @@ def test_charts_fit_a_desktop_and_a_phone_in_light_and_dark(browser: Browser, tm
         boxes = [charts.nth(place).bounding_box() for place in range(charts.count())]
         assert len(boxes) == 6
         assert all(box is not None and 300 < box["width"] <= width for box in boxes)
+        wide = seen.page.locator(".scroll").evaluate_all(
+            "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+        )
+        assert width == 390 or wide == 0
+        timeline = seen.page.locator(".chart.timeline:visible").bounding_box()
+        assert timeline is not None
+        assert timeline["x"] + timeline["width"] <= width
         seen.page.context.close()

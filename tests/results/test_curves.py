@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.figures.curves import histogram, thin
+from accelmark.results.figures.curves import histogram, telemetry_series, thin
+from accelmark.results.read.telemetry import Samples
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,3 +42,13 @@ def test_a_gap_in_the_data_stays_a_gap() -> None:
     shown = values[thin(values, 100)]
     assert np.isnan(shown).any()
     assert np.nanmax(shown) == pytest.approx(1)
+
+
+def test_telemetry_of_a_load_begins_and_ends_with_it() -> None:
+    samples = Samples(header={}, t=array("d", range(100, 160)), host={"cpu": array("d", [0.5] * 60)}, devices={})
+    hosts = {"n1": (samples, ((110.0, 112.0),))}
+    (of_load,) = telemetry_series(hosts, (120.0, 130.0))
+    assert [at for at, _ in of_load.points] == list(range(11))
+    (of_training,) = telemetry_series(hosts)
+    assert of_training.points[0] == (-10, 0.5)
+    assert telemetry_series(hosts, (200.0, 210.0)) == ()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from accelmark.results.figures.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.schema import Figure
-from accelmark.spec.log.inference import ForwardWindow, RepeatCheck
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
 from accelmark.spec.settings.inference import Reference
 
 
@@ -94,6 +94,17 @@ def _reasons(**changed: object) -> tuple[str, ...]:
 def test_an_accuracy_within_the_tolerance_gives_no_finding() -> None:
     assert _reasons() == ()
     assert _reasons(validation=None) == ()
+
+
+def test_the_metrics_of_the_same_inputs_are_compared() -> None:
+    same = {"num_items": 0, "median_error": None, "worst_error": None, "top1_agreement": None}
+    answers = AnswerCheck(**same, framework_metrics={"top1": 0.899}, engine_metrics={"top1": 0.880})
+    (reason,) = _reasons(answers=answers)
+    assert reason.startswith("top1 is 0.8800 in the engine on the same inputs and 0.8990 in the framework")
+    right = answers.model_copy(update={"engine_metrics": {"top1": 0.899}})
+    assert _reasons(answers=right) == ()
+    (reason,) = _reasons(answers=right, inference=0.88)
+    assert reason.startswith("top1 is 0.8800 in the engine on all inputs")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_the_passes_of_an_engine_have_a_share_and_an_eta(tmp_path: Path) -> None
     with log.open("a") as stream:
         stream.write(line("EVALUATE", phase="inference", num_items=32, metrics={"accuracy": 0.5}))
     seen = follow.read()
-    assert (seen.samples, seen.share, seen.eta_s, seen.metric) == (0, None, None, ("accuracy", 0.5))
+    assert (seen.samples, seen.share, seen.eta_s, seen.metric) == (0, None, None, ("accuracy (engine)", 0.5))
     with log.open("a") as stream:
         stream.write(line("HEARTBEAT", phase="scenario server", num_requests=70, share=0.25, eta_s=30))
     seen = follow.read()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accelmark.results.figure_names import FIGURES, FigureName
-from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of
+from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of, subtracted
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,23 @@ from accelmark.spec.number_format import THIN, digits, duration, percent, quanti
 )
 def test_a_value_is_shown_with_four_digits_and_its_unit(value: float | None, unit: str, shown: str) -> None:
     assert quantity(value, unit).replace(THIN, " ") == shown
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        (6.33804, 6.33516, ("6.3380", "6.3352", "0.0028")),
+        (0.916544, 0.916602, ("0.916544", "0.916602", "−0.000058")),
+        (0.9, 0.8, ("0.9000", "0.8000", "0.1000")),
+        (6.335, 6.335, ("6.335", "6.335", "0")),
+        (1234.6, 1234.0, ("1,234.60", "1,234.00", "0.60")),
+        (6.3350001, 6.335, ("6.335", "6.335", "1.0×10⁻⁷")),
+    ],
+)
+def test_two_numbers_are_shown_so_that_they_give_their_difference(
+    first: float, second: float, shown: tuple[str, str, str]
+) -> None:
+    assert subtracted(first, second) == shown
 
 
 def test_rounds_share_the_scale_of_their_mean() -> None:

@@ -58,6 +58,23 @@ def test_an_extra_of_accelmark_stands_for_its_packages() -> None:
     assert missing([need]) == []
 
 
+SERVER = ("transformers>=5.20", "fastapi>=0.115", "uvicorn>=0.32", "openai>=2.0", "accelerate>=1.1")
+
+
+@pytest.mark.parametrize(
+    ("requirements", "command"),
+    [
+        (("accelmark[torch]", "httptools>=0.6.2", "tokenizers>=0.20", *SERVER), "pip install 'accelmark[serve]'"),
+        (("accelmark[torch]", "onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"), "pip install 'accelmark[infer]'"),
+        (("accelmark[torch]", "transformers>=5.20", "tokenizers>=0.20"), "pip install 'accelmark[models,torch]'"),
+        (("accelmark[torch]", "torch-tensorrt"), "pip install 'accelmark[torch]' torch-tensorrt"),
+    ],
+)
+def test_several_missing_packages_are_installed_by_their_extra(requirements: tuple[str, ...], command: str) -> None:
+    found = missing([Need(requirement=one, needed_by="accelmark infer") for one in requirements], no_version)
+    assert install_command(found) == command
+
+
 def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
     require("accelmark view", "pydantic>=2")
     with pytest.raises(RequestError) as caught:

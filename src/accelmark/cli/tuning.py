@@ -61,7 +61,7 @@ def with_search(plan: Plan, budget: Budget) -> Plan:
 
 def search_lines(plan: Plan) -> list[str]:
     """Return what a search tries, in its order, and its limits."""
-    from accelmark.results.figure_names import FIGURES, FigureName, unit_of
+    from accelmark.results.figure_names import FigureName, title_of, unit_of
     from accelmark.spec.number_format import duration
 
     tuning = plan.tuning
@@ -72,7 +72,7 @@ def search_lines(plan: Plan) -> list[str]:
     limits += [f"at most {tuning.max_trials} trials"] if tuning.max_trials is not None else []
     limits += [f"a round at most {duration(plan.timeout_s)}"] if plan.timeout_s is not None else []
     lines = [
-        f"search for the best {FIGURES[figure].title.format(unit=unit)} ({unit_of(figure, unit)}, {tuning.better} is "
+        f"search for the best {title_of(figure, unit)} ({unit_of(figure, unit)}, {tuning.better} is "
         f"better): {', '.join(limits)}",
         "one setting after the other from the settings as shipped, until no change is better by more than 1 %; "
         "results beyond the case's accuracy tolerance cannot be chosen",

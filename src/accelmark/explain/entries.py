@@ -11,7 +11,7 @@ from typing import Final, final
 from pydantic import BaseModel, TypeAdapter
 
 from accelmark.explain.fields import documented_fields
-from accelmark.results.figure_names import FIGURES
+from accelmark.results.figure_names import FIGURES, title_of
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.model import Spec, read_yaml
@@ -63,7 +63,7 @@ def entries() -> Iterator[Entry]:
         unit = info.unit.format(unit="unit")
         measure = "a ratio" if unit == "ratio" else f"in {unit}" if unit else "a number"
         better = "" if info.better == "neither" else f" {info.better.capitalize()} is better."
-        title = info.title.format(unit="unit")
+        title = title_of(figure, "unit")
         yield Entry(figure.value, "figure", f"{title}, {measure}: {info.explanation.format(unit='unit')}.{better}")
     for kind, model in FILES_OF_SETTINGS.items():
         for field in documented_fields(model):

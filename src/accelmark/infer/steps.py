@@ -363,7 +363,6 @@ class SevenSteps:
             reference=None if self.partial else self.infer.reference,
             nonfinite_batches=sum(phase.nonfinite_batches for phase in measured),
             repeat_check=self.check,
-            expected=self.answers.framework_metrics.get(metric) if self.answers is not None else None,
             answers=self.answers,
             precision=settings.precision,
         )

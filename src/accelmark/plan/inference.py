@@ -47,8 +47,10 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
     of_case = {
         name: getattr(side, name)
-        for name in ("unit", "metric", "tolerance", "reference", "min_agreement", "benchmarks", "parameters")
-    }
+        for name in (
+            "unit", "metric", "metric_title", "tolerance", "reference", "min_agreement", "benchmarks", "parameters",
+        )
+    }  # fmt: skip
     return PlannedWork(
         work=InferJob(**of_case, settings=settings, notes=resolved.notes),
         directory=_directory(request.key, settings),

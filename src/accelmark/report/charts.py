@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import Final, NamedTuple
 
@@ -13,7 +14,9 @@ from accelmark.results.figures.scaling import ScalingCurve
 from accelmark.spec.log.records import CollectiveTiming
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
 
-_WIDTH: Final = 960
+WIDE: Final = 960
+HALF: Final = 470
+"""Width of one of two charts in a row, and of a chart on a narrow screen."""
 _HEIGHT: Final = 300
 _LEFT: Final = 78
 _RIGHT: Final = 24
@@ -28,21 +31,30 @@ _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
 
+def fitted(draw: Callable[[int], Markup]) -> Markup:
+    """Draw a chart for wide and for narrow screens; the style sheet shows the one that fits."""
+    return Markup('<div class="on-wide">{}</div><div class="on-narrow">{}</div>').format(draw(WIDE), draw(HALF))
+
+
 def scaling_chart(curve: ScalingCurve) -> Markup:
     """Draw scaling efficiency over ranks (logarithmic) with the ideal line and 95 % intervals."""
+    return fitted(partial(_scaling, curve))
+
+
+def _scaling(curve: ScalingCurve, width: int) -> Markup:
     ranks = [point.ranks for point in curve.points]
     highest = max(1.0, *(point.efficiency + (point.half95 or 0) for point in curve.points))
     top = math.ceil(highest * 5 + 0.01) / 5
     low, high = math.log2(min(ranks)), math.log2(max(ranks))
 
     def x(count: int) -> float:
-        return _LEFT + 30 + (_WIDTH - _LEFT - _RIGHT - 60) * ((math.log2(count) - low) / (high - low or 1))
+        return _LEFT + 30 + (width - _LEFT - _RIGHT - 60) * ((math.log2(count) - low) / (high - low or 1))
 
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
 
-    parts = [grid_line(y(step * 0.2), percent(step * 0.2)) for step in range(int(top * 5 + 1.5))]
-    parts.append(f'<path class="ideal" d="M{_LEFT},{y(1):.1f} H{_WIDTH - _RIGHT}"/>')
+    parts = [grid_line(y(step * 0.2), percent(step * 0.2), width) for step in range(int(top * 5 + 1.5))]
+    parts.append(f'<path class="ideal" d="M{_LEFT},{y(1):.1f} H{width - _RIGHT}"/>')
     parts.append(_path([(x(point.ranks), y(point.efficiency)) for point in curve.points]))
     for point in curve.points:
         at, level = x(point.ranks), y(point.efficiency)
@@ -53,14 +65,26 @@ def scaling_chart(curve: ScalingCurve) -> Markup:
         parts.append(_point(at, level, text))
         parts.append(text_at(at, level - 12, percent(point.efficiency, 3), "middle", "strong-text"))
         parts.append(text_at(at, _HEIGHT - 24, point.scale, "middle"))
-    parts.append(text_at((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "hosts × devices per host", "middle"))
-    return drawing(parts, f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below")
+    parts.append(text_at((_LEFT + width - _RIGHT) / 2, _HEIGHT - 6, "hosts × devices per host", "middle"))
+    return drawing(
+        parts, f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below", width=width
+    )
 
 
 def trend_chart(
     points: Sequence[tuple[str, float, float | None]], segments: Sequence[tuple[int, int, float]], unit: str, title: str
 ) -> Markup:
     """Draw a figure over runs, given as (label, value, half interval), and the level of each segment."""
+    return fitted(partial(_trend, points, segments, unit, title))
+
+
+def _trend(
+    points: Sequence[tuple[str, float, float | None]],
+    segments: Sequence[tuple[int, int, float]],
+    unit: str,
+    title: str,
+    width: int,
+) -> Markup:
     values = [value for _, value, _ in points]
     low = min(value - (half or 0) for _, value, half in points)
     high = max(value + (half or 0) for _, value, half in points)
@@ -69,7 +93,7 @@ def trend_chart(
     count = len(points)
 
     def x(position: float) -> float:
-        return _LEFT + 24 + (_WIDTH - _LEFT - _RIGHT - 48) * (position / max(count - 1, 1) if count > 1 else 0.5)
+        return _LEFT + 24 + (width - _LEFT - _RIGHT - 48) * (position / max(count - 1, 1) if count > 1 else 0.5)
 
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low)
@@ -77,7 +101,7 @@ def trend_chart(
     steps = ticks(low, high)
     scale = scale_of(max(map(abs, values)), unit)
     decimals = max(0, -math.floor(math.log10((steps[1] - steps[0]) / scale.divisor) + 1e-9)) if len(steps) > 1 else 3
-    parts = [grid_line(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−")) for tick in steps]
+    parts = [grid_line(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−"), width) for tick in steps]
     parts.append(text_at(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
     parts.append(_path([(x(i), y(value)) for i, value in enumerate(values)]))
     for begin, end, level in segments if count >= _MIN_RUNS else ():
@@ -90,38 +114,54 @@ def trend_chart(
         if half:
             parts.append(f'<path class="whisker" d="M{x(i):.1f},{y(value + half):.1f} V{y(value - half):.1f}"/>')
         parts.append(_point(x(i), y(value), f"{label}: {quantity(value, unit)}"))
-    shown = range(0, count, max(1, math.ceil(count / 7)))
+    shown = range(0, count, max(1, math.ceil(count * 130 / width)))
     days = [points[i][0][:10] for i in shown]
     several = len(set(days)) < len(days)
     for i, day in zip(shown, days, strict=True):
         parts.append(text_at(x(i), _HEIGHT - 24, f"{day} {points[i][0][11:16]}".strip() if several else day, "middle"))
-    return drawing(parts, f"{title} over time; values in the table below")
+    return drawing(parts, f"{title} over time; values in the table below", width=width)
+
+
+Keys = tuple[tuple[str, int, str], ...]
+"""(label, colour number, dashes) of each curve."""
 
 
 class KeyedChart(NamedTuple):
-    """Curves as SVG, and (label, colour number, dashes) of each."""
+    """Curves as SVG, and the key of each."""
 
     svg: Markup
-    keys: tuple[tuple[str, int, str], ...]
+    keys: Keys
 
 
-def keys_of(labels: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
-    """Return (label, colour number, dashes) of each curve."""
+def keys_of(labels: Sequence[str]) -> Keys:
+    """Return the key of each curve."""
     return tuple((label, i % COLOURS + 1, DASHES[i // COLOURS % len(DASHES)]) for i, label in enumerate(labels))
 
 
 def latency_chart(
-    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], samples: str = "batches", width: int = _WIDTH
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], samples: str = "batches", width: int | None = None
 ) -> KeyedChart | None:
     """Draw labelled curves of (share of the samples, latency in ms): shares in nines (x), logarithmic latency (y).
 
-    Returns None where no latency is above zero.
+    Returns None where no latency is above zero. Without ``width`` the chart fits the screen.
     """
     curves = [(label, curve) for label, curve in curves if len(curve) > 1]
     values = [latency for _, curve in curves for _, latency in curve if latency > 0]
     if not values:
         return None
-    low, high = min(values) / 1.1, max(values) * 1.1
+    keys = keys_of([label for label, _ in curves])
+    draw = partial(_latencies, curves, keys, (min(values) / 1.1, max(values) * 1.1), samples)
+    return KeyedChart(fitted(draw) if width is None else draw(width), keys)
+
+
+def _latencies(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    keys: Keys,
+    bounds: tuple[float, float],
+    samples: str,
+    width: int,
+) -> Markup:
+    low, high = bounds
 
     def x(share: float) -> float:
         nines = -math.log10(1 - min(share, _MAX_SHARE)) / -math.log10(1 - _MAX_SHARE)
@@ -135,13 +175,12 @@ def latency_chart(
     for share, label in _SHARES:
         parts.append(f'<path class="grid" d="M{x(share):.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
         parts.append(text_at(x(share), _HEIGHT - 24, label, "middle"))
-    keys = keys_of([label for label, _ in curves])
     for (label, colour, dashes), (_, curve) in zip(keys, curves, strict=True):
         points = " ".join(f"{x(share):.1f},{y(latency):.1f}" for share, latency in curve)
         title = f"<title>{escape(label)}</title>"
         parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
     label = f"Latency in milliseconds over the share of {samples}; percentiles in the table above"
-    return KeyedChart(drawing(parts, label, "chart latency", width), keys)
+    return drawing(parts, label, "chart latency", width)
 
 
 def collectives_chart(sweep: Sequence[CollectiveTiming]) -> KeyedChart | None:
@@ -149,25 +188,31 @@ def collectives_chart(sweep: Sequence[CollectiveTiming]) -> KeyedChart | None:
     names = list(dict.fromkeys(one.operation for one in sweep))
     if not names:
         return None
+    keys = keys_of([title_of(name) for name in names])
+    return KeyedChart(fitted(partial(_collectives, sweep, names, keys)), keys)
+
+
+def _collectives(sweep: Sequence[CollectiveTiming], names: Sequence[str], keys: Keys, width: int) -> Markup:
     sizes, rates = [one.size_bytes for one in sweep], [one.bus_gb_s for one in sweep]
     low, high = min(rates) / 1.2, max(rates) * 1.2
     first, last = math.log2(min(sizes)), math.log2(max(sizes))
 
     def x(size: int) -> float:
-        return _LEFT + 24 + (_WIDTH - _LEFT - _RIGHT - 48) * (math.log2(size) - first) / (last - first or 1)
+        return _LEFT + 24 + (width - _LEFT - _RIGHT - 48) * (math.log2(size) - first) / (last - first or 1)
 
     def y(rate: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - math.log(rate / low) / math.log(high / low))
 
     marks = [value for value in logarithmic_ticks(low, high) if f"{value:e}".startswith(("1", "3"))]
-    parts = [grid_line(y(value), quantity(value, "GB/s", 1)) for value in marks or logarithmic_ticks(low, high)]
-    parts += [text_at(x(size), _HEIGHT - 24, size_text(size), "middle") for size in sorted(set(sizes))]
-    keys = keys_of([title_of(name) for name in names])
+    parts = [grid_line(y(value), quantity(value, "GB/s", 1), width) for value in marks or logarithmic_ticks(low, high)]
+    shown = sorted(set(sizes))
+    shown = shown[:: math.ceil(len(shown) * 60 / (width - _LEFT - _RIGHT))]
+    parts += [text_at(x(size), _HEIGHT - 24, size_text(size), "middle") for size in shown]
     for (label, colour, dashes), name in zip(keys, names, strict=True):
         points = " ".join(f"{x(one.size_bytes):.1f},{y(one.bus_gb_s):.1f}" for one in sweep if one.operation == name)
         title = f"<title>{escape(label)}</title>"
         parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
-    return KeyedChart(drawing(parts, "Bus bandwidth over size; values in the table below", "chart latency"), keys)
+    return drawing(parts, "Bus bandwidth over size; values in the table below", "chart latency", width)
 
 
 def title_of(collective: str) -> str:
@@ -197,7 +242,7 @@ def ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def grid_line(y: float, label: str, width: int = _WIDTH) -> str:
+def grid_line(y: float, label: str, width: int = WIDE) -> str:
     """Draw a horizontal line with its value."""
     return f'<path class="grid" d="M{_LEFT},{y:.1f} H{width - _RIGHT}"/>' + text_at(_LEFT - 8, y + 4, label, "end")
 
@@ -216,7 +261,7 @@ def text_at(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
 
 
 def drawing(
-    parts: Sequence[str], label: str, css_class: str = "chart", width: int = _WIDTH, height: int = _HEIGHT
+    parts: Sequence[str], label: str, css_class: str = "chart", width: int = WIDE, height: int = _HEIGHT
 ) -> Markup:
     """Return the parts as an SVG with a description."""
     head = f'<svg class="{css_class}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from accelmark.report.charts import KeyedChart, drawing, grid_line, logarithmic_ticks, text_at, ticks
+from accelmark.report.charts import HALF, KeyedChart, drawing, fitted, grid_line, logarithmic_ticks, text_at, ticks
 from accelmark.results.serving_schema import TimelineRequest
 from accelmark.spec.number_format import digits
 
-HALF: Final = 470
-"""Width of one of two charts in a row."""
 _HEIGHT: Final = 320
 _LEFT: Final = 78
 _RIGHT: Final = 24
@@ -23,7 +22,6 @@ _BOTTOM: Final = 46
 _ROWS: Final = 480
 """Height of all rows of a timeline."""
 _MAX_ROW: Final = 10.0
-_TIMELINE: Final = 960
 _CHARACTER: Final = 6.6
 """Mean width of a character of a label."""
 _TEXT: Final = 12
@@ -166,18 +164,28 @@ def timeline_chart(requests: Sequence[TimelineRequest], window_s: tuple[float, f
     end_s = max(request.end_s for request in requests)
     if end_s <= begin_s:
         return None
+    return fitted(partial(_timeline, requests, window_s, begin_s, end_s))
+
+
+def _timeline(
+    requests: Sequence[TimelineRequest],
+    window_s: tuple[float, float] | None,
+    begin_s: float,
+    end_s: float,
+    width: int,
+) -> Markup:
     row = min(_ROWS / len(requests), _MAX_ROW)
     height = round(_TOP + row * len(requests) + _BOTTOM)
 
     def x(time_s: float) -> float:
-        return _LEFT + (_TIMELINE - _LEFT - _RIGHT) * (time_s - begin_s) / (end_s - begin_s)
+        return _LEFT + (width - _LEFT - _RIGHT) * (time_s - begin_s) / (end_s - begin_s)
 
     parts = []
     bottom = _TOP + row * len(requests)
     for mark in ticks(begin_s, end_s):
         parts.append(f'<path class="grid" d="M{x(mark):.1f},{_TOP} V{bottom:.1f}"/>')
         parts.append(text_at(x(mark), height - 24, f"{mark:,g} s", "middle"))
-    parts.append(text_at((_LEFT + _TIMELINE - _RIGHT) / 2, height - 6, "time since the stage began", "middle"))
+    parts.append(text_at((_LEFT + width - _RIGHT) / 2, height - 6, "time since the stage began", "middle"))
     parts.append(text_at(_LEFT - 8, _TOP + 10, f"{requests[0].number}", "end"))
     parts.append(text_at(_LEFT - 8, bottom, f"{requests[-1].number}", "end"))
     for place, request in enumerate(requests):
@@ -187,7 +195,7 @@ def timeline_chart(requests: Sequence[TimelineRequest], window_s: tuple[float, f
             parts.append(f'<path class="change" d="M{x(edge):.1f},{_TOP - 6} V{bottom:.1f}"/>')
             parts.append(text_at(x(edge) + shift, _TOP - 8, "window", anchor))
     label = "Timeline of requests: queued, waiting for the first token, decoding"
-    return drawing(parts, label, "chart timeline", _TIMELINE, height)
+    return drawing(parts, label, "chart timeline", width, height)
 
 
 def _row(request: TimelineRequest, x: Callable[[float], float], level: float, thickness: float) -> str:

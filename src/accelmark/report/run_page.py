@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ from accelmark.results.equivalence import EQUIVALENCE_RULE
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
-from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
@@ -26,13 +26,13 @@ from accelmark.results.tuning import tuned_result
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
+from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of, subtracted
 
 REPORT_FILE: Final = "report.html"
 
 F = FigureName
 HEADLINES: Final = (
-    F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.INFERENCE_METRIC, F.LATENCY_P50,
+    F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.ENGINE_METRIC, F.LATENCY_P50,
     F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.SLO_RATE, F.REQUEST_RATE, F.ANSWER_AGREEMENT, F.UNITS_PER_JOULE,
     F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
     F.FINAL_LOSS, F.COMPILE_TIME, F.RAW_TRAIN_TIME,
@@ -134,16 +134,14 @@ def case_views(run: LoadedRun) -> list[CaseView]:
 
 def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
-    title = functools.partial(
-        title_of, unit=result.unit, metric=first.target.metric if first and first.target else None
-    )
+    title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
     columns = [name for name in _ROUND_COLUMNS if any(found.value_of(name) is not None for found in rounds)]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
     groups = (
-        (group, [_row(title(name), name, known[name], result.unit, rounds) for name in names if name in known])
+        (group, [_row(title(name), name, result, rounds) for name in names if name in known])
         for group, names in FIGURE_GROUPS.items()
     )
     return CaseView(
@@ -155,7 +153,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         marks=[_MARKS[mark] for mark in result.marks],
         target=_target(first),
         equivalence=next((found.actual for found in result.findings if found.rule == EQUIVALENCE_RULE), ""),
-        tiles=[_tile(title(name), name, known[name], result.unit) for name in HEADLINES if name in known][:NUM_TILES],
+        tiles=[_tile(title(name), name, result) for name in HEADLINES if name in known][:NUM_TILES],
         groups=[(group, rows) for group, rows in groups if rows],
         missing=missing,
         notes=[(title(name), spread.reason) for name, spread in known.items() if spread.reason],
@@ -201,25 +199,30 @@ def _target(result: RoundResult | None) -> str:
     return f"{result.target.metric.replace('_', ' ')} {sign} {result.target.value:g}"
 
 
-def _tile(title: str, name: FigureName, spread: Spread, unit: str) -> Tile:
-    scale = scale_of(spread.mean or 0.0, unit_of(name, unit))
+def _tile(title: str, name: FigureName, result: CaseResult) -> Tile:
+    spread = result.figures[name]
+    scale = scale_of(spread.mean or 0.0, unit_of(name, result.unit))
     if spread.relative_half95 is not None:
         note = f"± {percent(spread.relative_half95)} over {spread.num_rounds} rounds"
     else:
         note = FIGURES[name].explanation if spread.num_rounds < 2 else f"{spread.num_rounds} rounds"
-    return Tile(title, scale.number(spread.mean), scale.unit, note)
+    metrics = _metric_texts(result.mean_of)
+    if name is F.ENGINE_METRIC and name in metrics:
+        note = f"framework {metrics[F.FRAMEWORK_METRIC]} {spread.reason}"
+    return Tile(title, metrics.get(name) or scale.number(spread.mean), scale.unit, note)
 
 
-def _row(title: str, name: FigureName, spread: Spread, unit: str, rounds: Sequence[RoundResult]) -> FigureRow:
+def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[RoundResult]) -> FigureRow:
+    spread = result.figures[name]
     half = spread.relative_half95
-    scale = scale_of(spread.mean or 0.0, unit_of(name, unit))
+    scale = scale_of(spread.mean or 0.0, unit_of(name, result.unit))
     return FigureRow(
         title=title,
         explanation=FIGURES[name].explanation,
-        value=format_figure(name, spread.mean, unit),
+        value=_metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
         interval=NOTHING if half is None else f"± {percent(half)}",
         wide=half is not None and half > NARROW,
-        rounds=[scale.number(result.value_of(name)) for result in rounds],
+        rounds=[_metric_texts(each.value_of).get(name) or scale.number(each.value_of(name)) for each in rounds],
     )
 
 
@@ -253,7 +256,8 @@ def _amount(title: str, value: float) -> tuple[str, str]:
 
 
 _ENGINE_COLUMNS: Final = (
-    ("Accuracy", F.INFERENCE_METRIC), ("Framework accuracy", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
+    ("{metric}, engine", F.ENGINE_METRIC), ("{metric}, framework", F.FRAMEWORK_METRIC),
+    ("Engine minus framework", F.METRIC_DIFFERENCE),
     ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
     ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
     ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
@@ -276,8 +280,10 @@ def inference_view(run: LoadedRun) -> dict[str, Any] | None:
     if not found:
         return None
     columns = {head: name for head, name in _ENGINE_COLUMNS if any(row[1].mean_of(name) is not None for row in found)}
+    metrics = {row[2].metric_title or "metric" for row in found}
+    metric = metrics.pop() if len(metrics) == 1 else "metric"
     return {
-        "heads": list(columns),
+        "heads": [head.format(metric=metric[:1].upper() + metric[1:]) for head in columns],
         "rows": [(*row, _engine_cells(row[1], columns.values()), _speedup(row[1])) for row in found],
         "chart": latency_chart([(_engine(case), inference.latency_curve) for _, case, _, inference in found]),
         "steps": [(_engine(case), _steps(inference)) for _, case, _, inference in found],
@@ -290,12 +296,23 @@ def _engine(case: CaseResult) -> str:
 
 def _engine_cells(case: CaseResult, names: Iterable[FigureName]) -> list[tuple[str, str]]:
     cells = []
+    metrics = _metric_texts(case.mean_of)
     for name in names:
         spread, mean = case.figures.get(name), case.mean_of(name)
-        few = {F.METRIC_DIFFERENCE: 2, F.COMPILE_TIME: 3}.get(name, 4)
+        few = 3 if name is F.COMPILE_TIME else 4
         shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean, few)
+        shown = metrics.get(name, shown)
         cells.append((shown, (spread.reason if spread else None) or ""))
     return cells
+
+
+def _metric_texts(value_of: Callable[[F], float | None]) -> dict[F, str]:
+    """Return the metrics of engine and framework and their difference, so that the first two give the third."""
+    engine, framework = value_of(F.ENGINE_METRIC), value_of(F.FRAMEWORK_METRIC)
+    if engine is None or framework is None:
+        return {}
+    names = (F.ENGINE_METRIC, F.FRAMEWORK_METRIC, F.METRIC_DIFFERENCE)
+    return dict(zip(names, subtracted(engine, framework), strict=True))
 
 
 def _speedup(case: CaseResult) -> str:

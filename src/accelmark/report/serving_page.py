@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from accelmark.report.charts import KeyedChart, keys_of, latency_chart
-from accelmark.report.load_charts import HALF, LoadCurve, LoadPoint, timeline_chart, tradeoff_chart
+from accelmark.report.charts import HALF, KeyedChart, Keys, keys_of, latency_chart
+from accelmark.report.load_charts import LoadCurve, LoadPoint, timeline_chart, tradeoff_chart
 from accelmark.results.schema import RoundResult
 from accelmark.results.serving_schema import LATENCIES, PERCENTILES, Distribution, Quantile, ServingRound, ServingStage
 from accelmark.spec.log.serving import TokenScenarioResult
@@ -27,11 +27,11 @@ _FACTS: Final = {
 }
 _CHARTED: Final = ("ttft", "tpot", "itl", "e2e")
 _GENERATION: Final = (
-    ("Prefill", "Tokens/s of prompts: batch x tokens of a prompt / (first output - due)", "prefill_token_rate"),
-    ("Decoding", "Tokens/s after the first: batch x (tokens - 1) / (end - first output)", "decode_token_rate"),
+    ("Prefill, tokens/s", "Of prompts: batch x tokens of a prompt / (first output - due)", "prefill_token_rate"),
+    ("Decoding, tokens/s", "After the first token: batch x (tokens - 1) / (end - first output)", "decode_token_rate"),
     ("Prefill MFU", "FLOP/s over the chip's dense peak", "prefill_mfu"),
     ("MBU", "Weights and KV cache read by decode steps over the chip's memory bandwidth", "decode_mbu"),
-    ("KV cache", "MiB of the batch at the end of its answers", "kv_cache_mib"),
+    ("KV cache, MiB", "Of the batch at the end of its answers", "kv_cache_mib"),
 )
 """Columns of offline generation: head, explanation, field of a stage."""
 _TRADEOFF: Final = (
@@ -86,7 +86,7 @@ class ServingView(NamedTuple):
     tradeoffs: list[tuple[str, str, KeyedChart]]
     """(title, explanation, chart)."""
     distributions: list[tuple[str, KeyedChart]]
-    keys: tuple[tuple[str, int, str], ...]
+    keys: Keys
     """Of all distributions."""
     timeline: Markup | None
     facts: list[tuple[str, str]]
@@ -126,20 +126,20 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
 
 def _columns(serving: ServingRound) -> Iterator[Column]:
     """Yield the columns of the table; those without any value are left out."""
-    yield Column("Window", "Steady state, in seconds since the stage began", _window)
+    yield Column("Window, s", "Steady state, since the stage began", _window)
     yield Column("Requests", "Due in the window", _requests)
     yield Column("Failed", "Requests of the whole stage", _failed)
     yield Column("Requests/s", "Answered in the window", _request_rate)
     yield Column("Tokens/s", "Output tokens", lambda stage: _number(stage.output_token_rate))
     if serving.num_devices > 1:
-        yield Column("per device", "Output tokens/s", lambda stage: _number(stage.token_rate_per_device))
+        yield Column("Tokens/s per device", "Output tokens", lambda stage: _number(stage.token_rate_per_device))
     for head, note, field in _GENERATION:
         if any(getattr(stage, field) is not None for stage in serving.stages):
             yield Column(head, note, partial(_field, field))
-    yield Column("per user", "1 / median TPOT", lambda stage: _number(stage.token_rate_per_user))
-    yield Column("TTFT", "Median and p99 in ms", lambda stage: _pair(stage, "ttft"))
-    yield Column("TPOT", "Median and p99 in ms", lambda stage: _pair(stage, "tpot"))
-    yield Column("ITL p99", "In ms", lambda stage: _number(stage.quantile("itl", "p99")))
+    yield Column("Tokens/s per user", "1 / median TPOT", lambda stage: _number(stage.token_rate_per_user))
+    yield Column("TTFT p50 · p99, ms", "Median and 99th percentile", lambda stage: _pair(stage, "ttft"))
+    yield Column("TPOT p50 · p99, ms", "Median and 99th percentile", lambda stage: _pair(stage, "tpot"))
+    yield Column("ITL p99, ms", "99th percentile", lambda stage: _number(stage.quantile("itl", "p99")))
     if any(stage.slo_share is not None for stage in serving.stages):
         yield Column("In SLO", "Share of the requests that held all limits", _slo_share)
         yield Column("Goodput/s", "Requests that held all limits", lambda stage: _number(stage.goodput))

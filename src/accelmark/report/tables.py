@@ -31,12 +31,13 @@ class _Layout(NamedTuple):
 
 _LAYOUTS: Final[dict[Task, _Layout]] = {
     "train": _Layout("Training", (
-        ("Throughput", F.THROUGHPUT_TRAIN), ("Time to target", F.TIME_TO_TARGET), ("Final metric", F.FINAL_METRIC),
+        ("Throughput", F.THROUGHPUT_TRAIN), ("Time to target", F.TIME_TO_TARGET), ("{metric}", F.FINAL_METRIC),
         ("MFU", F.MFU), ("Peak memory", F.PEAK_DEVICE_MEMORY), ("Energy", F.ENERGY),
     )),
     "infer": _Layout("Inference", (
-        ("In the engine", F.INFERENCE_CORE), ("In the framework", F.VALIDATION_CORE), ("Accuracy", F.INFERENCE_METRIC),
-        ("Framework's", F.VALIDATION_METRIC), ("Latency, median", F.LATENCY_P50), ("p99", F.LATENCY_P99),
+        ("In the engine", F.INFERENCE_CORE), ("In the framework", F.VALIDATION_CORE),
+        ("{metric}, engine", F.ENGINE_METRIC), ("framework, same inputs", F.FRAMEWORK_METRIC),
+        ("Latency, median", F.LATENCY_P50), ("p99", F.LATENCY_P99),
         ("MFU", F.MFU), ("Energy", F.ENERGY),
     ), software="Engine and batch"),
     "serve": _Layout("Serving", (
@@ -158,10 +159,10 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
 
 
 def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) -> str:
-    metrics = {case.first.target.metric if case.first.target else "" for case in cases if case.first}
-    named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 else {}
+    metrics = {case.first.metric_title or "" for case in cases if case.first}
+    metric = metrics.pop() if len(metrics) == 1 else "metric"
     measured = {name for name in FigureName if any(case.result.mean_of(name) is not None for case in cases)}
-    figures = [(named.get(title, title), name) for title, name in layout.columns if name in measured]
+    figures = [(title.format(metric=metric), name) for title, name in layout.columns if name in measured]
     left, right = "---", "---:"
     columns: list[tuple[str, str, Callable[[LoadedCase], str]]] = [
         *([("Case", left, lambda case: case.result.key.case)] if name_cases else []),

@@ -51,9 +51,11 @@ class FigureName(StrEnum):
     INFERENCE_WHOLE = "inference_whole"
     VALIDATION_CORE = "validation_core"
     VALIDATION_WHOLE = "validation_whole"
+    ENGINE_METRIC = "engine_metric"
+    FRAMEWORK_METRIC = "framework_metric"
+    METRIC_DIFFERENCE = "metric_difference"
     INFERENCE_METRIC = "inference_metric"
     VALIDATION_METRIC = "validation_metric"
-    METRIC_DIFFERENCE = "metric_difference"
     LATENCY_P50 = "latency_p50_ms"
     LATENCY_P90 = "latency_p90_ms"
     LATENCY_P99 = "latency_p99_ms"
@@ -112,7 +114,10 @@ class FigureName(StrEnum):
 
 
 class FigureInfo(Spec):
-    """Presentation of a figure; title and unit may contain ``{unit}``, which a case defines (image, token)."""
+    """Presentation of a figure; title and unit may contain what a case defines.
+
+    These are ``{unit}`` (image, token) and, in titles, ``{metric}`` (top-1 accuracy).
+    """
 
     title: str
     unit: str
@@ -152,10 +157,9 @@ TRAIN_FIGURES: Final = _NAMES[:_INFER]
 
 
 def title_of(name: FigureName, unit: str, metric: str | None = None) -> str:
-    """Return a figure's title for a case that counts ``unit``; the final metric has the name of the case's metric."""
-    if name is FigureName.FINAL_METRIC and metric:
-        return f"Final {metric.replace('_', ' ')}"
-    return FIGURES[name].title.format(unit=unit)
+    """Return a figure's title for a case that counts ``unit`` and has the ``metric``."""
+    title = FIGURES[name].title.format(unit=unit, metric=metric or "metric")
+    return title[:1].upper() + title[1:]
 
 
 def unit_of(name: FigureName, unit: str) -> str:

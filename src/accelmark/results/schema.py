@@ -68,7 +68,7 @@ class TelemetrySeries(Spec):
     label: str
     """Host and device, or the aggregate where there are many."""
     points: tuple[tuple[float, float | None], ...]
-    """(seconds since TRAIN_START, value); negative before it."""
+    """(seconds since TRAIN_START, value), negative before it; of a load since its first stage began."""
 
 
 class Environment(Spec):
@@ -177,6 +177,8 @@ class InferenceRound(Spec):
     compiler: str | None
     batch_size: int
     metric: str
+    metric_title: str = ""
+    """What the metric is, with its unit where it has one; empty: its name."""
     tolerance: float
     stages: tuple[StageEnd, ...] = ()
     """The ends of the seven steps."""
@@ -278,6 +280,13 @@ class RoundResult(Spec):
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def metric_title(self) -> str | None:
+        """What the case's metric is; None for tasks without one."""
+        if self.inference is not None:
+            return self.inference.metric_title or self.inference.metric.replace("_", " ")
+        return self.target.metric.replace("_", " ") if self.target is not None else None
 
     def value_of(self, name: FigureName) -> float | None:
         """Return the value of a figure; None where it was not measured."""

@@ -169,6 +169,7 @@ class InferJob(BaseWork):
     kind: Literal["infer"] = "infer"
     unit: Unit
     metric: str
+    metric_title: str = ""
     tolerance: float
     reference: Reference | None
     min_agreement: float = 0.0

@@ -25,6 +25,7 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SMALLEST_RATIO: Final = 1e-5
+_MOST_DECIMALS: Final = 6
 _COUNTED: Final = frozenset({"trials", "images"})
 
 
@@ -50,6 +51,24 @@ def quantity(value: float | None, unit: str, significant: int = 4) -> str:
     scale = scale_of(value, unit, significant)
     number = scale.number(value)
     return f"{number}{THIN}{scale.unit}" if scale.unit else number
+
+
+def subtracted(first: float, second: float) -> tuple[str, str, str]:
+    """Return two numbers and the first less the second, with as many decimals as show the difference in two digits.
+
+    The third is the difference of the first two as they are shown. One below 1e-5 has its own digits.
+    """
+    decimals = max(_decimals(max(abs(first), abs(second)), 4), _decimals(first - second, 2))
+    if decimals > _MOST_DECIMALS:
+        return digits(first), digits(second), digits(first - second, 2)
+    rounded = round(first, decimals) - round(second, decimals)
+    shown = (f"{value:,.{decimals}f}".replace("-", "\u2212") for value in (first, second, rounded))
+    return next(shown), next(shown), next(shown) if rounded else "0"
+
+
+def _decimals(value: float, significant: int) -> int:
+    """Return the decimals that show ``value`` with ``significant`` digits."""
+    return max(significant - 1 - math.floor(math.log10(abs(value))), 0) if value else 0
 
 
 def counted(number: int, noun: str) -> str:

@@ -82,7 +82,10 @@ class CheckedPass:
         self.chance = random.Random(self.seed)
         self.answers = Answers()
         self.num_not_compared = 0
-        self.score, self.expected_score = Score(case), Score(case)
+        self.score = Score(case)
+        self.compared_score, self.expected_score = Score(case), Score(case)
+        """Of engine and framework, over the same inputs: those of the first pass."""
+        self.num_scored = 0
         self.call_s = 0.0
         self.window_calls = 1
         self.window_passes = 1
@@ -119,9 +122,12 @@ class CheckedPass:
             self.emit(Event.REPEAT_CHECK, check)
         answers = None
         if self.reference is not None:
-            expected = self.expected_score.metrics()
             answers = self.answers.result(
-                seed=self.seed, num_not_compared=self.num_not_compared, framework_metrics=expected
+                seed=self.seed,
+                num_not_compared=self.num_not_compared,
+                framework_metrics=self.expected_score.metrics(),
+                engine_metrics=self.compared_score.metrics(),
+                num_scored=self.num_scored,
             )
             self.emit(Event.ANSWER_CHECK, answers)
         return Measured(tuple(windows), metrics), check, answers
@@ -254,9 +260,12 @@ class CheckedPass:
             unchanged: list[Tensor] = []
             if self.answers.followed < MAX_FOLLOWED:
                 unchanged = self.reference([each[part] for each in chunk.unchanged])
-            self.answers.add([each[part] for each in outputs], expected, unchanged)
+            found = [each[part] for each in outputs]
+            self.answers.add(found, expected, unchanged)
             if whole and chunk.labels is not None:
                 self.expected_score.add(expected, chunk.labels[part])
+                self.compared_score.add(found, chunk.labels[part])
+                self.num_scored += len(part)
 
     def _compute_again(self, chunk: _Chunk) -> None:
         """Compute items that are new to the engine, and then the same items again, each time in a window of its own."""

@@ -191,16 +191,16 @@ def _precision_and_batch(case: LoadedCase) -> tuple[str, int] | None:
 def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
     differences: list[FigureDifference] = []
     one_sided: dict[str, list[str]] = {}
-    unit = case.result.unit
+    unit, metric = case.result.unit, case.first.metric_title if case.first else None
     for name in FigureName:
         before, after = _values(case, name), _values(match, name)
         if before and after:
-            differences.append(_difference(name, before, after, unit))
+            differences.append(_difference(name, title_of(name, unit, metric), before, after, unit))
         elif before or after:
             without = match if before else case
             spread = without.result.figures.get(name)
             why = (spread.reason if spread else None) or "was not measured"
-            one_sided.setdefault(f"{without.run.summary.run}: {why}", []).append(title_of(name, unit))
+            one_sided.setdefault(f"{without.run.summary.run}: {why}", []).append(title_of(name, unit, metric))
     return Pair(
         baseline=_side(case),
         other=_side(match),
@@ -269,12 +269,14 @@ def _values(case: LoadedCase, name: FigureName) -> list[float]:
     return [value for result in case.succeeded if (value := result.value_of(name)) is not None]
 
 
-def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> FigureDifference:
+def _difference(
+    name: FigureName, title: str, before: Sequence[float], after: Sequence[float], unit: str
+) -> FigureDifference:
     difference, interval = mean_difference(before, after)
     relative, relative_interval = relative_difference(before, after)
     return FigureDifference(
         figure=name,
-        title=title_of(name, unit),
+        title=title,
         unit=unit_of(name, unit),
         baseline=sum(before) / len(before),
         other=sum(after) / len(after),

@@ -114,8 +114,13 @@ class _Line(NamedTuple):
     values: Floats
 
 
-def telemetry_series(hosts: HostSamples) -> tuple[TelemetrySeries, ...]:
-    """Return telemetry of each host and device as series over seconds since TRAIN_START."""
+def telemetry_series(hosts: HostSamples, span_s: tuple[float, float] | None = None) -> tuple[TelemetrySeries, ...]:
+    """Return telemetry of each host and device as series over seconds since TRAIN_START.
+
+    With ``span_s`` (monotonic time of the host of a load) the series have what was sampled in it, from its beginning.
+    """
+    if span_s is not None:
+        hosts = {host: (samples, (span_s,)) for host, (samples, _) in hosts.items()}
     found: list[TelemetrySeries] = []
     for column, (quantity, unit) in _DEVICE.items():
         lines = [
@@ -124,16 +129,16 @@ def telemetry_series(hosts: HostSamples) -> tuple[TelemetrySeries, ...]:
             for index, columns in samples.devices.items()
             if column in columns and (times := samples.times(columns))
         ]
-        found += _series(quantity, unit, lines)
+        found += _series(quantity, unit, lines, span_s)
     for column, (quantity, unit) in _HOST.items():
         lines = [
             _line(host, samples.t, samples.host[column], begin_s)
             for host, (samples, ((begin_s, _), *_)) in hosts.items()
             if column in samples.host
         ]
-        found += _series(quantity, unit, lines)
+        found += _series(quantity, unit, lines, span_s)
     if not any(series.quantity == "power" for series in found):
-        found += _series("power", "W", list(_package_lines(hosts)))
+        found += _series("power", "W", list(_package_lines(hosts)), span_s)
     return tuple(found)
 
 
@@ -150,7 +155,11 @@ def _line(label: str, times: Column, values: Column, zero_s: float) -> _Line:
     return _Line(label, np.asarray(times, dtype=np.float64) - zero_s, np.asarray(values, dtype=np.float64))
 
 
-def _series(quantity: Quantity, unit: str, lines: list[_Line]) -> Iterable[TelemetrySeries]:
+def _series(
+    quantity: Quantity, unit: str, lines: list[_Line], span_s: tuple[float, float] | None
+) -> Iterable[TelemetrySeries]:
+    if span_s is not None:
+        lines = [_within(line, span_s[1] - span_s[0]) for line in lines]
     lines = [line for line in lines if np.isfinite(line.values).any()]
     for line in _joined(lines) if len(lines) > MAX_LINES else lines:
         kept = thin(line.values, _MAX_TELEMETRY_POINTS)
@@ -161,6 +170,11 @@ def _series(quantity: Quantity, unit: str, lines: list[_Line]) -> Iterable[Telem
             label=line.label,
             points=tuple((round(time, 3), _rounded(value, 5)) for time, value in points),
         )
+
+
+def _within(line: _Line, length_s: float) -> _Line:
+    kept = (line.times >= 0) & (line.times <= length_s)
+    return _Line(line.label, line.times[kept], line.values[kept])
 
 
 def _joined(lines: list[_Line]) -> list[_Line]:

@@ -113,14 +113,14 @@ def invalid_reasons(
     reference: Reference | None,
     nonfinite_batches: int,
     repeat_check: RepeatCheck | None,
-    expected: float | None = None,
     answers: AnswerCheck | None = None,
     precision: InferPrecision = "fp32",
 ) -> tuple[str, ...]:
     """Return the reasons that make an inference run invalid.
 
-    ``expected`` is the framework's metric on the inputs of the engine, which differ slightly from those of
-    ``validation``. NaN is invalid; a metric that was not measured (None) is not, the rule ``accuracy-gate`` covers it.
+    ``validation`` is the framework's metric on the data, ``inference`` the engine's over all its inputs, which differ
+    slightly from the data; ``answers`` has the metrics of both on the same inputs. NaN is invalid; a metric that was
+    not measured (None) is not, the rule ``accuracy-gate`` covers it.
     """
     reasons: list[str] = []
     if nonfinite_batches:
@@ -128,12 +128,16 @@ def invalid_reasons(
     for phase, value in (("validation", validation), ("inference", inference)):
         if value is not None and not math.isfinite(value):
             reasons.append(f"{metric} of {phase} is not finite")
+    compared = answers.engine_metrics.get(metric) if answers is not None else None
+    expected = answers.framework_metrics.get(metric) if answers is not None else None
     framework = validation if expected is None else expected
-    if framework is not None and inference is not None and not abs(framework - inference) <= tolerance:
-        reasons.append(
-            f"{metric} is {inference:.4f} in the engine and {framework:.4f} in the framework, "
-            f"a difference of more than {tolerance:g}"
-        )
+    for inputs, engine in (("the same inputs", compared), ("all inputs", inference)):
+        if framework is not None and engine is not None and not abs(framework - engine) <= tolerance:
+            reasons.append(
+                f"{metric} is {engine:.4f} in the engine on {inputs} and {framework:.4f} in the framework, "
+                f"a difference of more than {tolerance:g}"
+            )
+            break
     measured = validation if validation is not None else inference
     if reference is not None and measured is not None and not abs(measured - reference.value) <= reference.within:
         reasons.append(

@@ -25,7 +25,7 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.generation import generation_round
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
-from accelmark.results.rounds.load import Consumption
+from accelmark.results.rounds.load import Consumption, load_span
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import Phase, ScenarioResult
@@ -100,13 +100,14 @@ def infer_round(
         figures={name: figures[name] for name in (*INFER_FIGURES, *(GENERATION_FIGURES if generated else ()))},
         curves=generated.curves if generated else {},
         num_devices=job.key.nproc,
-        telemetry=telemetry_series(hosts),
+        telemetry=telemetry_series(hosts, load_span(log.loads)),
         num_samples=num_items,
         role=job.role,
         inference=InferenceRound(
             compiler=settings.compiler,
             batch_size=settings.batch_size,
             metric=infer.metric,
+            metric_title=infer.metric_title,
             tolerance=infer.tolerance,
             stages=tuple(log.stages),
             repeat_check=log.repeat_check,
@@ -131,7 +132,6 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
         for name, step in _STEP_OF_PHASE.items()
     }
     inference, validation = phases["inference"], phases["validation"]
-    metric, reference = (_metric(log, infer, name) for name in ("inference", "validation"))
     e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
     warm_up, check = log.warm_ups.get("inference"), log.repeat_check
     absent = _absent(log, InferStep.INFER)
@@ -144,9 +144,9 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
         F.INFERENCE_WHOLE: inference.whole,
         F.VALIDATION_CORE: validation.core,
         F.VALIDATION_WHOLE: validation.whole,
-        F.INFERENCE_METRIC: metric,
-        F.VALIDATION_METRIC: reference,
-        F.METRIC_DIFFERENCE: _difference(metric, _on_same_inputs(log, infer) or reference),
+        F.INFERENCE_METRIC: _metric(log, infer, "inference"),
+        F.VALIDATION_METRIC: _metric(log, infer, "validation"),
+        **_compared(log, infer),
         F.FIRST_CALL: value(warm_up.first_call_ms if warm_up else None, absent),
         F.FLOPS_PER_ITEM: value(settings.flops, "the case states no flops"),
         F.REPEAT_SPEEDUP: value(check.speedup if check else None, (check.reason if check else None) or not_checked),
@@ -181,16 +181,21 @@ def _metric(log: InferLog, infer: InferJob, phase: Phase) -> Figure:
     return value(evaluation.metrics.get(infer.metric), f"the evaluation has no finite {infer.metric}")
 
 
-def _on_same_inputs(log: InferLog, infer: InferJob) -> Figure | None:
-    """Return the framework's metric on the engine's inputs; None where its answers were not compared."""
-    found = log.answers.framework_metrics.get(infer.metric) if log.answers is not None else None
-    return None if found is None else Figure(value=found)
-
-
-def _difference(inference: Figure, validation: Figure) -> Figure:
-    if inference.value is None or validation.value is None:
-        return value(None, inference.reason or validation.reason or "one of the two was not measured")
-    return Figure(value=inference.value - validation.value)
+def _compared(log: InferLog, infer: InferJob) -> Figures:
+    """Return the metrics of engine and framework over the same inputs, and their difference."""
+    absent = _metric(log, infer, "inference").reason or "the framework's answers to the engine's inputs have no metric"
+    engine, framework = (
+        answered.get(infer.metric)
+        for answered in ((log.answers.engine_metrics, log.answers.framework_metrics) if log.answers else ({}, {}))
+    )
+    difference = None if engine is None or framework is None else engine - framework
+    note = f"over {log.answers.num_scored:,} inputs, the same in both" if log.answers else None
+    return {
+        name: value(None, absent) if found is None else Figure(value=found, reason=note)
+        for name, found in (
+            (F.ENGINE_METRIC, engine), (F.FRAMEWORK_METRIC, framework), (F.METRIC_DIFFERENCE, difference),
+        )
+    }  # fmt: skip
 
 
 def _step_time(log: InferLog, step: InferStep) -> Figure:
@@ -251,7 +256,6 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures, *, is_partial: b
         reference=None if is_partial else infer.reference,
         nonfinite_batches=nonfinite,
         repeat_check=log.repeat_check,
-        expected=log.answers.framework_metrics.get(infer.metric) if log.answers is not None else None,
         answers=log.answers,
         precision=infer.settings.precision,
     ):

@@ -115,6 +115,14 @@ def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str
     return value(quantile.value, quantile.reason or absent) if quantile is not None else value(None, absent)
 
 
+def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
+    """Return begin and end of all stages in seconds of their host's monotonic clock; None without a stage."""
+    if not ended:
+        return None
+    last = ended[-1].load
+    return ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s
+
+
 def curves_of(ended: Sequence[EndedStage], requests: Requests) -> dict[str, tuple[Point, ...]]:
     """Return the curves of all stages over time."""
     first_s = ended[0].load.begin_mono_s if ended else 0.0

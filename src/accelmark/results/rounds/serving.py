@@ -24,6 +24,7 @@ from accelmark.results.rounds.load import (
     consumed,
     curves_of,
     headline_of,
+    load_span,
     scenario_figures,
     stage_figures,
     stage_of,
@@ -91,7 +92,7 @@ def serve_round(
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
         figures={name: figures[name] for name in SERVE_FIGURES},
         curves=curves_of(ended, requests),
-        telemetry=telemetry_series(consumption.hosts),
+        telemetry=telemetry_series(consumption.hosts, load_span(ended)),
         num_samples=num_tokens,
         num_devices=num_devices,
         min_rounds=serve.min_repeats,
@@ -127,9 +128,8 @@ def _telemetry(
     if serve.settings.endpoint is not None:
         return Consumption({}, _ENDPOINT)
     spans = {}
-    if ended and records.node is not None:
-        last = ended[-1].load
-        spans[str(records.node.path)] = ((ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s),)
+    if records.node is not None and (span := load_span(ended)) is not None:
+        spans[str(records.node.path)] = (span,)
     hosts, reason = read_telemetry(nodes, spans, findings)
     return Consumption(hosts, "no stage of the load was measured" if not ended else reason)
 

@@ -17,7 +17,7 @@ from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name, place_and_eta
 from accelmark.run.display.progress import JobProgress
 from accelmark.run.record.states import JobStatus, utc_now
-from accelmark.spec.number_format import digits, percent, quantity
+from accelmark.spec.number_format import digits, percent, quantity, subtracted
 
 _PLAIN_EVERY_S: Final = 10.0
 _UNCHANGED_EVERY_S: Final = 60.0
@@ -25,7 +25,7 @@ _DRAWN_EVERY_S: Final = 0.25
 _MOST_LOSSES: Final = 4096
 
 _HEADLINES: Final = (
-    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
+    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.ENGINE_METRIC,
     FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.OUTPUT_RATE, FigureName.TTFT_P50,
     FigureName.TPOT_P50, FigureName.MFU,
 )  # fmt: skip
@@ -78,10 +78,10 @@ def headline(result: RoundResult) -> str:
         if figure is None or figure.value is None:
             continue
         if name is FigureName.FINAL_METRIC:
-            metric = result.target.metric if result.target else "metric"
-            parts.append(f"{metric} {digits(figure.value)}")
-        elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
-            parts.append(f"{result.inference.metric} {digits(figure.value)}")
+            parts.append(f"{result.metric_title} {digits(figure.value)}")
+        elif name is FigureName.ENGINE_METRIC:
+            engine, framework, _ = subtracted(figure.value, result.value_of(FigureName.FRAMEWORK_METRIC) or 0.0)
+            parts.append(f"{result.metric_title} {engine}, framework {framework} on the same inputs")
         else:
             shown = format_figure(name, figure.value, result.unit)
             parts.append(f"{FIGURES[name].title} {shown}" if FIGURES[name].unit in ("ratio", "ms") else shown)

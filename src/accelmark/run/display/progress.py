@@ -162,7 +162,10 @@ class ProgressReader:
                 self._total_steps = total if isinstance(total, int) else None
                 return {"phase": "training"}
             case Event.EVALUATE if "phase" in value:
-                return {**_BEGUN, **self._metric(event.value_as(InferEvaluation).metrics)}
+                evaluated = event.value_as(InferEvaluation)
+                whose = {"validation": "framework", "inference": "engine"}[evaluated.phase]
+                named = {f"{name} ({whose})": number for name, number in evaluated.metrics.items()}
+                return {**_BEGUN, **self._metric(named)}
             case Event.EVALUATE:
                 found = event.value_as(Evaluation)
                 return {"phase": "training", "elapsed_s": found.elapsed_s, **self._metric(found.metrics)}

@@ -129,7 +129,12 @@ class AnswerCheck(Spec):
     num_not_compared: int = 0
     """Answers of later passes and of scenarios that were not in the sample."""
     framework_metrics: dict[str, float | None] = Field(default_factory=dict)
-    """The case's metrics of the framework's answers to the inputs of the first pass."""
+    """The case's metrics of the framework's answers to the inputs of the first pass, which differ slightly from the
+    data's."""
+    engine_metrics: dict[str, float | None] = Field(default_factory=dict)
+    """The same of the engine's answers to the same inputs."""
+    num_scored: int = 0
+    """Inputs that both metrics are over."""
     seed: int | None = None
     """Seed of the perturbations and the order, drawn after the compilation."""
 

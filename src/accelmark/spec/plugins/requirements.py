@@ -97,9 +97,50 @@ def _lacks(found: Sequence[Missing]) -> Iterator[str]:
 
 
 def install_command(found: Iterable[Missing], python: str | None = None) -> str:
-    """Return the ``pip install`` command for what is missing."""
-    wanted = dict.fromkeys(one.need.requirement.partition("|")[0].strip() for one in found)
+    """Return the ``pip install`` command for what is missing, with AccelMark's extras where they have several of it."""
+    found = list(found)
+    lacking = {group[0].name: str(group[0]) for one in found for group in _groups(one.requirement)}
+    extras = _covering(set(lacking), {extra for one in found for extra in _named_extras(one.need.requirement)})
+    covered = {one.name for extra in extras for one in _own_extra(extra)}
+    wanted = [f"{_OWN}[{','.join(extras)}]"] if extras else []
+    wanted += [requirement for name, requirement in lacking.items() if name not in covered]
     return shlex.join([*([python, "-m"] if python else []), "pip", "install", *wanted])
+
+
+def _covering(lacking: set[str], named: set[str]) -> list[str]:
+    """Return the ``named`` extras and those that have several of the ``lacking`` packages, without superfluous ones.
+
+    The extra with the largest share of lacking packages is taken first, so that little else is installed.
+    """
+    packages = {extra: {one.name for one in _own_extra(extra)} for extra in {*_own_extras(), *named}}
+    chosen = sorted(named)
+    while rest := lacking.difference(*(packages[extra] for extra in chosen)):
+        several = [extra for extra in packages if len(packages[extra] & rest) > 1]
+        if not several:
+            break
+        left = rest
+        chosen.append(max(several, key=lambda extra: len(packages[extra] & left) / len(packages[extra])))
+    for extra in list(chosen):
+        others = set().union(*(packages[other] for other in chosen if other != extra))
+        if packages[extra] & lacking <= others:
+            chosen.remove(extra)
+    return sorted(chosen)
+
+
+def _named_extras(requirement: str) -> set[str]:
+    from packaging.requirements import Requirement
+
+    first = Requirement(requirement.partition("|")[0])
+    return first.extras if first.name == _OWN else set()
+
+
+def _own_extras() -> list[str]:
+    """Return the extras of AccelMark for its parts."""
+    try:
+        names = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    except (OSError, KeyError, ValueError):
+        names = importlib.metadata.metadata(_OWN).get_all("Provides-Extra") or []
+    return [name for name in names if name not in ("all", "dev")]
 
 
 def base_requirements() -> list[str]:

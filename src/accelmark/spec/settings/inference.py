@@ -240,6 +240,8 @@ class InferCaseSpec(Spec):
     """What an item is."""
     metric: str
     """Name of the accuracy that the case's ``metrics`` returns."""
+    metric_title: str = ""
+    """What it is, with its unit where it has one: ``perplexity per token``. Empty: its name."""
     tolerance: float = Field(ge=0)
     """Largest valid difference between the metric in the engine and in the framework."""
     tolerance_why: str
