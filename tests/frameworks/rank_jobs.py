@@ -57,7 +57,9 @@ def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
     log.unlink(missing_ok=True)
     variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
     command = [*launcher, *rank] if num_ranks > 1 else rank
-    done = subprocess.run(command, env={**os.environ, **variables}, timeout=timeout_s, check=False, capture_output=True)
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, cwd=job.parent, timeout=timeout_s, check=False, capture_output=True
+    )
     assert log.is_file(), done.stderr.decode()
     lines = log.read_text(encoding="utf-8").splitlines()
     events = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]

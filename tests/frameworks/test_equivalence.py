@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 STEPS = ("--synthetic", "--steps", "3", "--set", "threads=1", "--set", "batch_size=16", "--vendor", "cpu", "--json")
 
 
-@pytest.mark.parametrize("framework", ["jax", "paddle", "tensorflow"])
+@pytest.mark.parametrize("framework", ["jax", "mindspore", "paddle", "tensorflow"])
 def test_one_rank_and_two_compute_what_pytorch_computes(framework: str) -> None:
     """Also batch normalization, of which each rank has the statistics of its own batch, as in PyTorch."""
     cache = framework_environment(framework).parent / "cache"
@@ -24,7 +24,7 @@ def test_one_rank_and_two_compute_what_pytorch_computes(framework: str) -> None:
     assert [(job["framework"], job["num_ranks"]) for job in check["jobs"]] == [(framework, 1), (framework, 2)]
 
 
-def test_a_precision_that_the_framework_does_not_compute_in_is_not_compared() -> None:
+def test_a_precision_that_paddle_does_not_compute_in_is_not_compared() -> None:
     cache = framework_environment("paddle").parent / "cache"
     given = ("check", "case", "resnet_mini", "--frameworks", "paddle", "--set", "precision=bf16", *STEPS)
     done = run_accelmark(*given, timeout_s=800, ACCELMARK_CACHE=cache)

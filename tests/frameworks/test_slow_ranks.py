@@ -29,6 +29,21 @@ class Case(Standard):
         begin = jnp.eye(512) * jax.lax.stop_gradient(loss)
         return loss + 0.0 * jax.lax.fori_loop(0, rounds, lambda _, x: jnp.tanh(x @ x), begin).sum()
 """,
+    "mindspore": """
+import mindspore as ms
+from mindspore import ops
+from accelmark.cases.llama_mini.mindspore import Case as Standard
+
+class Case(Standard):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if self.place.rank == 1:
+            x = ops.eye(512, 512, ms.float32) * ops.stop_gradient(loss)
+            for _ in range(240):
+                x = ops.tanh(ops.matmul(x, x))
+            loss = loss + 0.0 * x.sum()
+        return loss
+""",
     "tensorflow": """
 import tensorflow as tf
 from accelmark.cases.llama_mini.tensorflow import Case as Standard
@@ -67,7 +82,8 @@ def test_a_rank_that_computes_longer_is_named(framework: str, tmp_path: Path) ->
     folder.mkdir()
     (folder / f"{framework}.py").write_text(SLOW[framework])
     case = FolderRef(name="slow", path=folder, sha256="0" * 64)
-    settings = {**SMALL_LLAMA, "batch_size": 4, "end.max_steps": 100, "log_every_steps": 10}
+    num_steps = 30 if framework == "mindspore" else 100
+    settings = {**SMALL_LLAMA, "batch_size": 4, "end.max_steps": num_steps, "log_every_steps": 10}
     (tmp_path / "plays").mkdir()
     data = {"shakespeare": write_plays(tmp_path / "plays")}
     job = rank_job(framework, tmp_path / "two", "llama_mini", data, settings, case=case)
@@ -85,7 +101,7 @@ def test_a_rank_that_computes_longer_is_named(framework: str, tmp_path: Path) ->
     assert (found.straggler.rank, found.straggler.cause) == (1, "computation")
 
 
-def test_a_run_too_short_for_a_traced_step_says_so(tmp_path: Path) -> None:
+def test_a_run_of_jax_too_short_for_a_traced_step_says_so(tmp_path: Path) -> None:
     settings = {**SMALL_LLAMA, "batch_size": 4, "end.max_steps": 3}
     data = {"shakespeare": write_plays(tmp_path)}
     job = rank_job("jax", tmp_path / "two", "llama_mini", data, settings)

@@ -148,7 +148,7 @@ class JaxBackend(ArrayBackend[TrainCase]):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU, where JAX does not count."""
-        return self._devices.peak_memory_mib()
+        return None if self._device is None else self._devices.peak_memory_mib()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether XLA could not allocate memory."""

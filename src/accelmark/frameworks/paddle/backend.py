@@ -249,7 +249,7 @@ class PaddleBackend(ArrayBackend[TrainCase]):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on the device so far; None on the CPU."""
-        return peak_memory_mib(self._device_name)
+        return None if self._device is None else peak_memory_mib(self._device_name)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether Paddle could not allocate memory."""

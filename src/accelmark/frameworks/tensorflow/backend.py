@@ -160,7 +160,7 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU."""
-        return self._ranks.peak_memory_mib()
+        return None if self._device is None else self._ranks.peak_memory_mib()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether TensorFlow could not allocate memory."""

@@ -22,12 +22,16 @@ _STAGES: Final = {"run_started": False, "run_resumed": False, "run_finished": Tr
 def is_in_progress(directory: Path) -> bool:
     """Return whether a process has locked the directory of a run or search, also on another machine that shares it."""
     try:
-        with (directory / HOLDER_FILE).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        file = (directory / HOLDER_FILE).open("rb")
     except OSError:
         return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # NFS has the second
+            return True
+        except OSError:  # a file system without locks
+            return False
     return False
 
 

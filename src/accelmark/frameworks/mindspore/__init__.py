@@ -1,0 +1,1 @@
+"""MindSpore: training in compiled graphs of captured Python code."""

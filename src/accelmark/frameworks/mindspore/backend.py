@@ -1,0 +1,221 @@
+"""The training backend of MindSpore: data parallel, one process per device; gradients are computed as one graph."""
+
+from __future__ import annotations
+
+import platform as machine
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, final
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, amp, ops
+
+from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
+from accelmark.frameworks.mindspore.case import TrainCase
+from accelmark.frameworks.mindspore.comparison import Comparison
+from accelmark.frameworks.mindspore.counting import count_flops
+from accelmark.frameworks.mindspore.optimizers import OPTIMIZER_CLASSES, build_optimizer, set_learning_rate
+from accelmark.frameworks.mindspore.ranks import Ranks
+from accelmark.frameworks.mindspore.step import Step
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.loop.clocks import DeviceClock, HostClock
+from accelmark.train.loop.contract import Backend
+from accelmark.train.tasks.arrays import Arrays
+
+_AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
+_COUNTED_SAMPLES: Final = 2
+_MODEL: Final = "model/"
+_OPTIMIZER: Final = "optimizer/"
+_SCALER: Final = "scaler/"
+_OUT_OF_MEMORY: Final = ("Out of memory", "out of memory", "Allocate memory failed", "Alloc device memory failed")
+
+
+def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
+    """Return the backend of a rank."""
+    return MindSporeBackend(job, train, place, log)
+
+
+@final
+class DeviceLosses:
+    """Losses stay on the device until a window is read; reading waits for the device."""
+
+    def keep(self, loss: Any) -> Any:
+        """Return the loss."""
+        return loss
+
+    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+        """Return a function that copies the losses together."""
+        stacked = ops.stack([loss.reshape(()) for loss in kept])
+        return lambda: [float(loss) for loss in stacked.asnumpy()]
+
+
+@final
+class MindSporeBackend(ArrayBackend[TrainCase]):
+    """One rank's training in MindSpore."""
+
+    framework, title, case_base = "mindspore", "MindSpore", TrainCase
+    optimizer_classes = OPTIMIZER_CLASSES
+
+    def open_device(self) -> OpenedDevice:
+        """Open the device in the precision of the settings, and join the ranks.
+
+        On the CPU, MindSpore has no bf16 and fp16 for most operations, and computes in fp32.
+        """
+        ranks = self._ranks = Ranks(self.job, self.settings, self.place)
+        self.immediate = ranks.is_cpu
+        self.clock = HostClock()
+        if not ranks.is_cpu:
+            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses()
+        precision = self._precision = "fp32" if ranks.is_cpu else self.settings.precision
+        index = None if ranks.is_cpu else self.place.local_rank
+        return OpenedDevice(self.job.device_type, ranks.name, index, ranks.threads, precision)
+
+    def open_case(self, found: type[TrainCase]) -> TrainCase:
+        """Return the case."""
+        return found(self.settings, self.job.data_dirs, self.place)
+
+    def build_model(self) -> str:
+        """Build the model with the same weights on every rank."""
+        ms.set_seed(self.settings.seed % 2**32)
+        self._model = self.case.build_model(np.random.default_rng(self.settings.seed))
+        self._model.set_train()
+        return type(self._model).__name__
+
+    def parameters(self) -> NamedArrays:
+        """Return copies of the parameters, without running statistics."""
+        return {each.name: each.asnumpy().copy() for each in self._model.trainable_params()}
+
+    def count_flops(self) -> float:
+        """Return the FLOPs of a sample, counted layer by layer in a forward pass."""
+        batch = self.to_device(self.case.synthetic_batch(_COUNTED_SAMPLES))
+        return count_flops(self._model, lambda: self.case.loss(self._model, batch)) / _COUNTED_SAMPLES
+
+    def build_training(self) -> None:
+        """Build the optimizer, loss scaling and the compiled step."""
+        settings, dtype = self.settings, _AMP_TYPES.get(self._precision)
+        model = self._model if dtype is None else amp.auto_mixed_precision(self._model, "auto", dtype)
+        self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: build_optimizer(self._model, settings.optimizer))
+        self._scaler = amp.DynamicLossScaler(2.0**16, 2, 2000) if self._precision == "fp16" else None
+        self._graphs = Step(self.case, model, self._optimizer.parameters)
+        if self.world_size > 1:
+            self.own_end = self._take_own_end
+        self._own_end: Any = None
+
+    def compute_type(self) -> str:
+        """Return the type of a matrix product in a step."""
+        dtype = _AMP_TYPES.get(self._precision, ms.float32)
+        return str(dtype).lower()
+
+    def versions(self) -> tuple[str, dict[str, str]]:
+        """Return the versions of MindSpore, Python and NumPy."""
+        return ms.__version__, {"python": machine.python_version(), "numpy": np.__version__}
+
+    def to_device(self, batch: Arrays) -> dict[str, Tensor]:
+        """Return a batch on the device."""
+        return {name: Tensor(array) for name, array in batch.items()}
+
+    def take_step(self, batches: list[Any], learning_rate: float) -> Any:
+        """Take one optimizer step over some batches; the ranks add up their gradients once."""
+        share = 1.0 / len(batches)
+        scale = Tensor(share, ms.float32) if self._scaler is None else share * self._scaler.scale_value
+        total, gradients = self._graphs.gradients(batches, scale)
+        if self.world_size > 1:
+            self._mark_own_end()
+            joint = self._ranks.means((total, *gradients))
+            total, gradients = joint[0], joint[1:]
+        if self._scaler is not None:
+            gradients = self._scaler.unscale(gradients)
+            finite = amp.all_finite(gradients)
+            self._scaler.adjust(finite)
+        if self._scaler is None or bool(finite):
+            if (norm := self.settings.gradient_clip_norm) is not None:
+                gradients = ops.clip_by_global_norm(gradients, norm)
+            set_learning_rate(self._optimizer, learning_rate)
+            self._optimizer(gradients)
+        if self.immediate:
+            self._ranks.synchronize()
+        return total if self._scaler is None else total / (scale / share)
+
+    def _mark_own_end(self) -> None:
+        if self.immediate:
+            self._ranks.synchronize()
+        if self.clock is not None:
+            if self._own_end is not None:
+                self.clock.release([self._own_end])
+            self._own_end = self.clock.mark()
+
+    def _take_own_end(self) -> Any:
+        mark, self._own_end = self._own_end, None
+        return mark
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate with the running statistics of rank 0, which it also saves."""
+        if self.world_size > 1:
+            for parameter in self._model.untrainable_params():
+                ops.assign(parameter, self._ranks.from_rank_0(parameter))
+        self._model.set_train(False)
+        try:
+            yield
+        finally:
+            self._model.set_train()
+
+    def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
+        """Evaluate a batch."""
+        return self._graphs.sums(self.to_device(batch))
+
+    def state(self) -> NamedArrays:
+        """Return model, optimizer and loss scale."""
+        return {name: each.asnumpy().copy() for name, each in self._state().items()}
+
+    def set_state(self, arrays: NamedArrays) -> None:
+        """Set model, optimizer and loss scale."""
+        for name, parameter in self._state().items():
+            array = arrays[name]
+            if array.shape != tuple(parameter.shape):
+                raise ValueError(f"{name} has shape {tuple(parameter.shape)}, in the checkpoint {array.shape}")
+            ops.assign(parameter, Tensor(array))
+
+    def _state(self) -> dict[str, Any]:
+        found = {_MODEL + each.name: each for each in self._model.get_parameters()}
+        own = {each.name for each in self._model.get_parameters()}
+        moments = [each for each in self._optimizer.get_parameters() if each.name not in own]
+        found |= {_OPTIMIZER + each.name: each for each in moments}
+        if self._scaler is not None:
+            found |= {_SCALER + "scale": self._scaler.scale_value, _SCALER + "counter": self._scaler.counter}
+        return found
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+        return Comparison(self.case, self._model, self.to_device)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._ranks.synchronize()
+
+    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
+        """Start a maximum of each value over all ranks."""
+        gathered = self._ranks.gather(values)
+        return lambda: [float(value) for value in gathered().max(0)]
+
+    def mean(self, values: list[float]) -> list[float]:
+        """Return the mean of each value over all ranks."""
+        return [float(value) for value in self._ranks.gather(values)().mean(0)]
+
+    def peak_memory_mib(self) -> float | None:
+        """Return the largest allocation on this rank's device; None on the CPU."""
+        return None if self._device is None else self._ranks.peak_memory_mib()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether MindSpore could not allocate memory."""
+        return any(part in str(error) for part in _OUT_OF_MEMORY)
+
+    def close(self, *, together: bool) -> None:
+        """Leave the group, in step with the other ranks (``together``) unless they may be gone."""
+        if self._device is not None:
+            self._ranks.leave(together=together)

@@ -1,0 +1,47 @@
+"""The optimizers that settings can name, as MindSpore's."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.experimental import optim
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.settings.training import OptimizerSettings
+
+OPTIMIZER_CLASSES: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+
+
+def build_optimizer(model: nn.Cell, settings: OptimizerSettings) -> Any:
+    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas.
+
+    SGD and Adam add weight decay to the gradient, AdamW to the step. Gradients are given in the order of its
+    ``parameters``.
+    """
+    trainable = list(model.trainable_params())
+    decays = [settings.decay_norm_and_bias or parameter.ndim > 1 for parameter in trainable]
+    chosen = {
+        decay: [each for each, is_decayed in zip(trainable, decays, strict=True) if is_decayed == (decay > 0)]
+        for decay in ((settings.weight_decay, 0.0) if settings.weight_decay else ())
+    } or {0.0: trainable}
+    groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in chosen.items() if parameters]
+    adam: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    match settings.name:
+        case "sgd":
+            return optim.SGD(groups, settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+        case "adam":
+            return optim.Adam(groups, **adam)
+        case "adamw":
+            return optim.AdamW(groups, **adam)
+        case other:
+            raise RequestError(
+                f"optimizer.name: {other} is not written for MindSpore; take {', '.join(OPTIMIZER_CLASSES)}"
+            )
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Set the learning rate of all groups."""
+    for group in optimizer.param_groups:
+        ops.assign(group["lr"], Tensor(rate, ms.float32))

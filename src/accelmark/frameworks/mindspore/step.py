@@ -1,0 +1,65 @@
+"""The compiled parts of a step and of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from accelmark.frameworks.mindspore.case import Batch, TrainCase
+
+Gradients = tuple[Tensor, ...]
+
+
+@final
+class Step:
+    """Compiled functions of a case's model."""
+
+    def __init__(self, case: TrainCase, model: nn.Cell, parameters: Any) -> None:
+        """``parameters`` are those that gradients are computed for, in this order."""
+        self._case, self._model, self._parameters = case, model, parameters
+        self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
+        self._evaluations: dict[tuple[str, ...], Callable[..., Any]] = {}
+
+    def gradients(self, batches: list[Batch], scale: Tensor) -> tuple[Tensor, Gradients]:
+        """Return the sums of the losses and gradients of some batches, each multiplied by ``scale``."""
+        total, sums = self._graph(tuple(batches[0]))(scale, *batches[0].values())
+        for batch in batches[1:]:
+            loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
+            total, sums = total + loss, tuple(map(ops.add, sums, gradients))
+        return total, sums
+
+    def sums(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the case's sums over a batch of evaluation data."""
+        names = tuple(batch)
+        if names not in self._evaluations:
+            case, model = self._case, self._model
+            self._evaluations[names] = compiled(
+                lambda *tensors: case.eval_sums(model, dict(zip(names, tensors, strict=True)))
+            )
+        found: Mapping[str, Tensor] = self._evaluations[names](*batch.values())
+        return found
+
+    def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        """Return the function that computes loss and gradients of a batch with tensors of these names."""
+        if names not in self._graphs:
+            case, model = self._case, self._model
+
+            def loss(scale: Tensor, *tensors: Tensor) -> Tensor:
+                return case.loss(model, dict(zip(names, tensors, strict=True))) * scale
+
+            # Captured with has_aux, MindSpore 2.10 returns gradients of zero.
+            graph = ms.value_and_grad(loss, None, self._parameters)
+            self._graphs[names] = compiled(lambda *given: graph(*given))
+        return self._graphs[names]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose operations are captured from Python's bytecode, compiled and run as one graph.
+
+    ``capture_mode="trace"`` of MindSpore 2.10 reads parameters only once, and training with it diverges.
+    """
+    jit: Callable[..., Any] = ms.jit(function, capture_mode="bytecode")
+    return jit
