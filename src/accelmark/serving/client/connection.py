@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import ssl
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast, final
 from urllib.parse import urlsplit
@@ -18,6 +21,12 @@ from accelmark.serving.client.clock import WakeSelector
 from accelmark.spec.errors import first_line
 
 _BUFFER_BYTES: Final = 1 << 18
+_STAMPS: Final = 35
+"""``SO_TIMESTAMPNS`` of Linux, which Python's socket module does not name: the time when the kernel received data."""
+_STAMP: Final = struct.Struct("qq")
+"""Seconds and nanoseconds of ``CLOCK_REALTIME``."""
+_LATEST_NS: Final = 1_000_000_000
+"""Greatest age of a time of the kernel; others are of a clock that was set meanwhile."""
 
 
 class NotSentError(Exception):
@@ -62,7 +71,8 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
-        self._descriptor = -1
+        self._socket: socket.socket | None = None
+        self._arrived_ns = 0
         self._response: Response | None = None
         self._ended: asyncio.Future[None] | None = None
         self._has_length = False
@@ -87,7 +97,10 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once."""
         self.is_open = False
-        self._selector.unwatch(self._descriptor)
+        if self._socket is not None:
+            self._selector.unwatch(self._socket.fileno())
+            self._socket.detach()  # the transport closes it
+            self._socket = None
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -97,13 +110,23 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = True
         if transport.get_extra_info("ssl_object") is None:
             self._transport.pause_reading()
-            self._descriptor = transport.get_extra_info("socket").fileno()
-            self._selector.watch(self._descriptor, self._read)
+            self._socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+            with contextlib.suppress(OSError):  # without them, data arrive when the process has woken
+                self._socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
+            self._selector.watch(self._socket.fileno(), self._read)
 
     def _read(self) -> None:
         """Read what arrived."""
+        if self._socket is None:
+            return
+        self._arrived_ns = woke_ns = self._selector.woke_ns
         try:
-            nbytes = os.readv(self._descriptor, (self._buffer,))
+            if self._selector.has_slept:
+                nbytes, stamps, _, _ = self._socket.recvmsg_into((self._buffer,), socket.CMSG_SPACE(_STAMP.size))
+                sent_ns = self._response.sent_ns if self._response is not None else None
+                self._arrived_ns = max(_arrival_ns(stamps, woke_ns), sent_ns or 0)
+            else:
+                nbytes = os.readv(self._socket.fileno(), (self._buffer,))
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -115,7 +138,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._lose(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the memory for the next data."""
+        """Return the memory for the next data of a connection with TLS."""
+        self._arrived_ns = self._selector.woke_ns
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -141,6 +165,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the response that was under way."""
+        self._arrived_ns = self._selector.woke_ns
         self._lose(exc)
 
     def _lose(self, exc: Exception | None) -> None:
@@ -173,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         response = self._response
         if response is not None:
             response.pieces.append(body)
-            response.arrivals_ns.append(self._selector.woke_ns)
+            response.arrivals_ns.append(self._arrived_ns)
             if response.on_piece is not None:
                 response.on_piece()
 
@@ -188,8 +213,19 @@ class Connection(asyncio.BufferedProtocol):
     def _finish(self, error: str | None) -> None:
         if self._response is not None and self._ended is not None and not self._ended.done():
             self._response.error = error
-            self._response.end_ns = self._selector.woke_ns
+            self._response.end_ns = self._arrived_ns if error is None else self._selector.woke_ns
             self._ended.set_result(None)
+
+
+def _arrival_ns(stamps: Sequence[tuple[int, int, bytes]], woke_ns: int) -> int:
+    """Return when the kernel received data, on the clock of ``time.monotonic_ns``; without its time ``woke_ns``."""
+    for level, kind, stamp in stamps:
+        if (level, kind) == (socket.SOL_SOCKET, _STAMPS) and len(stamp) == _STAMP.size:
+            seconds, nanoseconds = _STAMP.unpack(stamp)
+            before_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)
+            arrived_ns = time.monotonic_ns() - before_ns
+            return arrived_ns if woke_ns - _LATEST_NS < arrived_ns < woke_ns else woke_ns
+    return woke_ns
 
 
 @final
