@@ -9,17 +9,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
-from accelmark.frameworks.mindspore.layers import (
-    CausalAttention,
-    RmsNorm,
-    embedding,
-    linear,
-    normal,
-    rotary_angles,
-    rotate,
-)
+from accelmark.frameworks.mindspore.layers import CausalAttention, RmsNorm, embedding, linear, rotary_angles, rotate
 from accelmark.frameworks.mindspore.tasks.language_modelling import NextToken
 from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.initial_weights import normal
 
 _STD: Final = 0.02
 

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
-from accelmark.frameworks.tensorflow.layers import Embedding, Linear, RmsNorm, causal_attention, normal
+from accelmark.frameworks.tensorflow.layers import Embedding, Linear, RmsNorm, causal_attention
 from accelmark.frameworks.tensorflow.tasks.language_modelling import NextToken
 from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.initial_weights import normal
 
 _STD = 0.02
 

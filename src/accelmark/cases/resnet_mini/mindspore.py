@@ -9,9 +9,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, flip, read_split
-from accelmark.frameworks.mindspore.layers import Initial, convolution, linear, uniform
+from accelmark.frameworks.mindspore.layers import convolution, linear
 from accelmark.frameworks.mindspore.tasks.classification import ImageClassification
 from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.initial_weights import Initial, uniform
 
 
 class Block(nn.Cell):

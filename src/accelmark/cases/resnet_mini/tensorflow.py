@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, flip, read_split
-from accelmark.frameworks.tensorflow.layers import BatchNorm, Conv2D, Initial, Linear, uniform
+from accelmark.frameworks.tensorflow.layers import BatchNorm, Conv2D, Linear
 from accelmark.frameworks.tensorflow.tasks.classification import ImageClassification
 from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.initial_weights import Initial, uniform
 
 
 class Block(tf.Module):
