@@ -182,14 +182,24 @@ def _metric(log: InferLog, infer: InferJob, phase: Phase) -> Figure:
 
 
 def _compared(log: InferLog, infer: InferJob) -> Figures:
-    """Return the metrics of engine and framework over the same inputs, and their difference."""
-    absent = _metric(log, infer, "inference").reason or "the framework's answers to the engine's inputs have no metric"
+    """Return the metrics of engine and framework over the same inputs, and their difference.
+
+    Earlier versions did not record the engine's: then the difference is that of the metrics over all passes and over
+    the data.
+    """
+    whole, data = (_metric(log, infer, phase) for phase in ("inference", "validation"))
+    absent = whole.reason or "the framework's answers to the engine's inputs have no metric"
+    answers = log.answers
     engine, framework = (
         answered.get(infer.metric)
-        for answered in ((log.answers.engine_metrics, log.answers.framework_metrics) if log.answers else ({}, {}))
+        for answered in ((answers.engine_metrics, answers.framework_metrics) if answers else ({}, {}))
     )
     difference = None if engine is None or framework is None else engine - framework
-    note = f"over {log.answers.num_scored:,} inputs, the same in both" if log.answers else None
+    note = f"over {answers.num_scored:,} inputs, the same in both" if answers and answers.num_scored else None
+    if answers is None or not answers.engine_metrics:
+        expected = data.value if framework is None else framework
+        difference = None if whole.value is None or expected is None else whole.value - expected
+        note = "over different inputs"
     return {
         name: value(None, absent) if found is None else Figure(value=found, reason=note)
         for name, found in (

@@ -108,14 +108,16 @@ def install_command(found: Iterable[Missing], python: str | None = None) -> str:
 
 
 def _covering(lacking: set[str], named: set[str]) -> list[str]:
-    """Return the ``named`` extras and those that have several of the ``lacking`` packages, without superfluous ones.
+    """Return the ``named`` extras and those that have three of the ``lacking`` packages, without superfluous ones.
 
-    The extra with the largest share of lacking packages is taken first, so that little else is installed.
+    Beside a named one, two are enough. The extra with the largest share of lacking packages is taken first, so that
+    little else is installed.
     """
     packages = {extra: {one.name for one in _own_extra(extra)} for extra in {*_own_extras(), *named}}
+    enough = 2 if named else 3
     chosen = sorted(named)
     while rest := lacking.difference(*(packages[extra] for extra in chosen)):
-        several = [extra for extra in packages if len(packages[extra] & rest) > 1]
+        several = [extra for extra in packages if len(packages[extra] & rest) >= enough]
         if not several:
             break
         left = rest
