@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import Figure, RoundResult
+from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.run.agent.rank_exit import escaped_line
 from accelmark.run.display.displays import PlainDisplay, headline, plain_progress
 from accelmark.run.display.live import Board, draw
@@ -174,3 +174,12 @@ def test_without_a_terminal_unchanged_progress_is_repeated_every_minute_only(mon
         shown.progress(job, JobProgress(phase="evaluating" if now[0] < 160 else "finished"))
     said = [text.split()[-1] for text in out.getvalue().splitlines()]
     assert said == ["evaluating", "finished", "finished"]
+
+
+def test_a_framework_without_a_metric_is_not_zero_in_the_line_of_a_result() -> None:
+    inference = InferenceRound.model_construct(metric="top1", metric_title=None)
+    fields: Any = {"converged": None, "unit": "image", "target": None, "inference": inference}
+    for framework, shown in ((None, "top1 0.9165"), (0.9161, "top1 0.91650, framework 0.91610 on the same inputs")):
+        other = Figure(value=framework, reason=None if framework else "not finite")
+        figures = {FigureName.ENGINE_METRIC: Figure(value=0.9165), FigureName.FRAMEWORK_METRIC: other}
+        assert headline(RoundResult.model_construct(figures=figures, **fields)) == shown

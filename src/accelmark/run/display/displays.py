@@ -80,8 +80,11 @@ def headline(result: RoundResult) -> str:
         if name is FigureName.FINAL_METRIC:
             parts.append(f"{result.metric_title} {digits(figure.value)}")
         elif name is FigureName.ENGINE_METRIC:
-            engine, framework, _ = subtracted(figure.value, result.value_of(FigureName.FRAMEWORK_METRIC) or 0.0)
-            parts.append(f"{result.metric_title} {engine}, framework {framework} on the same inputs")
+            if (framework := result.value_of(FigureName.FRAMEWORK_METRIC)) is None:
+                parts.append(f"{result.metric_title} {digits(figure.value)}")
+                continue
+            engine, other, _ = subtracted(figure.value, framework)
+            parts.append(f"{result.metric_title} {engine}, framework {other} on the same inputs")
         else:
             shown = format_figure(name, figure.value, result.unit)
             parts.append(f"{FIGURES[name].title} {shown}" if FIGURES[name].unit in ("ratio", "ms") else shown)
