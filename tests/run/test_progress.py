@@ -177,7 +177,8 @@ def test_without_a_terminal_unchanged_progress_is_repeated_every_minute_only(mon
 
 
 def test_a_framework_without_a_metric_is_not_zero_in_the_line_of_a_result() -> None:
-    inference = InferenceRound.model_construct(metric="top1", metric_title=None)
+    named: Any = {"metric": "top1", "metric_title": ""}
+    inference = InferenceRound.model_construct(**named)
     fields: Any = {"converged": None, "unit": "image", "target": None, "inference": inference}
     for framework, shown in ((None, "top1 0.9165"), (0.9161, "top1 0.91650, framework 0.91610 on the same inputs")):
         other = Figure(value=framework, reason=None if framework else "not finite")
