@@ -134,6 +134,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     },
     "graph_mini": {"model.hidden_size": 16, "model.fan_out": "3,2"},
     "flow_mini": {"model.num_heads": 1},
+    "detection_mini": {"model.hidden_size": 8},
     "mask2former": {
         **STAGES,
         **QUERIES,
@@ -148,6 +149,7 @@ NEEDS: Mapping[str, str] = {
     "transformer": "sacrebleu",
     "detr": "pycocotools",
     "rt_detr": "pycocotools",
+    "detection_mini": "pycocotools",
     "stable_diffusion": "diffusers",
     "flux": "diffusers",
     "flow_mini": "diffusers",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,16 @@ class Scene:
         inside = (boxes[:, 2:] - boxes[:, :2]).min(1, initial=np.inf) >= 1
         image = self.image.crop((left, top, left + width, top + height))
         return Scene(image, boxes[inside], self.labels[inside], self.crowd[inside])
+
+
+class Scenes(Protocol):
+    """Images with boxes, read one at a time."""
+
+    def __len__(self) -> int: ...
+
+    def scene(self, index: int) -> Scene:
+        """Return image ``index`` with its boxes; raises DataError where it cannot be read."""
+        ...
 
 
 def whole_number(low: int, high: int, uniform: Uniform) -> int:

@@ -18,7 +18,7 @@ from accelmark.frameworks.pytorch.tasks.vision.network import ByteImageNetwork, 
 from accelmark.frameworks.pytorch.tasks.vision.precision import FullPrecision, sum_of_outputs
 from accelmark.train.tasks.image_folder import Uniform
 from accelmark.train.tasks.vision.coco import BoxedImages, centred
-from accelmark.train.tasks.vision.scenes import Scene
+from accelmark.train.tasks.vision.scenes import Scene, Scenes
 from accelmark.train.tasks.vision.scores import box_precision
 
 _SYNTHETIC_BOXES: Final = 8
@@ -43,7 +43,7 @@ class Detector(ByteImageNetwork):
 class BoxedSamples:
     """Images of different sizes with boxes in parts of the image, and the sizes of the files for evaluation."""
 
-    def __init__(self, images: BoxedImages, change: Callable[[Scene, Uniform], Scene]) -> None:
+    def __init__(self, images: Scenes, change: Callable[[Scene, Uniform], Scene]) -> None:
         self._images, self._change = images, change
 
     def __len__(self) -> int:

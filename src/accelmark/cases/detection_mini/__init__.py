@@ -1,0 +1,1 @@
+"""Object detection on canvases of Fashion-MNIST's items."""

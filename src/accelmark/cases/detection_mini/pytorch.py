@@ -1,0 +1,139 @@
+"""Object detection on canvases of Fashion-MNIST's items in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from transformers import ResNetBackbone, ResNetConfig
+from transformers.image_transforms import center_to_corners_format
+from transformers.loss.loss_for_object_detection import generalized_box_iou
+
+from accelmark.cases.detection_mini._canvases import Canvases
+from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.frameworks.pytorch.tasks.vision.detection import BoxedSamples, Detection, Labels
+from accelmark.train.tasks.image_folder import Uniform
+from accelmark.train.tasks.vision.scenes import Scene
+
+_STRIDE: Final = 4
+_DETECTIONS: Final = 20
+_RARE: Final = -2.2
+"""Added to all logits: few places are the centre of an object."""
+
+
+class Points(nn.Module):
+    """Objects as points (Zhou et al. 2019, arXiv:1904.07850): places that are the centre of an object of a class.
+
+    The stages of a ResNet are added up at the resolution of the first, a quarter of the image's. Each place has a logit
+    for each class, and the distances to the four sides of the box whose centre is there.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        resnet: Any = ResNetConfig  # its types do not mention out_features
+        stages = [width // 2, width, 2 * width]
+        config = resnet(
+            embedding_size=width // 2,
+            hidden_sizes=stages,
+            depths=[1, 1, 1],
+            layer_type="basic",
+            out_features=["stage1", "stage2", "stage3"],
+        )
+        self.backbone = ResNetBackbone(config)
+        self.lateral = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in stages)
+        self.shared = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.classes, self.sides = nn.Conv2d(2 * width, num_classes, 1), nn.Conv2d(2 * width, 4, 1)
+        self.loss_function: nn.Module | Any = point_loss
+
+    def forward(self, pixel_values: Tensor, pixel_mask: Tensor, labels: Labels | None = None) -> Mapping[str, Tensor]:
+        """Return ``logits`` and ``pred_boxes`` (centre, width, height in parts of the image) of each place."""
+        maps = self.backbone(pixel_values).feature_maps
+        size = maps[0].shape[-2:]
+        parts = [F.interpolate(layer(each), size) for layer, each in zip(self.lateral, maps, strict=True)]
+        hidden = F.relu(self.shared(F.relu(torch.stack(parts).sum(0))))
+        logits = self.classes(hidden).flatten(2).transpose(1, 2) + _RARE
+        sides = F.softplus(self.sides(hidden).flatten(2).transpose(1, 2).float())
+        boxes = _boxes(sides, size)
+        found = {"logits": logits, "pred_boxes": boxes}
+        if labels is not None:
+            found["loss"] = self.loss_function(logits, boxes, labels, size)
+        return found
+
+
+def _boxes(sides: Tensor, size: torch.Size) -> Tensor:
+    """Return centre, width and height from distances to left, top, right and bottom in places."""
+    height, width = size
+    down, across = torch.meshgrid(
+        torch.arange(height, device=sides.device), torch.arange(width, device=sides.device), indexing="ij"
+    )
+    place = torch.stack([across, down], 2).view(-1, 2) + 0.5
+    low, high = place - sides[..., :2], place + sides[..., 2:]
+    return torch.cat([(low + high) / 2, high - low], 2) / torch.tensor([width, height] * 2, device=sides.device)
+
+
+def point_loss(logits: Tensor, boxes: Tensor, labels: Labels, size: torch.Size) -> Tensor:
+    """Return the focal loss of the heat map (equation 1 of arXiv:1904.07850), and that of the boxes' overlaps.
+
+    The target of a class is 1 at the place of a centre and falls off around it, with a deviation of a sixth of the box.
+    """
+    height, width = size
+    scale = torch.tensor([width, height], device=boxes.device)
+    image = torch.cat([torch.full_like(each["class_labels"], row) for row, each in enumerate(labels)])
+    label = torch.cat([each["class_labels"] for each in labels])
+    wanted = torch.cat([each["boxes"] for each in labels])
+    centre = (wanted[:, :2] * scale).long()
+    across = torch.arange(width, device=boxes.device) - centre[:, :1]
+    down = torch.arange(height, device=boxes.device) - centre[:, 1:]
+    spread = 2 * (wanted[:, 2:] * scale / 6).clamp(min=0.3).square()
+    near = (-down.square() / spread[:, 1:])[:, :, None] + (-across.square() / spread[:, :1])[:, None]
+    heat = torch.zeros(len(logits) * logits.shape[2], height * width, device=boxes.device)
+    row = (image * logits.shape[2] + label)[:, None].expand(-1, height * width)
+    heat = heat.scatter_reduce(0, row, near.exp().flatten(1), "amax")
+    heat = heat.view(len(logits), -1, height * width).transpose(1, 2)
+    chance, at_centre = logits.sigmoid(), heat == 1
+    found = (1 - chance).square() * F.logsigmoid(logits)
+    missed = (1 - heat).pow(4) * chance.square() * F.logsigmoid(-logits)
+    total = -torch.where(at_centre, found, missed).sum()
+    proposed = boxes[image, centre[:, 1] * width + centre[:, 0]]
+    corners: Any = center_to_corners_format  # neither has types
+    overlap: Any = generalized_box_iou
+    shared: Tensor = overlap(corners(proposed), corners(wanted)).diagonal()
+    return (total + (1 - shared).sum()) / max(1, len(wanted))
+
+
+class Case(Detection):
+    """One to four items of ten classes on a canvas."""
+
+    samples = "fashion_mnist"
+    mean, std = (MEAN / 255,) * 3, (STD / 255,) * 3
+
+    def network(self) -> Any:
+        """Build the network from random weights."""
+        return Points(self.number("hidden_size"), self.number("num_classes"))
+
+    def dataset(self, *, train: bool) -> BoxedSamples:
+        """Return canvases of training images, or of test images."""
+        items = read_split(self.data_dirs[self.samples], "train" if train else "test")
+        count = self.number("train_images" if train else "eval_images")
+        canvases = Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items"))
+        return BoxedSamples(canvases, lambda scene, uniform: self.changed(scene, uniform, train=train))
+
+    @property
+    def synthetic_size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.number("image_size"), self.number("image_size")
+
+    def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
+        """Return the canvas, in training flipped or not."""
+        return scene.flipped() if train and uniform() < 0.5 else scene
+
+    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the places that have the largest logit of a class among their neighbours; no others are suppressed."""
+        side = self.number("image_size") // _STRIDE
+        heat = logits.sigmoid().transpose(1, 2).reshape(len(logits), -1, side, side)
+        peaks = heat * (F.max_pool2d(heat, 3, 1, 1) == heat)
+        score, chosen = peaks.flatten(1).topk(_DETECTIONS)
+        return score, chosen // side**2, chosen % side**2
