@@ -190,9 +190,10 @@ class _Planner:
             names = {detected.hardware.lower(), f"{own.name}-{own.variant}".lower() if own is not None else ""}
             if hardware in names:
                 return own
+        if self.run.is_here:
             found = detected.hardware if detected.is_present else f"no device of {vendor.name}"
             what = f"names {key.hardware}, but this machine has {found}"
-            if self.run.is_here and detected.is_present and not self.run.options.open:
+            if detected.is_present and not self.run.options.open:
                 hint = f"write {detected.hardware}, or declare the run open"
                 raise SpecError([Problem(self.run.where, str(key), what, hint)])
             self.warnings.append(f"{key}: {what}")
