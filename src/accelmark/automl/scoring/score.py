@@ -23,7 +23,7 @@ from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.model import Spec, parse, read_yaml
-from accelmark.spec.number_format import percent
+from accelmark.spec.number_format import counted, percent
 
 PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 
@@ -196,7 +196,7 @@ def _disclosures(config: AutomlConfig, state: SearchState, board: Scoreboard) ->
     if search_error is not None:
         yield f"best error on the validation split, which the search optimizes: {percent(search_error, 3)}"
     if state.interruptions:
-        yield f"the run was interrupted and resumed {state.interruptions} times"
+        yield f"the run was interrupted and resumed {counted(state.interruptions, 'time')}"
 
 
 def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> search.SearchSummary:
