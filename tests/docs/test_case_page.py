@@ -72,7 +72,7 @@ def test_training_reaches_the_target(bench: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = result_of(bench, "real")
     assert result["converged"] is True
-    assert result["marks"] in ([], ["busy_machine"])
+    assert set(result["marks"]) - {"busy_machine"} == {"made_up_data"}
     assert not [finding for finding in result["findings"] if "flops" in finding["rule"]]
 
 
