@@ -63,7 +63,7 @@ def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int,
     events = run(path, num_ranks)
     assert value_of(events, Event.FINISHED)["state"] == "completed"
     why = value_of(events, Event.INIT_END)["own_part_unknown"]
-    assert (why is not None) == ("tp" in parallelism), "ranks that split layers wait inside of them"
+    assert (why is not None) == ("tp" in parallelism or "pp" in parallelism), "ranks that share samples wait"
     return directory / "results"
 
 
@@ -78,9 +78,13 @@ def one(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("mesh", "num_ranks", "num_own"),
     [
         ("tp=2", 2, 4),
+        ("pp=2", 2, 4),
         pytest.param("fsdp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,fsdp=2", 4, 1, marks=pytest.mark.heavy),
+        pytest.param("dp=2,pp=2", 4, 2, marks=pytest.mark.heavy),
+        pytest.param("fsdp=2,pp=2", 4, 2, marks=pytest.mark.heavy),
+        pytest.param("tp=2,pp=2", 4, 4, marks=pytest.mark.heavy),
     ],
 )
 def test_a_mesh_takes_the_steps_of_one_rank(one: Path, tokens: Path, mesh: str, num_ranks: int, num_own: int) -> None:
