@@ -107,9 +107,18 @@ def trained(tokens: Path, directory: Path, parallelism: str, num_ranks: int, bat
 
 
 @pytest.mark.heavy
-def test_a_checkpoint_goes_on_on_another_mesh(tokens: Path, tmp_path: Path) -> None:
-    whole = trained(tokens, tmp_path / "first", "fsdp=2,tp=2", 4, 2)
-    for number, (mesh, num_ranks, batch_size) in enumerate([("tp=2", 2, 4), ("fsdp2", 2, 2), ("fsdp2", 1, 4)]):
+@pytest.mark.parametrize(
+    ("saved_by", "num_saving", "others"),
+    [
+        ("fsdp=2,tp=2", 4, [("tp=2", 2, 4), ("fsdp2", 2, 2), ("fsdp2", 1, 4), ("pp=2", 2, 4)]),
+        ("dp=2,pp=2", 4, [("pp=2", 2, 4), ("fsdp2", 1, 4)]),
+    ],
+)
+def test_a_checkpoint_goes_on_on_another_mesh(
+    tokens: Path, tmp_path: Path, saved_by: str, num_saving: int, others: list[tuple[str, int, int]]
+) -> None:
+    whole = trained(tokens, tmp_path / "first", saved_by, num_saving, 2)
+    for number, (mesh, num_ranks, batch_size) in enumerate(others):
         directory = tmp_path / str(number)
         (directory / "checkpoints").mkdir(parents=True)
         saved = tmp_path / "first/checkpoints/step000000003"

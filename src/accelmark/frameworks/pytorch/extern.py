@@ -76,9 +76,7 @@ def refuse_hooks(hooks: Hooks, engine: str) -> None:
     """Raise RequestError where a vendor replaces hooks that ``engine``, which takes the steps, replaces too."""
     if wrong := sorted(_replaced(type(hooks)) & _REPLACED_BY_ENGINES):
         what = f"the vendor's hooks {', '.join(wrong)} do what {engine} does"
-        raise RequestError(
-            f"parallelism {hooks.settings.parallelism}: {what}; set parallelism=fsdp2, or remove them"
-        )
+        raise RequestError(f"parallelism {hooks.settings.parallelism}: {what}; set parallelism=fsdp2, or remove them")
 
 
 def _own_classes(hooks: type[Hooks]) -> list[type]:

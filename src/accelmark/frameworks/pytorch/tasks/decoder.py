@@ -42,7 +42,9 @@ _SPLITS: Final[Mapping[str, Mapping[str, Split]]] = {
     },
 }
 """Family of configurations (``model_type``) -> layers of a block that tensor parallelism splits."""
-_PARTS: Final = {"llama": PipelineParts("net.model.embed_tokens", "net.model.layers", ("net.model.norm", "net.lm_head"))}
+_PARTS: Final = {
+    "llama": PipelineParts("net.model.embed_tokens", "net.model.layers", ("net.model.norm", "net.lm_head"))
+}
 """Family of configurations -> modules of a :class:`CausalLm` that the stages of a pipeline divide."""
 _NOT_ARCHITECTURE: Final = frozenset(
     {"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout", "eval_length"}
