@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.frameworks.pytorch.training.zero import configuration
-from accelmark.plan.parallelism import microbatch_problems, parallelism_problems, unused_settings
+from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, unused_settings
 from accelmark.spec.errors import SpecError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
@@ -109,7 +109,7 @@ def pipelined(**given: Any) -> list[str]:
     assert train is not None
     layer = Layer.of("run.yaml", {"parallelism": "pp=2", "pipeline": given})
     resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
-    return [str(each) for each in microbatch_problems(resolved.settings, resolved.provenance)]
+    return [str(each) for each in own_mesh_problems(resolved.settings, resolved.provenance)]
 
 
 def test_microbatches_that_do_not_fit_are_refused_with_the_numbers_that_do() -> None:

@@ -44,10 +44,19 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int, num_own: int) -> Path:
+def first_steps(
+    tokens: Path,
+    directory: Path,
+    parallelism: str,
+    num_ranks: int,
+    num_own: int,
+    case: str = "llama2_7b",
+    data: str = "llama_tokens",
+    **more: Any,
+) -> Path:
     """Take the first steps of ``num_own`` batches a rank or group of ranks, and return the directory of the results."""
-    over = {**SMALL, "parallelism": parallelism, "gradient_accumulation_steps": num_own, "end.max_steps": STEPS}
-    path = job_of("llama2_7b", directory, {"llama_tokens": tokens}, over)
+    over = {**SMALL, **more, "parallelism": parallelism, "gradient_accumulation_steps": num_own}
+    path = job_of(case, directory, {data: tokens}, over | {"end.max_steps": STEPS})
     job = JobSpec.model_validate_json(path.read_bytes())
     assert isinstance(job.work, TrainJob)
     reference = directory.parent / "one"
@@ -63,7 +72,8 @@ def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int,
     events = run(path, num_ranks)
     assert value_of(events, Event.FINISHED)["state"] == "completed"
     why = value_of(events, Event.INIT_END)["own_part_unknown"]
-    assert (why is not None) == ("tp" in parallelism or "pp" in parallelism), "ranks that share samples wait"
+    shares_layers = any(axis in parallelism for axis in ("tp", "pp", "ep"))
+    assert (why is not None) == shares_layers, "ranks that share layers wait within a step"
     return directory / "results"
 
 
@@ -90,6 +100,27 @@ def one(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mesh_takes_the_steps_of_one_rank(one: Path, tokens: Path, mesh: str, num_ranks: int, num_own: int) -> None:
     results = first_steps(tokens, one / mesh.replace(",", "-"), mesh, num_ranks, num_own)
     errors, first = compare_steps(one / "one/results", results, one / "one/inputs", STEPS, TOLERANCES["fp32"])
+    assert first is None, (errors, first)
+    assert errors.weights < 1e-4, errors
+
+
+MIXTURE: Final[dict[str, Any]] = {"model.num_experts": 4, "model.num_active_experts": 2}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_ranks", "num_own"),
+    [
+        ("fsdp=2,ep=2", 2, 2),
+        pytest.param("dp=2,fsdp=2,ep=2", 4, 1, marks=pytest.mark.heavy),
+    ],
+)
+def test_spread_experts_take_the_steps_of_one_rank(
+    tokens: Path, tmp_path: Path, mesh: str, num_ranks: int, num_own: int
+) -> None:
+    case = {"case": "mixtral_8x7b", "data": "mistral_tokens", **MIXTURE}
+    first_steps(tokens, tmp_path / "one", "ddp", 1, NUM_BATCHES, **case)
+    results = first_steps(tokens, tmp_path / "mesh", mesh, num_ranks, num_own, **case)
+    errors, first = compare_steps(tmp_path / "one/results", results, tmp_path / "one/inputs", STEPS, TOLERANCES["fp32"])
     assert first is None, (errors, first)
     assert errors.weights < 1e-4, errors
 

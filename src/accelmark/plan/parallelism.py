@@ -47,14 +47,19 @@ def parallelism_problems(
         yield Problem(where, _KEY, f"{mesh} {error}", f"degrees that divide {key.world_size} ranks: {fits}")
 
 
-def microbatch_problems(settings: TrainSettings, provenance: Mapping[str, Provenance]) -> Iterator[Problem]:
-    """Yield why the batches of a step cannot be divided into the microbatches of a pipeline."""
-    stages = settings.parallelism.pp if isinstance(settings.parallelism, Mesh) else 1
-    fits, given = settings.microbatches_that_fit(stages), settings.pipeline.microbatches
-    if stages == 1 or (given in fits if given is not None else fits):
+def own_mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance]) -> Iterator[Problem]:
+    """Yield why AccelMark's own training cannot use a mesh; an external trainer has rules of its own."""
+    mesh = settings.parallelism
+    if not isinstance(mesh, Mesh):
+        return
+    if mesh.ep > 1 and mesh.ep != mesh.fsdp:
+        what = f"ep={mesh.ep} spreads experts over the ranks of fsdp, found fsdp={mesh.fsdp}"
+        yield Problem(provenance[_KEY].layer, _KEY, what, "ep that fits: the degree of fsdp")
+    fits, given = settings.microbatches_that_fit(mesh.pp), settings.pipeline.microbatches
+    if mesh.pp == 1 or (given in fits if given is not None else fits):
         return
     accumulation = settings.gradient_accumulation_steps
-    what = f"a step needs at least {stages} microbatches of equal size for {stages} stages, found "
+    what = f"a step needs at least {mesh.pp} microbatches of equal size for {mesh.pp} stages, found "
     what += "" if given is None else f"microbatches {given}, "
     what += f"batch_size {settings.batch_size}, gradient_accumulation_steps {accumulation}"
     key = _KEY if given is None else "pipeline.microbatches"

@@ -50,6 +50,11 @@ class Mesh:
         """Ranks that work on the same samples: those of tp, pp and cp."""
         return self.tp * self.pp * self.cp
 
+    @property
+    def shares_layers(self) -> bool:
+        """Whether ranks work together within a forward or backward pass: those of tp, pp, cp and ep."""
+        return self.ranks_per_sample > 1 or self.ep > 1
+
     def data_rank(self, rank: int) -> int:
         """Return the number of a rank's share of the samples, from 0; the ranks of tp, pp and cp have the same."""
         replica, inside = divmod(rank, self.fsdp * self.ranks_per_sample)

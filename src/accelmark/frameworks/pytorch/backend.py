@@ -70,7 +70,7 @@ from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
 from accelmark.train.tasks.samples import naming_bad_samples
 
-_SPLIT: Final = "ranks that share samples (tp, pp) wait for each other within a step, where waits are not marked"
+_SPLIT: Final = "ranks that share layers (tp, pp, ep) wait for each other within a step, where waits are not marked"
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
@@ -241,7 +241,7 @@ class PyTorchBackend:
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
-        if self.clock is not None and self._settings.has_shards and self.world_size > 1 and mesh.ranks_per_sample == 1:
+        if self.clock is not None and self._settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
         self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, case.place, self._ranks)
 
@@ -258,7 +258,7 @@ class PyTorchBackend:
     def _why_own_part_unknown(self, mesh: Mesh) -> str | None:
         if self._settings.parallelism == "deepspeed":
             return OWN_PART_UNKNOWN
-        return _SPLIT if mesh.ranks_per_sample > 1 else None
+        return _SPLIT if mesh.shares_layers else None
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()

@@ -146,6 +146,10 @@ class TrainCase(ModelSettings, ABC):
         """Return the linear layers that tensor parallelism splits, by their names in a block; empty: it cannot."""
         return {}
 
+    def expert_layers(self, model: nn.Module) -> list[str]:
+        """Return the names of the layers that hold all experts of a block, which expert parallelism spreads."""
+        return []
+
     def pipeline_parts(self) -> PipelineParts | None:
         """Return what the stages of a pipeline hold; None: the model cannot be divided into stages."""
         return None

@@ -94,10 +94,9 @@ class Hooks:
         return DistributedDataParallel(model, device_ids=indices, gradient_as_bucket_view=True)
 
     def _shard(self, model: nn.Module) -> nn.Module:
-        blocks, dtype = self.case.checkpointed_blocks(model), AUTOCAST_DTYPES.get(self.settings.precision)
-        splits, parts = self.case.split_layers(), self.case.pipeline_parts()
         self.devices = open_mesh(self.device, self.place.mesh)
-        return shard(model, blocks, self.device, self.devices, splits, parts, dtype, scatter=self.scatters_weights)
+        dtype = AUTOCAST_DTYPES.get(self.settings.precision)
+        return shard(model, self.case, self.devices, dtype, scatter=self.scatters_weights)
 
     def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer over the parameters of ``model``, the case's own by default."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.case import PipelineParts, Split, TrainCase
+from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.model.initialize import materialize
 from accelmark.frameworks.pytorch.model.stages import Elsewhere, keep_stage
@@ -45,27 +44,22 @@ def open_mesh(device: torch.device, mesh: Mesh) -> DeviceMesh:
 
 def shard(
     model: nn.Module,
-    blocks: Sequence[nn.Module],
-    device: torch.device,
+    case: TrainCase,
     devices: DeviceMesh,
-    splits: Mapping[str, Split],
-    parts: PipelineParts | None,
     dtype: torch.dtype | None,
     *,
     scatter: bool,
 ) -> nn.Module:
-    """Spread ``model`` over the ranks in place, and return it on ``device``.
+    """Spread ``model`` over the ranks in place, and return it on this rank's device.
 
-    With pp it keeps the stage of this rank, tp splits its layers, and fsdp shards it block by block. The rows of
-    :class:`EmbeddingTables` are shared among all ranks, and looked up where they are instead of gathered.
+    With pp it keeps the stage of this rank, tp splits its layers, ep gives each rank some of the experts, and fsdp
+    shards it block by block. The rows of :class:`EmbeddingTables` are shared among all ranks, and looked up where they
+    are instead of gathered.
 
     Args:
         model: on the CPU, or on the meta device on ranks other than 0 if ``scatter``.
-        blocks: modules that are gathered and freed as one.
-        device: this rank's device.
+        case: names the parts of the model.
         devices: all ranks, with the axes dp, pp, fsdp and tp that are in use.
-        splits: layers of a block that tp splits.
-        parts: of the model that the stages of pp divide.
         dtype: type that parameters are gathered in; None keeps theirs. Gradients are reduced in fp32.
         scatter: give every rank its shards, and all buffers, of rank 0's model.
 
@@ -82,19 +76,24 @@ def shard(
     # Detached, since sharding moves the parameters themselves to the device.
     place = None if dist.get_rank() == 0 else "meta"
     whole = {name: each.detach().to(place) for name, each in model.named_parameters()} if scatter else {}
+    device, blocks = case.place.device, case.checkpointed_blocks(model)
     if "pp" in names:
-        keep_stage(model, parts, devices.get_local_rank("pp"), devices["pp"].size())
+        keep_stage(model, case.pipeline_parts(), devices.get_local_rank("pp"), devices["pp"].size())
         blocks = [block for block in blocks if not isinstance(block, Elsewhere)]
     if "tp" in names:
         from accelmark.frameworks.pytorch.model.tensor_parallel import split_layers
 
-        split_layers(model, blocks, splits, devices["tp"])
+        split_layers(model, blocks, case.split_layers(), devices["tp"])
     tables = [module for module in model.modules() if isinstance(module, EmbeddingTables)]
     for each in tables:
         each.share_rows(init_device_mesh(device.type, (dist.get_world_size(),)), device)
     shared = {each.weight for each in tables}
+    if case.place.mesh.ep > 1:
+        from accelmark.frameworks.pytorch.model.expert_parallel import spread_experts
+
+        shared |= spread_experts(model, case.expert_layers(model), data)
     for block in blocks:
-        fully_shard(block, mesh=data, mp_policy=policy)
+        fully_shard(block, mesh=data, mp_policy=policy, ignored_params=shared or None)
     fully_shard(model, mesh=data, mp_policy=policy, ignored_params=shared or None)
     if scatter:
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -183,6 +184,12 @@ class Pretraining(ChunkedNextToken):
     def split_layers(self) -> Mapping[str, Split]:
         """Return the layers of the configuration's family."""
         return _SPLITS.get(self.config_class.model_type, {})
+
+    def expert_layers(self, model: nn.Module) -> list[str]:
+        """Return the layers that transformers' plan of expert parallelism names."""
+        plan: Mapping[str, str] = getattr(self.config_class, "base_model_ep_plan", None) or {}
+        patterns = [f"net.model.{name}" for name, style in plan.items() if style == "ep_dispatch_experts"]
+        return [name for name, _ in model.named_modules() if any(fnmatch(name, pattern) for pattern in patterns)]
 
     def pipeline_parts(self) -> PipelineParts | None:
         """Return the parts of the configuration's family."""
