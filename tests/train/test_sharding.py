@@ -20,7 +20,7 @@ import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch import nn
-from accelmark.frameworks.pytorch.model.sharding import shard
+from accelmark.frameworks.pytorch.model.sharding import open_mesh, shard
 from accelmark.spec.parallelism import Mesh
 
 def hwm_mib():
@@ -40,7 +40,9 @@ rank = dist.get_rank()
 nn.Linear(4, 4)
 # What sharding imports is no part of what the model takes.
 from torch.distributed.fsdp import fully_shard
-shard(nn.Linear(4, 4), [], torch.device("cpu"), Mesh(dp=1, fsdp=2), {}, None, scatter=True)
+cpu = torch.device("cpu")
+devices = open_mesh(cpu, Mesh(dp=1, fsdp=2))
+shard(nn.Linear(4, 4), [], cpu, devices, {}, None, None, scatter=True)
 before = hwm_mib()
 torch.manual_seed(7)
 if rank == 0:
@@ -48,7 +50,7 @@ if rank == 0:
 else:
     with torch.device("meta"):
         model = Model()
-model = shard(model, list(model.blocks), torch.device("cpu"), Mesh(dp=1, fsdp=2), {}, None, scatter=True)
+model = shard(model, list(model.blocks), cpu, devices, {}, None, None, scatter=True)
 grown = hwm_mib() - before
 sums = [float(each.full_tensor().double().sum()) for each in model.parameters()]
 found = {"grown_mib": grown, "sums": sums, "table": model.table.tolist()}
