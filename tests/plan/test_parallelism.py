@@ -50,8 +50,11 @@ def test_what_fits_is_planned(given: Any) -> None:
         ({"fsdp": 3}, "fsdp=3 needs a multiple of 3 ranks, the job has 8 (degrees that divide 8 ranks: 1, 2, 4, 8)"),
         ({"dp": 2, "tp": 2}, "dp=2,tp=2 needs 4 ranks, the job has 8"),
         ({"pp": 3}, "pp=3 does not divide model.num_layers 32 (pp that fits: 1, 2, 4, 8)"),
-        ({"cp": 2}, "cp=2 is refused by pytorch (it supports ddp, fsdp2, hsdp, deepspeed, or a mesh of fsdp, tp, pp)"),
-        ({"ep": 2}, "ep=2 is refused by pytorch"),
+        (
+            {"cp": 2},
+            "cp=2 is refused by pytorch (it supports ddp, fsdp2, hsdp, deepspeed, or a mesh of fsdp, tp, pp, ep)",
+        ),
+        ({"fsdp": 8, "ep": 8}, "the case 'llama' cannot be split by ep (its axes: dp, fsdp, tp, pp)"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expected: str) -> None:
@@ -119,6 +122,26 @@ def test_microbatches_that_do_not_fit_are_refused_with_the_numbers_that_do() -> 
         expected = f"2 microbatches of equal size for 2 stages, found microbatches {wrong}, batch_size 16"
         assert expected in problem
         assert "pipeline.microbatches that fit: 2, 4, 8, 16" in problem
+
+
+def mixture(parallelism: str, num_ranks: int) -> list[str]:
+    """Problems of a mesh for the eight experts of ``moe_mini``."""
+    train = load_case("moe_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": parallelism})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    key = CaseKey(model="moe_mini", framework="pytorch", hardware="X1", nnodes=1, nproc=num_ranks)
+    supported = load_framework("pytorch").parallelism
+    found = [*parallelism_problems(resolved.settings, key, supported, train.mesh, "run.yaml")]
+    return [str(each) for each in (*found, *own_mesh_problems(resolved.settings, resolved.provenance))]
+
+
+def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
+    assert mixture("fsdp=8,ep=8", 8) == mixture("dp=2,fsdp=4,ep=4", 8) == []
+    (problem,) = mixture("ep=2", 2)
+    assert "ep=2 spreads experts over the ranks of fsdp, found fsdp=1 (ep that fits: the degree of fsdp)" in problem
+    (problem,) = mixture("fsdp=3,ep=3", 3)
+    assert "ep=3 does not divide model.num_experts 8" in problem
 
 
 def test_a_batch_has_the_fewest_microbatches_with_which_each_stage_has_one() -> None:

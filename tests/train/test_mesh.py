@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -125,16 +127,44 @@ def test_spread_experts_take_the_steps_of_one_rank(
     assert errors.weights < 1e-4, errors
 
 
-def trained(tokens: Path, directory: Path, parallelism: str, num_ranks: int, batch_size: int, **more: Any) -> float:
+def trained(
+    tokens: Path,
+    directory: Path,
+    parallelism: str,
+    num_ranks: int,
+    batch_size: int,
+    case: str = "llama2_7b",
+    data: str = "llama_tokens",
+    own: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> float:
     """Train for six steps, or go on from a checkpoint in ``directory``; return the final loss on held-out tokens."""
-    over = {**SMALL, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
-    path = job_of(
-        "llama2_7b", directory, {"llama_tokens": tokens}, over | {"checkpoint.every_steps": 3, "checkpoint.keep": 2}
-    )
+    over = {**SMALL, **own, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
+    over |= {"checkpoint.every_steps": 3, "checkpoint.keep": 2}
+    path = job_of(case, directory, {data: tokens}, over)
     job = JobSpec.model_validate_json(path.read_bytes())
     path.write_text(job.model_copy(update=more).model_dump_json())
     loss: float = value_of(run(path, num_ranks), Event.FINISHED)["final_metrics"]["eval_loss"]
     return loss
+
+
+def with_checkpoint_of(first: Path, directory: Path) -> Path:
+    """Return ``directory``, in which a job resumes after the third step of the job in ``first``."""
+    (directory / "checkpoints").mkdir(parents=True)
+    saved = first / "checkpoints/step000000003"
+    (directory / "checkpoints" / saved.name).symlink_to(saved)
+    return directory
+
+
+@pytest.mark.heavy
+def test_a_checkpoint_with_spread_experts_goes_on_without_and_the_other_way_round(tokens: Path, tmp_path: Path) -> None:
+    mixture: dict[str, Any] = {"case": "mixtral_8x7b", "data": "mistral_tokens", "own": MIXTURE}
+    whole = trained(tokens, tmp_path / "spread", "fsdp=2,ep=2", 2, 2, **mixture)
+    gathered = with_checkpoint_of(tmp_path / "spread", tmp_path / "gathered")
+    assert trained(tokens, gathered, "fsdp2", 2, 2, resume=True, **mixture) == pytest.approx(whole, rel=1e-5)
+    without = trained(tokens, tmp_path / "first", "fsdp2", 2, 2, **mixture)
+    spread = with_checkpoint_of(tmp_path / "first", tmp_path / "again")
+    assert trained(tokens, spread, "fsdp=2,ep=2", 2, 2, resume=True, **mixture) == pytest.approx(without, rel=1e-5)
 
 
 @pytest.mark.heavy
@@ -150,8 +180,5 @@ def test_a_checkpoint_goes_on_on_another_mesh(
 ) -> None:
     whole = trained(tokens, tmp_path / "first", saved_by, num_saving, 2)
     for number, (mesh, num_ranks, batch_size) in enumerate(others):
-        directory = tmp_path / str(number)
-        (directory / "checkpoints").mkdir(parents=True)
-        saved = tmp_path / "first/checkpoints/step000000003"
-        (directory / "checkpoints" / saved.name).symlink_to(saved)
+        directory = with_checkpoint_of(tmp_path / "first", tmp_path / str(number))
         assert trained(tokens, directory, mesh, num_ranks, batch_size, resume=True) == pytest.approx(whole, rel=1e-5)

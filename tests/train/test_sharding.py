@@ -18,6 +18,7 @@ from tests.train.jobs import environment
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 import torch, torch.distributed as dist
 from torch import nn
 from accelmark.frameworks.pytorch.model.sharding import open_mesh, shard
@@ -40,9 +41,10 @@ rank = dist.get_rank()
 nn.Linear(4, 4)
 # What sharding imports is no part of what the model takes.
 from torch.distributed.fsdp import fully_shard
-cpu = torch.device("cpu")
-devices = open_mesh(cpu, Mesh(dp=1, fsdp=2))
-shard(nn.Linear(4, 4), [], cpu, devices, {}, None, None, scatter=True)
+cpu, mesh = torch.device("cpu"), Mesh(dp=1, fsdp=2)
+devices, place = open_mesh(cpu, mesh), SimpleNamespace(device=cpu, mesh=mesh)
+case = SimpleNamespace(place=place, checkpointed_blocks=lambda model: list(getattr(model, "blocks", ())))
+shard(nn.Linear(4, 4), case, devices, None, scatter=True)
 before = hwm_mib()
 torch.manual_seed(7)
 if rank == 0:
@@ -50,7 +52,7 @@ if rank == 0:
 else:
     with torch.device("meta"):
         model = Model()
-model = shard(model, list(model.blocks), cpu, devices, {}, None, None, scatter=True)
+model = shard(model, case, devices, None, scatter=True)
 grown = hwm_mib() - before
 sums = [float(each.full_tensor().double().sum()) for each in model.parameters()]
 found = {"grown_mib": grown, "sums": sums, "table": model.table.tolist()}
