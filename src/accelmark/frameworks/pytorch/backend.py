@@ -23,6 +23,7 @@ from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.extern import hook_records, load_hooks, refuse_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks
+from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.model.identity import (
@@ -33,7 +34,6 @@ from accelmark.frameworks.pytorch.model.identity import (
     structure_hash,
     weights_hash,
 )
-from accelmark.frameworks.pytorch.model.sharding import build_without_weights
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.frameworks.pytorch.training import flight_recorder
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
 from accelmark.frameworks.pytorch.model.attention import Autocast
 from accelmark.frameworks.pytorch.model.fp8 import to_fp8
-from accelmark.frameworks.pytorch.model.sharding import open_mesh, shard
 from accelmark.frameworks.pytorch.state import Training
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.hooks import AUTOCAST_DTYPES, Hooks
-from accelmark.frameworks.pytorch.model.stages import Received
+from accelmark.frameworks.pytorch.mesh.stages import Received
 from accelmark.frameworks.pytorch.state import Training
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.mesh.stages import Elsewhere, keep_stage
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.model.initialize import materialize
-from accelmark.frameworks.pytorch.model.stages import Elsewhere, keep_stage
 from accelmark.spec.errors import first_line
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
@@ -81,7 +81,7 @@ def shard(
         keep_stage(model, case.pipeline_parts(), devices.get_local_rank("pp"), devices["pp"].size())
         blocks = [block for block in blocks if not isinstance(block, Elsewhere)]
     if "tp" in names:
-        from accelmark.frameworks.pytorch.model.tensor_parallel import split_layers
+        from accelmark.frameworks.pytorch.mesh.tensor_parallel import split_layers
 
         split_layers(model, blocks, case.split_layers(), devices["tp"])
     tables = [module for module in model.modules() if isinstance(module, EmbeddingTables)]
@@ -89,7 +89,7 @@ def shard(
         each.share_rows(init_device_mesh(device.type, (dist.get_world_size(),)), device)
     shared = {each.weight for each in tables}
     if case.place.mesh.ep > 1:
-        from accelmark.frameworks.pytorch.model.expert_parallel import spread_experts
+        from accelmark.frameworks.pytorch.mesh.expert_parallel import spread_experts
 
         shared |= spread_experts(model, case.expert_layers(model), data)
     for block in blocks:
