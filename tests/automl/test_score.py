@@ -174,7 +174,7 @@ def test_a_run_within_the_rules_is_valid_with_disclosures() -> None:
     assert (good.verdict, good.reasons) == ("VALID", ())
     text = " ".join(good.disclosures)
     assert "random weights" in text
-    assert "0.2500" in text
+    assert "25.0\u202f%" in text
     assert "interrupted" in text
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import accelmark
-from accelmark.cli.checks.equivalence import _show
+from accelmark.cli.checks import equivalence
+from accelmark.cli.checks.equivalence import CheckRequest, _show, compare_frameworks
 from accelmark.cli.folders import new_folder
 from accelmark.results.equivalence import equivalence_finding
 from accelmark.results.store.loaded_run import load_round
 from accelmark.spec.equivalence import EquivalenceCheck
+from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Started
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
@@ -58,6 +60,16 @@ def planned(place: Path, *more: str) -> list[dict[str, Any]]:
     done = run_accelmark(place, *TRAIN, *more, "--dry-run", "--json", "--vendor", "cpu")
     cited: list[dict[str, Any]] = json.loads(done.stdout)["plan"]["jobs"][0]["job"]["equivalence"]
     return cited
+
+
+def test_each_precision_is_announced_with_its_jobs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(equivalence, "check_equivalence", lambda *_: ())  # the jobs are run by the tests below
+    with pytest.raises(RequestError, match="no job computed in fp32, bf16"):
+        compare_frameworks(CheckRequest("llama_mini", "pytorch", None, "cpu", (), True, 8), None, as_json=False)
+    announced = [f"{precision}: 2 jobs of 8 steps each, one after the other" for precision in ("fp32", "bf16")]
+    assert capsys.readouterr().out.splitlines() == announced
 
 
 def test_the_table_of_errors_fits_80_columns(

@@ -164,6 +164,13 @@ def test_an_imported_flagperf_run_uses_several_hosts(tmp_path: Path) -> None:
     assert all(line.count("--gpus") == 1 for line in agents)
 
 
+def test_importing_aiperfs_file_names_the_command_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text("trialConcurrency: 2\n")
+    done = accelmark("import", "aiperf", str(tmp_path / "config.yml"))
+    assert done.returncode == 2
+    assert "accelmark automl run -c config.yml" in done.stderr
+
+
 def test_files_that_give_nothing_to_import_write_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_conf.py").write_text('FLAGPERF_LOG_LEVEL = "info"\nCASES = {}\n')
     done = accelmark("import", "flagperf", str(tmp_path / "test_conf.py"), "--out", str(tmp_path / "site"))

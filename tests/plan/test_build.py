@@ -240,6 +240,8 @@ def test_a_key_that_names_another_chip_than_the_detected_one_is_refused_unless_o
     assert len(plan({"cases": [{"key": "toy:pytorch:X1-Pod"}]}).jobs) == 1
     opened = plan({"cases": [{"key": "toy:pytorch:H100"}], "open": True})
     assert any("this machine has X1" in warning for warning in opened.warnings)
+    elsewhere = plan({"cases": [{"key": "toy:pytorch:H100:2"}]}, hosts=2)
+    assert not any("this machine" in warning for warning in elsewhere.warnings)
 
 
 def test_a_key_that_names_another_version_of_the_framework_is_refused_unless_open(plugins: Path) -> None:

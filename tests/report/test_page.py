@@ -5,13 +5,15 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from accelmark.report.plots import plots_of
 from accelmark.report.run_page import render_page, write_page
 from accelmark.report.templating import embed_json
 from accelmark.results.rounds.summary import write_round
-from accelmark.results.schema import Finding
+from accelmark.results.schema import Finding, Point, RoundResult, TelemetrySeries
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
@@ -169,3 +171,21 @@ def test_the_slowest_rank_is_named_with_the_time_of_every_rank(tmp_path: Path) -
     text = visible(page_of(make_run(tmp_path / "other", Made(nnodes=2))))
     assert "Wait for ranks" not in text
     assert "The slowest rank is not known: 0 of 2 ranks logged their own part of steps." in text
+
+
+def test_telemetry_of_a_long_start_does_not_squeeze_the_curves_of_a_short_training() -> None:
+    def drawn(end_s: float) -> tuple[float, float]:
+        telemetry = TelemetrySeries(
+            quantity="cpu", unit="%", label="n1", points=tuple((float(at), 0.5) for at in range(-14, 120))
+        )
+        fields: dict[str, Any] = {
+            "round": 1, "unit": "sample", "state": "succeeded", "target": None, "serving": None, "figures": {},
+            "curves": {"loss": (Point(step=1, time_s=0.1, value=2.0), Point(step=9, time_s=end_s, value=1.0))},
+            "step_ms_histogram": (), "telemetry": (telemetry,),
+        }  # fmt: skip
+        result = RoundResult.model_construct(**fields)
+        (panel,) = plots_of([result])["telemetry"]
+        return panel["lines"][0]["x"][0], panel["lines"][0]["x"][-1]
+
+    assert drawn(1.5) == (-2, 3)
+    assert drawn(100) == (-14, 119)

@@ -333,6 +333,19 @@ def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, numbe
     assert errors == ""
 
 
+def test_on_all_addresses_the_name_of_the_machine_and_the_place_of_the_token_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    options = ["--port", "0", "--host", "0.0.0.0", "--token-file", "token"]  # noqa: S104
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "view", *options]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        lines = [server.stdout.readline().strip() for _ in range(3)]
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=300)
+    assert re.fullmatch(rf"http://{re.escape(socket.gethostname())}:\d+/ \(all addresses of this machine\)", lines[0])
+    assert lines[1:] == ["The page asks for the access token, which is in token.", "Press Ctrl-C to stop."]
+
+
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
     code = (
         "import sys; from accelmark.spec.plugins import requirements; sys.argv = ['accelmark', 'view', '.'];"

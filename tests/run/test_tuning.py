@@ -177,6 +177,23 @@ def test_a_search_ends_within_its_budget_of_trials_or_time(
         assert len(plan.jobs) * 10 <= 100, "every round takes ten seconds"
 
 
+def test_a_budget_without_time_for_a_trial_is_reported_with_the_time_that_one_takes(
+    plugins: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(60, None)))
+    record_start(run.plan, run.path)
+    run.replace_plan(carried_out(run.path, run.plan))
+    register_plan(run.path)
+    console = Console(file=io.StringIO(), width=300, highlight=False)
+    print_summary(summarise(run.path, audit_case), run.path, None, console)
+    assert isinstance(console.file, io.StringIO)
+    page = render_page(load_run(run.path))
+    for text in (console.file.getvalue(), page):
+        assert "one trial and the 6 rounds of the comparison take 1 m 10 s, and the budget was 1 m 00 s" in text
+    assert "Trials of the search" not in page
+    assert "outcome" not in console.file.getvalue()
+
+
 def test_a_trial_that_failed_does_not_end_the_search(plugins: Path, tmp_path: Path) -> None:
     plan = planned(plugins)
     measured(tmp_path, plan.jobs[0], 100.0)

@@ -19,7 +19,7 @@ from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry.declaration import Detect, ScriptRule, read_vendor, telemetry_of
-from accelmark.telemetry.detect import default_vendor, detect, evidence_of, pci_ids
+from accelmark.telemetry.detect import DetectedVendor, default_vendor, detect, evidence_of, pci_ids
 from accelmark.telemetry.device import SourceError
 from accelmark.telemetry.sources import device_sources
 from accelmark.telemetry.tool import ToolSource
@@ -78,6 +78,12 @@ def test_without_accelerators_the_cpu_is_measured() -> None:
     assert (found[0].hardware, found[0].chips) == ("CPU", (None,))
     assert found[0].devices[0].memory_total_mib
     assert default_vendor() in ALL
+
+
+def test_a_device_that_every_machine_has_is_named_by_its_chip_where_that_is_known() -> None:
+    chip = load_vendor("nvidia").chips[0]
+    assert DetectedVendor("acme", "Acme", "always", fallback=True, chips=(chip, chip)).hardware == chip.name
+    assert DetectedVendor("acme", "Acme", "always", fallback=True, chips=(None,)).hardware == "ACME"
 
 
 def test_a_vendor_that_is_not_known_or_broken_keeps_no_other_from_being_found(

@@ -25,6 +25,7 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 _WIDE: Final = 110
 """Columns of a terminal from which the list of cases shows families and sizes."""
 _ADAPTATION: Final = "adaptation"
+_FLAGPERF: Final = "flagperf"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
@@ -261,9 +262,7 @@ def check(
 
 
 def import_files(
-    origin: Annotated[
-        Literal["flagperf"], Argument(metavar="flagperf", help="The benchmark that the files belong to.")
-    ],
+    origin: Annotated[str, Argument(metavar="flagperf", help="The benchmark that the files belong to.")],
     files: Annotated[
         list[Path],
         Argument(metavar="FILE", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml"),
@@ -276,6 +275,10 @@ def import_files(
     from accelmark.compat.flagperf.convert import convert
     from accelmark.results.store.files import make_directory, write_atomic
 
+    if origin != _FLAGPERF:
+        what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}"
+        read = "; AIPerf's config.yml is read as it is: accelmark automl run -c config.yml"
+        raise RequestError(what + (read if origin == "aiperf" else ""))
     converted = convert(files)
     texts = _files(converted)
     taken = [name for name in texts if (out / name).exists()]

@@ -168,7 +168,7 @@ class _Planner:
             return
         what = f"names version {wanted} of {key.framework}, but {found} is installed"
         if not self.run.options.open:
-            hint = "install that version, leave it out of the key, or declare the run open"
+            hint = "install that version, leave it out of the key, or declare the run open (--open)"
             raise SpecError([Problem(self.run.where, str(key), what, hint)])
         self.warnings.append(f"{key}: {what}")
 
@@ -190,10 +190,11 @@ class _Planner:
             names = {detected.hardware.lower(), f"{own.name}-{own.variant}".lower() if own is not None else ""}
             if hardware in names:
                 return own
+        if self.run.is_here:
             found = detected.hardware if detected.is_present else f"no device of {vendor.name}"
             what = f"names {key.hardware}, but this machine has {found}"
-            if self.run.is_here and detected.is_present and not self.run.options.open:
-                hint = f"write {detected.hardware}, or declare the run open"
+            if detected.is_present and not self.run.options.open:
+                hint = f"write {detected.hardware}, or declare the run open (--open)"
                 raise SpecError([Problem(self.run.where, str(key), what, hint)])
             self.warnings.append(f"{key}: {what}")
         named = [

@@ -12,6 +12,10 @@ _MAX_ROUNDS: Final = 12
 _MAX_POINTS: Final = 4000
 """Points of one panel over all rounds; beyond that, each round is downsampled."""
 
+_MARGIN: Final = 0.25
+_LEAST_MARGIN_S: Final = 2.0
+"""Time before and after the curves of which telemetry is drawn: a share of theirs, and the least."""
+
 _TELEMETRY: Final = (
     ("utilisation", "Device utilisation", "%", 100.0),
     ("power", "Power", "W", 1.0),
@@ -93,22 +97,25 @@ def _kept(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:
-    """Yield the telemetry of one round: the first that succeeded, else the first."""
+    """Yield the telemetry of one round, the first that succeeded, else the first, without that of a long start."""
     chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0] if rounds else None)
     if chosen is None:
         return
     note = f", round {chosen.round}" if len(rounds) > 1 else ""
+    end_s = max((points[-1].time_s for points in chosen.curves.values() if points), default=0.0)
+    margin_s = max(_MARGIN * end_s, _LEAST_MARGIN_S)
     for name, title, unit, factor in _TELEMETRY:
         lines: list[Json] = [
             {
                 "label": series.label,
                 "round": chosen.round,
-                "x": [at for at, _ in series.points],
-                "y": [None if value is None else round(value * factor, 4) for _, value in series.points],
+                "x": [at for at, _ in points],
+                "y": [None if value is None else round(value * factor, 4) for _, value in points],
                 "text": [],
             }
             for series in chosen.telemetry
             if series.quantity == name
+            and (points := [point for point in series.points if -margin_s <= point[0] <= end_s + margin_s])
         ]
         if lines:
             yield _panel(title + note, unit, lines, from_zero=name != "temperature")

@@ -18,7 +18,7 @@ from accelmark.automl.records import TrialStatus
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.results.rounds.search import SearchSummary
-from accelmark.spec.number_format import duration, quantity
+from accelmark.spec.number_format import counted, duration, quantity
 
 if TYPE_CHECKING:
     from accelmark.automl.controller.controller import Observer
@@ -48,7 +48,8 @@ def _progress(state: SearchState, scheduler: Scheduler) -> Group:
         _ratio(point.search_error),
     )
     counts = _counts(dict(Counter(record.status for record in state.trials.values()))) or "none yet"
-    trials = f"trials: {counts}{'' if most is None else f'; {most} at most'}; {len(scheduler.ready)} networks ready"
+    ready = counted(len(scheduler.ready), "network")
+    trials = f"trials: {counts}{'' if most is None else f'; {most} at most'}; {ready} ready"
     parts: list[RenderableType] = [head, Text(trials, style="dim"), _trials(state)]
     if state.notes:
         note = f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}"

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 from accelmark.results.compare.statistics import relative_difference
 from accelmark.results.figure_names import FigureName, format_figure
 from accelmark.results.schema import CaseResult, Finding, JobState, RoundResult, Summary
-from accelmark.spec.number_format import NOTHING, digits
+from accelmark.spec.number_format import NOTHING, digits, duration
+from accelmark.spec.settings.tuning import TuningSpec
 
 _ALLOWED: Final = ("real-data", "enough-rounds")
 """Rules whose errors do not exclude a trial: all rounds of the search have the same data, and a trial has one."""
@@ -53,6 +54,8 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
     figure = FigureName(summary.tuning.figure)
     shipped, tuned = by_role["as shipped"][0], next(iter(by_role.get("tuned", ())), None)
     trials = [_trial(number, case, figure) for number, case in enumerate(by_role.get("trial", ()), start=1)]
+    if not trials and summary.tuning.budget_s is not None:
+        return Tuned(shipped, tuned, trials, _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds))
     return Tuned(shipped, tuned, trials, _conclusion(shipped, tuned, rounds, figure, len(trials)))
 
 
@@ -74,6 +77,16 @@ def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
         NOTHING if value is None else format_figure(figure, value, case.unit),
         NOTHING if difference is None else digits(difference, 2),
         case.verdict if eligible and case.verdict == "VALID" else why,
+    )
+
+
+def _untried(tuning: TuningSpec, budget_s: float, shipped: CaseResult, rounds: Mapping[str, RoundResult]) -> str:
+    took_s = [sum(node.duration_s for node in rounds[name].nodes) for name in shipped.rounds if name in rounds]
+    longest_s = max(took_s, default=0.0)
+    return (
+        f"no other settings were tried: with rounds of {duration(longest_s)}, one trial and the "
+        f"{2 * tuning.num_rounds} rounds of the comparison take {duration(tuning.num_least_rounds * longest_s)}, and "
+        f"the budget was {duration(budget_s)}; give a larger --budget"
     )
 
 

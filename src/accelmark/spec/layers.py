@@ -241,7 +241,8 @@ def resolve_as(
                 continue
             if not may_change(key, mutable) and value != merger.current(key):
                 if not is_open:
-                    hint = f"the case fixes it; may change: {', '.join(mutable) or 'nothing'}; or declare the run open"
+                    allowed = ", ".join(mutable) or "nothing"
+                    hint = f"the case fixes it; may change: {allowed}; or declare the run open (--open)"
                     merger.problems.append(Problem(layer.name, key, "is not mutable", hint))
                     continue
                 merger.forced.add(key)

@@ -42,11 +42,10 @@ class DetectedVendor:
 
     @property
     def hardware(self) -> str | None:
-        """The devices' hardware name in keys, or None where they are not all the same known chip."""
-        if self.fallback:
-            return self.vendor.upper()
+        """The devices' hardware name in keys; None where they are not all the same known chip and no fallback."""
         names = {None if chip is None else chip.name for chip in self.chips}
-        return names.pop() if len(names) == 1 else None
+        known = names.pop() if len(names) == 1 else None
+        return self.vendor.upper() if known is None and self.fallback else known
 
 
 def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[DetectedVendor, ...]:

@@ -23,6 +23,7 @@ from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.model import Spec, parse, read_yaml
+from accelmark.spec.number_format import counted, percent
 
 PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 
@@ -193,9 +194,9 @@ def _disclosures(config: AutomlConfig, state: SearchState, board: Scoreboard) ->
     pretrained, search_error = config.search.initial_weights is not None, board.final().search_error
     yield f"the search started from {'pretrained' if pretrained else 'random'} weights"
     if search_error is not None:
-        yield f"best error on the validation split, which the search optimizes: {search_error:.4f}"
+        yield f"best error on the validation split, which the search optimizes: {percent(search_error, 3)}"
     if state.interruptions:
-        yield f"the run was interrupted and resumed {state.interruptions} times"
+        yield f"the run was interrupted and resumed {counted(state.interruptions, 'time')}"
 
 
 def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> search.SearchSummary:

@@ -83,6 +83,7 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
             plan = _plan(request, frameworks, changed | {"precision": precision})
             path = (out or Path(temporary)) / precision
             notes = _Notes(silent=as_json)
+            notes.note(f"{precision}: {len(plan.jobs)} jobs of {request.num_steps} steps each, one after the other")
             checks += check_equivalence(
                 plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
             )

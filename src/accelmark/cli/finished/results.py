@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -321,8 +322,12 @@ def view(
     token = read_or_create_token(token_file) if token_file else None
     app = make_app(RunIndex(directory), Access.to(host, token))
     with listen(host, port) as listener:
-        where = f"[{host}]" if ":" in host else host
-        typer.echo(f"http://{where}:{listener.getsockname()[1]}/")
+        # An address of no machine, which no browser can open.
+        everywhere = host in ("0.0.0.0", "::")  # noqa: S104
+        where = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
+        all_of_them = " (all addresses of this machine)" if everywhere else ""
+        typer.echo(f"http://{where}:{listener.getsockname()[1]}/{all_of_them}")
         if token_file:
-            typer.echo(f"The access token is in {token_file}. Press Ctrl-C to stop.")
+            typer.echo(f"The page asks for the access token, which is in {token_file}.")
+        typer.echo("Press Ctrl-C to stop.")
         server_for(app).run(sockets=[listener])

@@ -42,8 +42,7 @@ def _has_budget(tuning: TuningSpec, results: list[RoundResult], num_trials: int)
     if tuning.budget_s is None:
         return True
     took_s = [sum(node.duration_s for node in result.nodes) for result in results]
-    left = 1 + 2 * tuning.num_rounds - 1
-    return sum(took_s) + left * max(took_s, default=0.0) <= tuning.budget_s
+    return sum(took_s) + (tuning.num_least_rounds - 1) * max(took_s, default=0.0) <= tuning.budget_s
 
 
 def _result(run_dir: Path, job: PlannedJob) -> RoundResult | None:

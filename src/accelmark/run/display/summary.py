@@ -96,7 +96,8 @@ def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
             cells = (str(trial.number), trial.settings, trial.figure, trial.metric, trial.outcome)
             table.add_row(*map(Text, cells))
         console.print()
-        console.print(table)
+        if found.trials:
+            console.print(table)
         console.print(Text(found.conclusion, style="bold"), soft_wrap=True)
 
 

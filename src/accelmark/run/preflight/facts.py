@@ -177,7 +177,7 @@ def chip_problems(name: str, devices: Sequence[DeviceFacts], jobs: Sequence[Plan
         for index, device in enumerate(devices):
             if chip is not None and not chip.model_copy(update={"memory_gib": None}).matches(device.name, None):
                 what = f"{job.job.key} names {chip.title}, but device {index} is {device.name!r}"
-                problem = HostProblem(name, what, "name the chip that is there, or declare the run open")
+                problem = HostProblem(name, what, "name the chip that is there, or declare the run open (--open)")
                 found.setdefault(str(job.job.key), problem)
     return list(found.values())
 

@@ -52,6 +52,11 @@ class TuningSpec(Spec):
     settings_file: Path | None = None
     """File to which the best settings are written."""
 
+    @property
+    def num_least_rounds(self) -> int:
+        """Number of rounds of a search with one trial: the trial, those as shipped and those tuned."""
+        return 1 + 2 * self.num_rounds
+
 
 def identity(settings: InferSettings) -> str:
     """Return a text that is the same for the same settings."""
