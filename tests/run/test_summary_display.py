@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from accelmark.results.figure_names import F
 from accelmark.results.figures.scaling import scaling_curves
-from accelmark.results.schema import AdaptationCost, ReplacedHook, Summary
+from accelmark.results.schema import AdaptationCost, ReplacedHook, Spread, Summary
 from accelmark.run.display.summary import print_summary, scaling_lines
 from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded
@@ -65,3 +66,16 @@ def test_no_line_of_the_summary_ends_with_blanks(tmp_path: Path) -> None:
     warned = summary.cases[0].model_copy(update={"warnings": ("a warning that takes more than one line " * 5,)})
     text = shown(summary.model_copy(update={"cases": (warned,)}), tmp_path / "run")
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_measured(tmp_path: Path) -> None:
+    summary = loaded(tmp_path / "run").summary
+    (case,) = summary.cases
+    assert "Offline scenario" not in shown(summary, tmp_path / "run")
+    measured = {
+        name: Spread(mean=21195.2, stdev=None, ci95=None, num_rounds=1) for name in (F.OFFLINE_RATE, F.SLO_RATE)
+    }
+    missing = {F.SERVER_RATE: Spread(mean=None, stdev=None, ci95=None, num_rounds=0, reason="not asked for")}
+    changed = case.model_copy(update={"figures": {**case.figures, **measured, **missing}})
+    text = shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").replace(THIN, " ")
+    assert "toy: Offline scenario 21,195 samples/s, Highest rate within the SLO 21,195 requests/s\n" in text

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.results.figure_names import FigureName, format_figure
+from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Summary
 from accelmark.results.store.loaded_run import load_run
@@ -41,6 +41,12 @@ _TIME: Final = {
     "train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME, "serve": FigureName.E2E_TIME,
 }  # fmt: skip
 
+_ASKED: Final = (
+    FigureName.OFFLINE_RATE, FigureName.SINGLE_STREAM_LATENCY, FigureName.MULTI_STREAM_LATENCY, FigureName.SERVER_RATE,
+    FigureName.LOADGEN_OFFLINE_TOKENS, FigureName.LOADGEN_SERVER_TOKENS, FigureName.SLO_RATE,
+)  # fmt: skip
+"""Figures of LoadGen's scenarios and of the search for a rate, which only runs that were asked for them have."""
+
 
 def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
     """Print the results of a run, the reasons why any is invalid, and the path of its page."""
@@ -55,6 +61,8 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     console.print()
     measured = summary.measured
     console.print(_table(measured))
+    for line in asked_lines(measured):
+        console.print(line)
     _print_search(summary, run_dir, console)
     console.print(vendor_line(summary))
     with contextlib.suppress(RunError):
@@ -128,6 +136,18 @@ def _table(cases: Sequence[CaseResult]) -> Table:
     for row in rows:
         table.add_row(*(row[at] for at in shown))
     return table
+
+
+def asked_lines(cases: Sequence[CaseResult]) -> list[Text]:
+    """Return a line for each case with figures of scenarios or of a searched rate."""
+    found: list[Text] = []
+    for case in cases:
+        shown = [f"{title_of(name, case.unit)} {_figure(case, name)}" for name in _ASKED if name in case.figures]
+        shown = [text for text in shown if not text.endswith(f" {_NOTHING}")]
+        if shown:
+            name = f"{case.key.model} {case.variant}" if case.variant else case.key.model
+            found.append(Text.assemble((f"   {name}: ", "dim"), ", ".join(shown)))
+    return found
 
 
 def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
