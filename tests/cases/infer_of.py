@@ -67,10 +67,10 @@ def job_of(
 
 
 def built(
-    name: str, directory: Path, data_dirs: Mapping[str, Path], parameters: Mapping[str, int] | None = None
+    name: str, directory: Path, data_dirs: Mapping[str, Path], parameters: Mapping[str, int] | None = None, **over: Any
 ) -> InferCase:
-    """Return the case ``name``."""
-    job = job_of(name, directory, data_dirs, parameters)
+    """Return the case ``name``, with ``over`` on its configurations."""
+    job = job_of(name, directory, data_dirs, parameters, **over)
     assert isinstance(job.work, InferJob)
     return build_case(job, job.work, directory)
 

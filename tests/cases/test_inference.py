@@ -240,7 +240,7 @@ def test_sam_h_segments_the_objects_of_coco_with_weights_from_a_directory(tmp_pa
 
 
 def test_sam_h_compares_masks_with_the_annotated_ones(tmp_path: Path) -> None:
-    case = built("sam_h", tmp_path, tiny_data.coco(tmp_path), SAM)
+    case: Any = built("sam_h", tmp_path, tiny_data.coco(tmp_path), SAM)
     images, boxes, labels = zip(*((*each.inputs, each.labels) for each in case.build_dataloader()), strict=True)
     (mask,) = torch.cat(labels)[:1]  # the first image has 60 x 40 pixels: 64 x 43, and 16 x 10 of the mask
     assert images[0].shape[1:] == (3, 64, 64)

@@ -73,7 +73,25 @@ def test_an_engine_gives_the_models_answers_for_every_batch_size(
         loaded = engine_class(name, None)(
             _request(make_job, tiny_onnx, tmp_path, model=None, onnx_path=None, engine_path=engine.file)
         )
-        assert torch.allclose(loaded(list(request.example))[0][0], engine(list(request.example))[0][0])
+        for size in (4, 3):
+            inputs = [request.example[0][:size]]
+            assert torch.allclose(loaded(inputs)[0][0], engine(inputs)[0][0], atol=1e-5)
+    engine.close()
+
+
+def test_openvino_compiles_for_the_batch_size_and_computes_others_too(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path
+) -> None:
+    request = _request(make_job, tiny_onnx, tmp_path, optimize_for="throughput")
+    engine: Any = engine_class("openvino", None)(request)
+    assert (engine.batch_size, engine.any_size) == (4, None)
+    assert request.model is not None
+    calls = [[request.example[0][:size]] for size in (4, 4, 3, 4, 1, 4)]
+    found = [outputs for outputs, _, _ in engine.concurrently(calls)]
+    with torch.inference_mode():
+        expected = [request.model(*inputs) for inputs in calls]
+    assert all(torch.allclose(one[0], other, atol=1e-4) for one, other in zip(found, expected, strict=True))
+    assert engine.any_size is not None
     engine.close()
 
 

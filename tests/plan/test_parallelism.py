@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.frameworks.pytorch.training.zero import configuration
-from accelmark.plan.parallelism import parallelism_problems
+from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, unused_settings
 from accelmark.spec.errors import SpecError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
@@ -17,11 +17,11 @@ from accelmark.spec.parallelism import Mesh, mesh_of
 from accelmark.spec.plugins.catalog import load_case, load_framework
 from accelmark.spec.settings.training import TrainSettings
 
-TP = {"tp": ("num_heads", "num_kv_heads", "intermediate_size")}
+SPLITS = {"tp": ("num_heads", "num_kv_heads", "intermediate_size"), "pp": ("num_layers",)}
 
 
 def settings(parallelism: Any, **model: Any) -> TrainSettings:
-    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, **model}
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, "num_layers": 32, **model}
     return TrainSettings.model_validate(
         {"batch_size": 2, "end": {"max_steps": 1}, "parallelism": parallelism, "model": sizes}
     )
@@ -30,10 +30,14 @@ def settings(parallelism: Any, **model: Any) -> TrainSettings:
 def problems(parallelism: Any, nnodes: int = 1, nproc: int = 8, framework: str = "pytorch", **model: Any) -> list[str]:
     key = CaseKey(model="llama", framework=framework, hardware="X1", nnodes=nnodes, nproc=nproc)
     supported = load_framework(framework).parallelism
-    return [str(each) for each in parallelism_problems(settings(parallelism, **model), key, supported, TP, "run.yaml")]
+    return [
+        str(each) for each in parallelism_problems(settings(parallelism, **model), key, supported, SPLITS, "run.yaml")
+    ]
 
 
-@pytest.mark.parametrize("given", ["ddp", "fsdp2", "hsdp", "tp=8", {"fsdp": 4, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}])
+@pytest.mark.parametrize(
+    "given", ["ddp", "fsdp2", "hsdp", "tp=8", {"fsdp": 4, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}, "pp=8"]
+)
 def test_what_fits_is_planned(given: Any) -> None:
     assert problems(given) == []
 
@@ -45,9 +49,12 @@ def test_what_fits_is_planned(given: Any) -> None:
         ({"tp": 16}, "tp=16 does not divide model.num_kv_heads 8 (tp that fits: 1, 2, 4, 8)"),
         ({"fsdp": 3}, "fsdp=3 needs a multiple of 3 ranks, the job has 8 (degrees that divide 8 ranks: 1, 2, 4, 8)"),
         ({"dp": 2, "tp": 2}, "dp=2,tp=2 needs 4 ranks, the job has 8"),
-        ({"pp": 2}, "pp=2 is refused by pytorch (it supports ddp, fsdp2, hsdp, deepspeed, or a mesh of fsdp, tp)"),
-        ({"cp": 2}, "cp=2 is refused by pytorch"),
-        ({"ep": 2}, "ep=2 is refused by pytorch"),
+        ({"pp": 3}, "pp=3 does not divide model.num_layers 32 (pp that fits: 1, 2, 4, 8)"),
+        (
+            {"cp": 2},
+            "cp=2 is refused by pytorch (it supports ddp, fsdp2, hsdp, deepspeed, or a mesh of fsdp, tp, pp, ep)",
+        ),
+        ({"fsdp": 8, "ep": 8}, "the case 'llama' cannot be split by ep (its axes: dp, fsdp, tp, pp)"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expected: str) -> None:
@@ -97,6 +104,74 @@ def test_a_layer_gives_a_mesh_as_a_mapping_or_as_text() -> None:
         assert resolved.provenance["parallelism"].value == "fsdp=4,tp=2"
     with pytest.raises(SpecError, match="unknown axis 'tq'"):
         resolve(base, [Layer("run.yaml", {"parallelism": {"tq": 2}})], mutable=train.mutable, is_open=False)
+
+
+def pipelined(**given: Any) -> list[str]:
+    """Problems of the microbatches of ``llama_mini`` in two stages, with 16 samples in a step."""
+    train = load_case("llama_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": "pp=2", "pipeline": given})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    return [str(each) for each in own_mesh_problems(resolved.settings, resolved.provenance)]
+
+
+def test_microbatches_that_do_not_fit_are_refused_with_the_numbers_that_do() -> None:
+    assert pipelined() == pipelined(microbatches=2) == pipelined(microbatches=16, schedule="gpipe") == []
+    for wrong in (1, 3):
+        (problem,) = pipelined(microbatches=wrong)
+        expected = f"2 microbatches of equal size for 2 stages, found microbatches {wrong}, batch_size 16"
+        assert expected in problem
+        assert "pipeline.microbatches that fit: 2, 4, 8, 16" in problem
+
+
+def mixture(parallelism: str, num_ranks: int) -> list[str]:
+    """Problems of a mesh for the eight experts of ``moe_mini``."""
+    train = load_case("moe_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": parallelism})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    key = CaseKey(model="moe_mini", framework="pytorch", hardware="X1", nnodes=1, nproc=num_ranks)
+    supported = load_framework("pytorch").parallelism
+    found = [*parallelism_problems(resolved.settings, key, supported, train.mesh, "run.yaml")]
+    return [str(each) for each in (*found, *own_mesh_problems(resolved.settings, resolved.provenance))]
+
+
+def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
+    assert mixture("fsdp=8,ep=8", 8) == mixture("dp=2,fsdp=4,ep=4", 8) == []
+    (problem,) = mixture("ep=2", 2)
+    assert "ep=2 spreads experts over the ranks of fsdp, found fsdp=1 (ep that fits: the degree of fsdp)" in problem
+    (problem,) = mixture("fsdp=3,ep=3", 3)
+    assert "ep=3 does not divide model.num_experts 8" in problem
+
+
+def test_a_batch_has_the_fewest_microbatches_with_which_each_stage_has_one() -> None:
+    given = settings("pp=8").model_copy(update={"batch_size": 12, "gradient_accumulation_steps": 2})
+    assert given.microbatches(8) == 4
+    assert given.microbatches(1) == given.microbatches(2) == 1
+
+
+def test_settings_of_a_pipeline_go_with_pp_only() -> None:
+    train = load_case("llama_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": "tp=2", "pipeline.schedule": "gpipe"})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    (problem,) = unused_settings(resolved.provenance, ("run.yaml",))
+    assert "pipeline.schedule: applies to parallelism pp, found tp=2 (set parallelism=pp=2, for example)" in str(
+        problem
+    )
+
+
+@pytest.mark.parametrize(("setting", "value"), [("precision", "fp16"), ("compile", "default")])
+def test_pytorch_refuses_what_its_pipelines_lack(setting: str, value: str) -> None:
+    values = {"compile": "off", "precision": "fp32", "parallelism": "dp=2,pp=2", setting: value}
+    refused = [each for each in load_framework("pytorch").refused_settings if "parallelism" in each.when]
+    (found,) = [each for each in refused if each.applies(lambda key: values.get(key), ())]
+    assert found.when["parallelism"] == "pp"
+
+
+def test_ranks_of_a_pipeline_and_of_split_layers_have_the_same_samples() -> None:
+    mesh = Mesh(dp=2, pp=2, fsdp=2, tp=2)
+    assert [mesh.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
 
 
 def test_ranks_that_share_samples_count_once_in_the_global_batch() -> None:

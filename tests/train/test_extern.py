@@ -52,7 +52,7 @@ def test_a_vendors_hooks_replace_the_defaults_and_are_recorded(tmp_path: Path, r
         ("def loss(self): ...", "'loss'"),
         ("def train_steps(self): ...", "did you mean 'train_step'?"),
         ("settings = None", "'settings'"),
-        ("def _update(self, training): ...", "'_update'"),
+        ("def _shard(self, model): ...", "'_shard'"),
     ],
 )
 def test_only_hooks_may_be_replaced(tmp_path: Path, run_here: RunHere, body: str, name: str) -> None:

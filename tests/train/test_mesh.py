@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -44,10 +46,19 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int, num_own: int) -> Path:
+def first_steps(
+    tokens: Path,
+    directory: Path,
+    parallelism: str,
+    num_ranks: int,
+    num_own: int,
+    case: str = "llama2_7b",
+    data: str = "llama_tokens",
+    **more: Any,
+) -> Path:
     """Take the first steps of ``num_own`` batches a rank or group of ranks, and return the directory of the results."""
-    over = {**SMALL, "parallelism": parallelism, "gradient_accumulation_steps": num_own, "end.max_steps": STEPS}
-    path = job_of("llama2_7b", directory, {"llama_tokens": tokens}, over)
+    over = {**SMALL, **more, "parallelism": parallelism, "gradient_accumulation_steps": num_own}
+    path = job_of(case, directory, {data: tokens}, over | {"end.max_steps": STEPS})
     job = JobSpec.model_validate_json(path.read_bytes())
     assert isinstance(job.work, TrainJob)
     reference = directory.parent / "one"
@@ -63,7 +74,8 @@ def first_steps(tokens: Path, directory: Path, parallelism: str, num_ranks: int,
     events = run(path, num_ranks)
     assert value_of(events, Event.FINISHED)["state"] == "completed"
     why = value_of(events, Event.INIT_END)["own_part_unknown"]
-    assert (why is not None) == ("tp" in parallelism), "ranks that split layers wait inside of them"
+    shares_layers = any(axis in parallelism for axis in ("tp", "pp", "ep"))
+    assert (why is not None) == shares_layers, "ranks that share layers wait within a step"
     return directory / "results"
 
 
@@ -78,9 +90,13 @@ def one(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("mesh", "num_ranks", "num_own"),
     [
         ("tp=2", 2, 4),
+        ("pp=2", 2, 4),
         pytest.param("fsdp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,fsdp=2", 4, 1, marks=pytest.mark.heavy),
+        pytest.param("dp=2,pp=2", 4, 2, marks=pytest.mark.heavy),
+        pytest.param("fsdp=2,pp=2", 4, 2, marks=pytest.mark.heavy),
+        pytest.param("tp=2,pp=2", 4, 4, marks=pytest.mark.heavy),
     ],
 )
 def test_a_mesh_takes_the_steps_of_one_rank(one: Path, tokens: Path, mesh: str, num_ranks: int, num_own: int) -> None:
@@ -90,24 +106,79 @@ def test_a_mesh_takes_the_steps_of_one_rank(one: Path, tokens: Path, mesh: str, 
     assert errors.weights < 1e-4, errors
 
 
-def trained(tokens: Path, directory: Path, parallelism: str, num_ranks: int, batch_size: int, **more: Any) -> float:
+MIXTURE: Final[dict[str, Any]] = {"model.num_experts": 4, "model.num_active_experts": 2}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_ranks", "num_own"),
+    [
+        ("fsdp=2,ep=2", 2, 2),
+        pytest.param("dp=2,fsdp=2,ep=2", 4, 1, marks=pytest.mark.heavy),
+    ],
+)
+def test_spread_experts_take_the_steps_of_one_rank(
+    tokens: Path, tmp_path: Path, mesh: str, num_ranks: int, num_own: int
+) -> None:
+    case = {"case": "mixtral_8x7b", "data": "mistral_tokens", **MIXTURE}
+    first_steps(tokens, tmp_path / "one", "ddp", 1, NUM_BATCHES, **case)
+    results = first_steps(tokens, tmp_path / "mesh", mesh, num_ranks, num_own, **case)
+    errors, first = compare_steps(tmp_path / "one/results", results, tmp_path / "one/inputs", STEPS, TOLERANCES["fp32"])
+    assert first is None, (errors, first)
+    assert errors.weights < 1e-4, errors
+
+
+def trained(
+    tokens: Path,
+    directory: Path,
+    parallelism: str,
+    num_ranks: int,
+    batch_size: int,
+    case: str = "llama2_7b",
+    data: str = "llama_tokens",
+    own: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> float:
     """Train for six steps, or go on from a checkpoint in ``directory``; return the final loss on held-out tokens."""
-    over = {**SMALL, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
-    path = job_of(
-        "llama2_7b", directory, {"llama_tokens": tokens}, over | {"checkpoint.every_steps": 3, "checkpoint.keep": 2}
-    )
+    over = {**SMALL, **own, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
+    over |= {"checkpoint.every_steps": 3, "checkpoint.keep": 2}
+    path = job_of(case, directory, {data: tokens}, over)
     job = JobSpec.model_validate_json(path.read_bytes())
     path.write_text(job.model_copy(update=more).model_dump_json())
     loss: float = value_of(run(path, num_ranks), Event.FINISHED)["final_metrics"]["eval_loss"]
     return loss
 
 
+def with_checkpoint_of(first: Path, directory: Path) -> Path:
+    """Return ``directory``, in which a job resumes after the third step of the job in ``first``."""
+    (directory / "checkpoints").mkdir(parents=True)
+    saved = first / "checkpoints/step000000003"
+    (directory / "checkpoints" / saved.name).symlink_to(saved)
+    return directory
+
+
 @pytest.mark.heavy
-def test_a_checkpoint_goes_on_on_another_mesh(tokens: Path, tmp_path: Path) -> None:
-    whole = trained(tokens, tmp_path / "first", "fsdp=2,tp=2", 4, 2)
-    for number, (mesh, num_ranks, batch_size) in enumerate([("tp=2", 2, 4), ("fsdp2", 2, 2), ("fsdp2", 1, 4)]):
-        directory = tmp_path / str(number)
-        (directory / "checkpoints").mkdir(parents=True)
-        saved = tmp_path / "first/checkpoints/step000000003"
-        (directory / "checkpoints" / saved.name).symlink_to(saved)
+def test_a_checkpoint_with_spread_experts_goes_on_without_and_the_other_way_round(tokens: Path, tmp_path: Path) -> None:
+    mixture: dict[str, Any] = {"case": "mixtral_8x7b", "data": "mistral_tokens", "own": MIXTURE}
+    whole = trained(tokens, tmp_path / "spread", "fsdp=2,ep=2", 2, 2, **mixture)
+    gathered = with_checkpoint_of(tmp_path / "spread", tmp_path / "gathered")
+    assert trained(tokens, gathered, "fsdp2", 2, 2, resume=True, **mixture) == pytest.approx(whole, rel=1e-5)
+    without = trained(tokens, tmp_path / "first", "fsdp2", 2, 2, **mixture)
+    spread = with_checkpoint_of(tmp_path / "first", tmp_path / "again")
+    assert trained(tokens, spread, "fsdp=2,ep=2", 2, 2, resume=True, **mixture) == pytest.approx(without, rel=1e-5)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("saved_by", "num_saving", "others"),
+    [
+        ("fsdp=2,tp=2", 4, [("tp=2", 2, 4), ("fsdp2", 2, 2), ("fsdp2", 1, 4), ("pp=2", 2, 4)]),
+        ("dp=2,pp=2", 4, [("pp=2", 2, 4), ("fsdp2", 1, 4)]),
+    ],
+)
+def test_a_checkpoint_goes_on_on_another_mesh(
+    tokens: Path, tmp_path: Path, saved_by: str, num_saving: int, others: list[tuple[str, int, int]]
+) -> None:
+    whole = trained(tokens, tmp_path / "first", saved_by, num_saving, 2)
+    for number, (mesh, num_ranks, batch_size) in enumerate(others):
+        directory = with_checkpoint_of(tmp_path / "first", tmp_path / str(number))
         assert trained(tokens, directory, mesh, num_ranks, batch_size, resume=True) == pytest.approx(whole, rel=1e-5)

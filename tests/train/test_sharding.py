@@ -18,9 +18,10 @@ from tests.train.jobs import environment
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 import torch, torch.distributed as dist
 from torch import nn
-from accelmark.frameworks.pytorch.model.sharding import shard
+from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
 from accelmark.spec.parallelism import Mesh
 
 def hwm_mib():
@@ -40,7 +41,10 @@ rank = dist.get_rank()
 nn.Linear(4, 4)
 # What sharding imports is no part of what the model takes.
 from torch.distributed.fsdp import fully_shard
-shard(nn.Linear(4, 4), [], torch.device("cpu"), Mesh(dp=1, fsdp=2), {}, None, scatter=True)
+cpu, mesh = torch.device("cpu"), Mesh(dp=1, fsdp=2)
+devices, place = open_mesh(cpu, mesh), SimpleNamespace(device=cpu, mesh=mesh)
+case = SimpleNamespace(place=place, checkpointed_blocks=lambda model: list(getattr(model, "blocks", ())))
+shard(nn.Linear(4, 4), case, devices, None, scatter=True)
 before = hwm_mib()
 torch.manual_seed(7)
 if rank == 0:
@@ -48,7 +52,7 @@ if rank == 0:
 else:
     with torch.device("meta"):
         model = Model()
-model = shard(model, list(model.blocks), torch.device("cpu"), Mesh(dp=1, fsdp=2), {}, None, scatter=True)
+model = shard(model, case, devices, None, scatter=True)
 grown = hwm_mib() - before
 sums = [float(each.full_tensor().double().sum()) for each in model.parameters()]
 found = {"grown_mib": grown, "sums": sums, "table": model.table.tolist()}

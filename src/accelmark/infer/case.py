@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
 
@@ -96,12 +98,20 @@ class InferCase(ABC):
         """Return the model on the CPU in fp32; its forward takes and returns plain tensors."""
 
     @abstractmethod
-    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Return sums over one batch (``correct``, ``count``) that are added over batches; tensors are on the CPU."""
+    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float | Tensor]:
+        """Return sums over one batch (``correct``, ``count``) that are added over batches; tensors are on the CPU.
+
+        A tensor has a row for each thing that was found, with its item's number in the batch in front; the rows of all
+        batches go to :meth:`row_metrics`.
+        """
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics from the sums of all batches; one has the name of the case's metric."""
+        """Return metrics from the sums of all batches; one of all metrics has the name of the case's."""
+
+    def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+        """Return metrics from the rows of all batches, in which items are numbered through."""
+        raise NotImplementedError(f"{type(self).__name__} collects rows and has no row_metrics()")
 
     @abstractmethod
     def synthetic_batch(self, size: int) -> InferBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -47,6 +47,8 @@ class Score:
         self.case = case
         self.evaluated = case.trained and not case.settings.synthetic
         self.sums: Counter[str] = Counter()
+        self.rows: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self.num_items = 0
 
     def add(self, outputs: Sequence[Tensor], labels: Tensor | None) -> None:
         """Evaluate the outputs of some items."""
@@ -57,11 +59,18 @@ class Score:
             what = f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items"
             raise InferenceError(f"{what}; export it with a dynamic batch", "wrong_shape")
         for name, value in self.case.evaluator(plain, labels).items():
-            self.sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
+            if isinstance(value, Tensor):
+                items = value[:, :1].double() + self.num_items  # the same item in another pass is another one
+                self.rows[name].append(torch.cat([items, value[:, 1:].double()], 1))
+            else:
+                self.sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
+        self.num_items += len(labels)
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics; None for those that are not finite."""
         found = self.case.metrics(dict(self.sums)) if self.sums else {}
+        if self.rows:
+            found |= self.case.row_metrics({name: torch.cat(values).numpy() for name, values in self.rows.items()})
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 

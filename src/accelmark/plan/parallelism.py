@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from accelmark.spec.errors import Problem
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import REFINES, Provenance
-from accelmark.spec.parallelism import NAMES, Mesh, fitting
+from accelmark.spec.parallelism import AXES, NAMES, Mesh, fitting, has_part
 from accelmark.spec.settings.training import TrainSettings
 
 _KEY = "parallelism"
@@ -47,15 +47,36 @@ def parallelism_problems(
         yield Problem(where, _KEY, f"{mesh} {error}", f"degrees that divide {key.world_size} ranks: {fits}")
 
 
+def own_mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance]) -> Iterator[Problem]:
+    """Yield why AccelMark's own training cannot use a mesh; an external trainer has rules of its own."""
+    mesh = settings.parallelism
+    if not isinstance(mesh, Mesh):
+        return
+    if mesh.ep > 1 and mesh.ep != mesh.fsdp:
+        what = f"ep={mesh.ep} spreads experts over the ranks of fsdp, found fsdp={mesh.fsdp}"
+        yield Problem(provenance[_KEY].layer, _KEY, what, "ep that fits: the degree of fsdp")
+    fits, given = settings.microbatches_that_fit(mesh.pp), settings.pipeline.microbatches
+    if mesh.pp == 1 or (given in fits if given is not None else fits):
+        return
+    accumulation = settings.gradient_accumulation_steps
+    what = f"a step needs at least {mesh.pp} microbatches of equal size for {mesh.pp} stages, found "
+    what += "" if given is None else f"microbatches {given}, "
+    what += f"batch_size {settings.batch_size}, gradient_accumulation_steps {accumulation}"
+    key = _KEY if given is None else "pipeline.microbatches"
+    hint = f"pipeline.microbatches that fit: {', '.join(map(str, fits)) or 'none, the step has too few samples'}"
+    yield Problem(provenance[key].layer, key, what, hint)
+
+
 def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
     """Yield the settings that one of ``layers`` sets in a section that goes with another value, as ZeRO's without it.
 
     A vendor's layers may set them for the runs that use the section.
     """
     for key, origin in provenance.items():
-        setting, needed = REFINES.get(key.partition(".")[0], (key, origin.value))
-        if (found := provenance[setting].value) != needed and origin.layer in layers:
-            yield Problem(origin.layer, key, f"applies to {setting} {needed}, found {found}", f"set {setting}={needed}")
+        needed, found = REFINES.get(key.partition(".")[0]), provenance[_KEY].value
+        if needed is not None and not has_part(found, needed) and origin.layer in layers:
+            hint = f"set {_KEY}={needed}" + ("=2, for example" if needed in AXES else "")
+            yield Problem(origin.layer, key, f"applies to {_KEY} {needed}, found {found}", hint)
 
 
 def _indivisible(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
-from accelmark.plan.parallelism import parallelism_problems, unused_settings
+from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, unused_settings
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
@@ -74,6 +74,7 @@ def _check_settings(request: KeyRequest, resolved: Resolved[TrainSettings]) -> N
     ]
     splits, where = require_side(request, "train", request.case.train).mesh, provenance["parallelism"].layer
     problems += parallelism_problems(resolved.settings, request.key, spec.parallelism, splits, where)
+    problems += own_mesh_problems(resolved.settings, provenance)
     problems += unused_settings(provenance, (request.run.where, _COMMAND_LINE))
     if problems:
         raise SpecError(problems)

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, problems_of
+from accelmark.spec.parallelism import has_part
 from accelmark.spec.settings.inference import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
 from accelmark.spec.settings.training import TrainSettings
 
@@ -21,10 +22,10 @@ S = TypeVar("S", bound=BaseModel)
 
 ALWAYS_MUTABLE: Final = ("loader.synthetic", "loader.tolerate_bad_samples")
 """Settings that every layer may change; doing so marks the result."""
-REFINES: Final = {"zero": ("parallelism", "deepspeed")}
-"""Section -> (setting, its value that uses the section).
+REFINES: Final = {"zero": "deepspeed", "pipeline": "pp"}
+"""Section -> the name or axis of ``parallelism`` that uses the section.
 
-Where a case lets the setting change, the section may change too; its defaults are listed with that value only.
+Where a case lets ``parallelism`` change, the section may change too; its defaults are listed where it is used only.
 """
 _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""
@@ -121,15 +122,15 @@ def _adapter(model: type[BaseModel], key: str) -> TypeAdapter[Any]:
 
 
 def may_change(key: str, mutable: Sequence[str]) -> bool:
-    """Return whether ``mutable`` lists ``key``, a section that contains it, or the setting that the section refines."""
-    key, _ = REFINES.get(key.partition(".")[0], (key, None))
+    """Return whether ``mutable`` lists ``key``, a section that contains it, or ``parallelism``, which it refines."""
+    key = "parallelism" if key.partition(".")[0] in REFINES else key
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
 
 
 def _used(key: str, values: Mapping[str, Any]) -> bool:
     """Return False for a setting of a section that ``values`` make no use of."""
-    setting, needed = REFINES.get(key.partition(".")[0], (key, values[key]))
-    return bool(values[setting] == needed)
+    needed = REFINES.get(key.partition(".")[0])
+    return needed is None or has_part(values["parallelism"], needed)
 
 
 class _Merger(Generic[S]):

@@ -50,6 +50,16 @@ class Mesh:
         """Ranks that work on the same samples: those of tp, pp and cp."""
         return self.tp * self.pp * self.cp
 
+    @property
+    def shares_layers(self) -> bool:
+        """Whether ranks work together within a forward or backward pass: those of tp, pp, cp and ep."""
+        return self.ranks_per_sample > 1 or self.ep > 1
+
+    def data_rank(self, rank: int) -> int:
+        """Return the number of a rank's share of the samples, from 0; the ranks of tp, pp and cp have the same."""
+        replica, inside = divmod(rank, self.fsdp * self.ranks_per_sample)
+        return replica * self.fsdp + inside // (self.tp * self.cp) % self.fsdp
+
     def sized(self, num_ranks: int) -> Self:
         """Return the mesh with its number of replicas.
 
@@ -111,6 +121,11 @@ def mesh_of(parallelism: Parallelism, num_ranks: int, ranks_per_host: int) -> Me
         return parallelism.sized(num_ranks)
     sharded = {"ddp": 1, "fsdp2": num_ranks, "hsdp": ranks_per_host, "deepspeed": num_ranks}[parallelism]
     return Mesh(fsdp=sharded).sized(num_ranks)
+
+
+def has_part(parallelism: object, part: str) -> bool:
+    """Return whether a setting, or its text, is the name ``part`` or a mesh in which the axis ``part`` has ranks."""
+    return part in [each.partition("=")[0] for each in str(parallelism).split(",")]
 
 
 def fitting(num_ranks: int, sizes: Mapping[str, int]) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import DetrConfig, DetrForObjectDetection, PreTrainedModel, ResNetConfig
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from accelmark.frameworks.pytorch.model.padded_attention import with_padding
+from accelmark.cases.detr._network import best_classes, detector
 from accelmark.frameworks.pytorch.model.pretrained import load_backbone
 from accelmark.frameworks.pytorch.tasks.vision.detection import Detection
 from accelmark.train.tasks.image_folder import MEAN, STD, Uniform
@@ -24,19 +24,7 @@ class Case(Detection):
 
     def network(self) -> PreTrainedModel:
         """Build DETR (Carion et al. 2020, arXiv:2005.12872); the first convolution and stage are not trained."""
-        blocks = [self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)]
-        resnet: Any = ResNetConfig  # its types do not mention out_features
-        config = DetrConfig(
-            backbone_config=resnet(depths=blocks, out_features=["stage4"]),
-            d_model=self.number("hidden_size"),
-            encoder_layers=self.number("encoder_layers"),
-            decoder_layers=self.number("decoder_layers"),
-            num_queries=self.number("num_queries"),
-            auxiliary_loss=True,
-        )
-        config.num_labels = self.number("num_classes")
-        with_padding(config)
-        net = DetrForObjectDetection(config)
+        net = detector(self.number, auxiliary_loss=True)
         backbone = self.backbone(net)
         load_backbone(backbone, self.data_dirs.get(self.weights))
         for name, parameter in backbone.named_parameters():  # transformers freezes all stages of its own ResNet
@@ -64,6 +52,5 @@ class Case(Detection):
         return multi_scale(scene, side, longest, uniform) if train else scene.shorter(side, longest)
 
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best class of each query; the last logit is for none."""
-        score, label = logits.softmax(2)[..., :-1].max(2)
-        return score, label, label.new_ones(label.shape).cumsum(1) - 1
+        """Return the best class of each query."""
+        return best_classes(logits)

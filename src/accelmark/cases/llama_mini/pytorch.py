@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from accelmark.cases.llama_mini._model import LlamaMini
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.frameworks.pytorch.case import PipelineParts
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 
 
@@ -31,6 +32,10 @@ class Case(NextToken):
             heads=self.number("num_heads"),
             length=self.number("seq_length"),
         )
+
+    def pipeline_parts(self) -> PipelineParts:
+        """Return the modules of the decoder."""
+        return PipelineParts("embedding", "layers", ("norm", "head"))
 
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""

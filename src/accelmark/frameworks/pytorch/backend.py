@@ -21,8 +21,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
-from accelmark.frameworks.pytorch.extern import hook_records, load_hooks
+from accelmark.frameworks.pytorch.extern import hook_records, load_hooks, refuse_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks
+from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.model.identity import (
@@ -33,13 +34,13 @@ from accelmark.frameworks.pytorch.model.identity import (
     structure_hash,
     weights_hash,
 )
-from accelmark.frameworks.pytorch.model.sharding import build_without_weights
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.frameworks.pytorch.training import flight_recorder
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
 from accelmark.frameworks.pytorch.training.losses import DeviceLosses
+from accelmark.frameworks.pytorch.training.pipeline import PipelineTraining
 from accelmark.frameworks.pytorch.training.platform import (
     device_name,
     forget_peak_memory,
@@ -54,7 +55,7 @@ from accelmark.frameworks.pytorch.training.platform import (
 )
 from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
 from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
-from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining, refuse_hooks
+from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import EndReason, Event, Started
@@ -69,7 +70,7 @@ from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
 from accelmark.train.tasks.samples import naming_bad_samples
 
-_SPLIT: Final = "ranks that split layers (tp) wait for each other inside of the layers, where waits are not marked"
+_SPLIT: Final = "ranks that share layers (tp, pp, ep) wait for each other within a step, where waits are not marked"
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
@@ -136,7 +137,7 @@ class PyTorchBackend:
             self.clock, self.losses = clock, DeviceLosses(clock, overwritten=has_graphs)
         self._control = self._join()
         mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
-        number, self._num_data_ranks = ranks.rank // mesh.ranks_per_sample, settings.num_data_ranks(ranks.world_size)
+        number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
         seed = rank_seed(settings.seed, number)
         place = Place(number, self._num_data_ranks, device, seed, settings.seed, mesh)
         hooks_class = load_hooks(self._job.extern)
@@ -234,27 +235,30 @@ class PyTorchBackend:
         training.schedule = case.build_schedule(training.optimizer, length, self.steps_per_epoch)
         self._training = training
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
-        if isinstance(training, ZeroTraining):
+        if isinstance(training, ZeroTraining | PipelineTraining):
             self.step = partial(training.take_step, case)
         if self.clock is not None and isinstance(wrapped, nn.parallel.DistributedDataParallel):
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
-        if self.clock is not None and self._settings.has_shards and self.world_size > 1 and mesh.ranks_per_sample == 1:
+        if self.clock is not None and self._settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
         self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, case.place, self._ranks)
 
     def _with_optimizer(self, hooks: Hooks, model: nn.Module, autocast: Autocast) -> Training:
         training = Training(model, hooks.create_optimizer(model), None, hooks.create_grad_scaler(), autocast)
+        if self._case.place.mesh.pp > 1:
+            refuse_hooks(hooks, "the schedule of a pipeline")
+            return PipelineTraining.open(training, self._case, hooks)
         if self._settings.parallelism != "deepspeed":
             return training
-        refuse_hooks(hook_records(type(hooks)))
+        refuse_hooks(hooks, "DeepSpeed's engine")
         return ZeroTraining.open(training, self._settings, self._device, self.world_size)
 
     def _why_own_part_unknown(self, mesh: Mesh) -> str | None:
         if self._settings.parallelism == "deepspeed":
             return OWN_PART_UNKNOWN
-        return _SPLIT if mesh.ranks_per_sample > 1 else None
+        return _SPLIT if mesh.shares_layers else None
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()

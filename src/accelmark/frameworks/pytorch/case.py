@@ -25,6 +25,22 @@ Split = Literal["columns", "rows"]
 outputs of all ranks are added up."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class PipelineParts:
+    """Modules of a model that the stages of a pipeline divide, by name; all others are in every stage.
+
+    The model's ``forward`` passes the output of one to the next.
+    """
+
+    first: str
+    """The embedding, in the first stage; in the others, what they receive takes its place."""
+    blocks: str
+    """The list of repeated blocks, divided among the stages."""
+    last: tuple[str, ...]
+    """Modules after the blocks, in the last stage."""
+
+
 class Batches(Protocol):
     """A rank's share of a data set, in batches on the CPU (or already on the device, for small sets)."""
 
@@ -44,7 +60,7 @@ class Batches(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of this process among those with samples of their own; ranks of tp that share samples are one."""
+    """The position of this process among those with samples of their own; ranks that share samples are one."""
 
     rank: int
     world_size: int
@@ -129,3 +145,15 @@ class TrainCase(ModelSettings, ABC):
     def split_layers(self) -> Mapping[str, Split]:
         """Return the linear layers that tensor parallelism splits, by their names in a block; empty: it cannot."""
         return {}
+
+    def expert_layers(self, model: nn.Module) -> list[str]:
+        """Return the names of the layers that hold all experts of a block, which expert parallelism spreads."""
+        return []
+
+    def pipeline_parts(self) -> PipelineParts | None:
+        """Return what the stages of a pipeline hold; None: the model cannot be divided into stages."""
+        return None
+
+    def model_input(self, batch: Batch) -> Tensor:
+        """Return what ``loss`` gives to the model first, of shape (samples, length); a pipeline needs it."""
+        raise NotImplementedError(f"{type(self).__name__} has no model_input()")

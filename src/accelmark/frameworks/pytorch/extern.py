@@ -16,6 +16,7 @@ _HIDING: Final = frozenset({
     "__dir__", "__del__", "__call__", "__class__", "__set_name__", "__class_getitem__", "__reduce__", "__slots__",
 })  # fmt: skip
 """Methods with which a class could hide what it replaces; hooks need none of them."""
+_REPLACED_BY_ENGINES: Final = frozenset({"model_to_ddp", "create_grad_scaler", "backward", "train_step"})
 
 
 @final
@@ -69,6 +70,13 @@ def hook_records(hooks: type[Hooks]) -> dict[str, HookRecord]:
     """Return the hooks that a vendor overrides, by name."""
     names = [name for name in ALLOWED_HOOKS if name in _replaced(hooks)]
     return {name: _record(getattr(hooks, name)) for name in names}
+
+
+def refuse_hooks(hooks: Hooks, engine: str) -> None:
+    """Raise RequestError where a vendor replaces hooks that ``engine``, which takes the steps, replaces too."""
+    if wrong := sorted(_replaced(type(hooks)) & _REPLACED_BY_ENGINES):
+        what = f"the vendor's hooks {', '.join(wrong)} do what {engine} does"
+        raise RequestError(f"parallelism {hooks.settings.parallelism}: {what}; set parallelism=fsdp2, or remove them")
 
 
 def _own_classes(hooks: type[Hooks]) -> list[type]:

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
 from accelmark.frameworks.pytorch.model.attention import Autocast
 from accelmark.frameworks.pytorch.model.fp8 import to_fp8
-from accelmark.frameworks.pytorch.model.sharding import shard
 from accelmark.frameworks.pytorch.state import Training
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
 ALLOWED_HOOKS: Final = (
@@ -46,6 +48,8 @@ class Hooks:
         self.settings = case.settings
         self.place = case.place
         self.device = case.place.device
+        self.devices: DeviceMesh | None = None
+        """All ranks, once the model is spread over them."""
         self.scatters_weights = False
         """Whether FSDP2 has to take the weights from rank 0: on the other ranks the model is on the meta device."""
 
@@ -90,9 +94,9 @@ class Hooks:
         return DistributedDataParallel(model, device_ids=indices, gradient_as_bucket_view=True)
 
     def _shard(self, model: nn.Module) -> nn.Module:
-        blocks, dtype = self.case.checkpointed_blocks(model), AUTOCAST_DTYPES.get(self.settings.precision)
-        splits = self.case.split_layers()
-        return shard(model, blocks, self.device, self.place.mesh, splits, dtype, scatter=self.scatters_weights)
+        self.devices = open_mesh(self.device, self.place.mesh)
+        dtype = AUTOCAST_DTYPES.get(self.settings.precision)
+        return shard(model, self.case, self.devices, dtype, scatter=self.scatters_weights)
 
     def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer over the parameters of ``model``, the case's own by default."""
@@ -125,21 +129,5 @@ class Hooks:
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise ValueError("a step needs at least one batch")
-        self._update(training)
+        training.update(self.settings.gradient_clip_norm)
         return total
-
-    def _update(self, training: Training) -> None:
-        """Clip gradients, step the optimizer, clear gradients and step the schedule."""
-        scaler = training.scaler
-        clip = self.settings.gradient_clip_norm
-        if clip is not None:
-            if scaler is not None:
-                scaler.unscale_(training.optimizer)
-            nn.utils.clip_grad_norm_(training.model.parameters(), clip)
-        if scaler is None:
-            training.optimizer.step()
-        else:
-            scaler.step(training.optimizer)
-            scaler.update()
-        training.optimizer.zero_grad(set_to_none=True)
-        training.schedule.step()

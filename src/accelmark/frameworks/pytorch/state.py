@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from accelmark.frameworks.pytorch.model.attention import Autocast
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.case import Batch, TrainCase
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -44,6 +49,41 @@ class Training:
         """
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = wanted
+
+    def update(self, clip_norm: float | None) -> None:
+        """Clip gradients to a global norm, step the optimizer, clear gradients and step the schedule."""
+        if clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            self.clip_gradients(clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.schedule.step()
+
+    def clip_gradients(self, norm: float) -> None:
+        """Scale the gradients of all ranks' parameters to a global norm of at most ``norm``."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), norm)
+
+    def forward(self, case: TrainCase, batch: Batch, compute: Callable[[nn.Module, Batch], T]) -> T | None:
+        """Return what ``compute``, a method of ``case`` such as ``eval_sums``, returns for the model and a batch.
+
+        None where another rank has the result.
+        """
+        with self.autocast():
+            return compute(self.module, batch)
+
+    def of_result(self, value: T) -> T:
+        """Return ``value`` of the rank that has the results of :meth:`forward`; ranks that share samples call it."""
+        return value
+
+    def optimizer_names(self) -> list[str]:
+        """Return the names of the optimizer's parameters, in the order of its state's numbers."""
+        names = {id(each): name for name, each in self.original.named_parameters()}
+        return [names[id(each)] for group in self.optimizer.param_groups for each in group["params"]]
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter by name, shared ones once; a sharded one is gathered by all ranks together."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
@@ -30,7 +31,8 @@ class Engine(Base):
     """A compiled model on ``engine_options.ov_device``, or on the default device for the device type.
 
     For throughput OpenVINO chooses how many calls it computes at the same time, unless ``engine_options.streams`` does.
-    In int8 it reads a quantised file, and what is not quantised is computed in fp32.
+    In int8 it reads a quantised file, and what is not quantised is computed in fp32. The model is compiled for the
+    run's batch size, which is faster, and for any size when a call of another size is first made.
     """
 
     precisions = ("fp32", "bf16", "fp16", "int8")
@@ -52,7 +54,22 @@ class Engine(Base):
             **({"NUM_STREAMS": streams_option(request.options)} if "streams" in request.options else {}),
             **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),
         }
-        self.compiled = self._load(existing, settings) if existing else self._compile(self.onnx_file(), settings)
+        self.settings = settings
+        self.source = None if existing else self._in_precision(self.onnx_file())
+        """The ONNX file that is compiled; None where a compiled model is loaded."""
+        if existing:
+            self.compiled = self._load(existing)
+        else:
+            self.compiled = self._compile(request.example[0].shape[0])
+            kept = request.work_dir / f"{self.name}.blob"
+            kept.write_bytes(self.compiled.export_model().getvalue())
+            self.keep(kept)
+        rows = self.compiled.inputs[0].get_partial_shape()[0]
+        self.batch_size = None if rows.is_dynamic else rows.get_length()
+        """Batch size that the model was compiled for; None: any."""
+        self.any_size: Any = None
+        """The model compiled for any batch size, once a call has had another size."""
+        self.compiling = threading.Lock()
         if request.optimize_for == "throughput" or "streams" in request.options:
             self.concurrency = int(self.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         inputs = [port.get_any_name() for port in self.compiled.inputs]
@@ -61,10 +78,8 @@ class Engine(Base):
         self.input_order = [named.index(name) for name in inputs]
         """For each input of the compiled model, the place in the case's."""
         self.output_order = [outputs.index(name) for name in self.named("outputs", outputs)]
-        self.requests: list[Any] = []
-        """Inference requests of calls at the same time."""
-        self.held = threading.local()
-        """An inference request for each thread."""
+        self.requests: defaultdict[int, list[Any]] = defaultdict(list)
+        """Inference requests that no call uses, for each compiled model."""
 
     def _target(self) -> str:
         named = text_options(self.request.options, "ov_device")
@@ -75,20 +90,46 @@ class Engine(Base):
             raise InferenceError(f"{self.name}: device {target} does not exist; found {found}", "engine_missing")
         return target
 
-    def _compile(self, path: Path, settings: dict[str, Any]) -> Any:
+    def _compile(self, batch_size: int | None) -> Any:
+        """Compile the ONNX file for a batch size, or for any."""
         try:
-            model = self.core.read_model(self._in_precision(path))
+            model = self.core.read_model(self.source)
         except RuntimeError as error:
             text = str(error)
             if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
-                what = f"{path}: not a readable ONNX file; export it again ({' '.join(text.split())[-200:]})"
+                what = f"{self.source}: not a readable ONNX file; export it again ({' '.join(text.split())[-200:]})"
                 raise InferenceError(what, "corrupt_model") from error
             raise
-        compiled = self.core.compile_model(model, self.target, settings)
-        kept = self.request.work_dir / f"{self.name}.blob"
-        kept.write_bytes(compiled.export_model().getvalue())
-        self.keep(kept)
-        return compiled
+        if batch_size is not None:
+            shapes = {port: list(port.get_partial_shape()) for port in model.inputs}
+            model.reshape({port: [batch_size, *shape[1:]] for port, shape in shapes.items() if shape[0].is_dynamic})
+        return self.core.compile_model(model, self.target, self.settings)
+
+    def _prepared(self, inputs: list[Tensor]) -> tuple[Any, list[Tensor]]:
+        """Return a compiled model for a call, and its inputs in order.
+
+        Where only a model of a larger batch size was loaded, the last row is repeated up to that size.
+        """
+        ordered = [inputs[place] for place in self.input_order]
+        size = ordered[0].shape[0]
+        if self.batch_size in (None, size):
+            return self.compiled, ordered
+        if self.source is None:
+            missing = max(0, (self.batch_size or 0) - size)
+            return self.compiled, [torch.cat((each, each[-1:].expand(missing, *each.shape[1:]))) for each in ordered]
+        with self.compiling:
+            self.any_size = self.any_size or self._compile(None)
+        return self.any_size, ordered
+
+    def _request(self, compiled: Any) -> Any:
+        try:
+            return self.requests[id(compiled)].pop()  # atomic: calls may come from several threads
+        except IndexError:
+            return compiled.create_infer_request()
+
+    def _outputs(self, request: Any, size: int) -> list[Tensor]:
+        """Return copies of a request's outputs for the first ``size`` rows."""
+        return [from_numpy(request.get_output_tensor(place).data[:size].copy()) for place in self.output_order]
 
     def _in_precision(self, path: Path) -> Path:
         if self.request.precision != "int8":
@@ -101,46 +142,52 @@ class Engine(Base):
         write_int8(path, target, self.request.example)
         return target
 
-    def _load(self, path: Path, settings: dict[str, Any]) -> Any:
+    def _load(self, path: Path) -> Any:
         try:
-            return self.core.import_model(path.read_bytes(), self.target, settings)
+            return self.core.import_model(path.read_bytes(), self.target, self.settings)
         except (RuntimeError, OSError) as error:
             raise self.incompatible(path, error) from error
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
-        if not hasattr(self.held, "infer_request"):
-            self.held.infer_request = self.compiled.create_infer_request()
-        given = [inputs[place].numpy() for place in self.input_order]
-        results = self.held.infer_request.infer(given, share_inputs=True).to_tuple()
-        return [from_numpy(results[place]) for place in self.output_order], 0.0
+        compiled, given = self._prepared(inputs)
+        request, size = self._request(compiled), inputs[0].shape[0]
+        results = request.infer([each.numpy() for each in given], share_inputs=True).to_tuple()
+        self.requests[id(compiled)].append(request)
+        return [from_numpy(results[place])[:size] for place in self.output_order], 0.0
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
         """Compute calls in inference requests that are started and waited for in turn, all in this thread."""
         # Twice as many requests as streams: a stream has its next one while this thread handles the last one's answers.
         clock, number = time.perf_counter, min(2 * self.concurrency, len(calls))
-        while len(self.requests) < number:
-            self.requests.append(self.compiled.create_infer_request())
         found: list[TimedCall] = []
-        begins = [0.0] * len(calls)
-        for index in range(len(calls) + number):
-            request = self.requests[index % number]
-            if index >= number:
-                request.wait()
-                end = clock()
-                outputs = [from_numpy(request.get_output_tensor(place).data.copy()) for place in self.output_order]
-                found.append((outputs, begins[index - number], end))
-            if index < len(calls):
-                begins[index] = clock()
-                for position, place in enumerate(self.input_order):  # start_async with inputs takes 0.1 ms longer
-                    tensor = self.ov.Tensor(calls[index][place].numpy(), shared_memory=True)
-                    request.set_input_tensor(position, tensor)
-                request.start_async()
+        running: deque[tuple[Any, Any, list[Tensor], float, int]] = deque()
+
+        def finish() -> None:
+            compiled, request, _, begin, size = running.popleft()  # the inputs live until the call has ended
+            request.wait()
+            end = clock()
+            found.append((self._outputs(request, size), begin, end))
+            self.requests[id(compiled)].append(request)
+
+        for inputs in calls:
+            if len(running) == number:
+                finish()
+            begin = clock()
+            compiled, given = self._prepared(inputs)
+            request = self._request(compiled)
+            for position, tensor in enumerate(given):  # start_async with inputs takes 0.1 ms longer
+                request.set_input_tensor(position, self.ov.Tensor(tensor.numpy(), shared_memory=True))
+            request.start_async()
+            running.append((compiled, request, given, begin, inputs[0].shape[0]))
+        while running:
+            finish()
         return found
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the version, device and precision that a blob is bound to."""
-        return super().fingerprint() | {"openvino": self.ov.__version__, "target": self.target}
+        """Return the version, device, precision and batch size that a blob is bound to."""
+        size = str(self.request.example[0].shape[0])
+        return super().fingerprint() | {"openvino": self.ov.__version__, "target": self.target, "batch_size": size}
 
     def describe(self) -> dict[str, str]:
         """Return the version, the device, and the precision that the plug-in reports."""
@@ -165,4 +212,4 @@ class Engine(Base):
 
     def close(self) -> None:
         """Release the compiled model."""
-        del self.requests, self.held, self.compiled
+        del self.requests, self.any_size, self.compiled

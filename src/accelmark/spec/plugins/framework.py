@@ -14,6 +14,7 @@ from pydantic import Field
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
 from accelmark.spec.model import Spec
+from accelmark.spec.parallelism import has_part
 from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.spec.settings.training import Scalar
 
@@ -36,7 +37,7 @@ class RefusedSettings(Spec):
     """A combination of training settings that a framework does not support."""
 
     when: dict[str, Scalar] = Field(min_length=1)
-    """Dotted setting -> value; all have to match."""
+    """Dotted setting -> value; all have to match. ``parallelism`` matches its name, or an axis that a mesh has."""
     unless: dict[str, Scalar] = Field(default_factory=dict)
     """Exceptions: dotted setting -> value; one match suffices."""
     unless_capability: str | None = None
@@ -46,9 +47,14 @@ class RefusedSettings(Spec):
 
     def applies(self, value_of: Callable[[str], object], capabilities: Collection[str]) -> bool:
         """Whether settings with these values are refused on a device with these capabilities."""
-        matches = all(value_of(key) == value for key, value in self.when.items())
+
+        def is_set(key: str, value: Scalar) -> bool:
+            found = value_of(key)
+            return has_part(found, str(value)) if key == "parallelism" else found == value
+
+        matches = all(is_set(key, value) for key, value in self.when.items())
         excepted = self.unless_capability in capabilities
-        return matches and not excepted and not any(value_of(key) == value for key, value in self.unless.items())
+        return matches and not excepted and not any(is_set(key, value) for key, value in self.unless.items())
 
 
 class FrameworkSpec(Spec):

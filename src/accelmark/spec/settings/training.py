@@ -184,6 +184,17 @@ class ZeroSettings(Spec):
         return self
 
 
+class PipelineSettings(Spec):
+    """The pipeline of a mesh with ``pp``, used with it only."""
+
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Order of forward and backward passes: one of each in turn (Narayanan et al. 2021, arXiv:2104.04473), or all
+    forward passes first (Huang et al. 2019, arXiv:1811.06965), which keeps the activations of all microbatches."""
+    microbatches: PositiveInt | None = None
+    """Parts of each batch that pass through the stages one after the other; null: the fewest with which a step has one
+    for each stage. More shorten the time that stages wait."""
+
+
 class TrainSettings(Spec):
     """All settings of a training run."""
 
@@ -202,6 +213,7 @@ class TrainSettings(Spec):
     those of each host, ``deepspeed`` by ``zero``, a mesh such as ``{fsdp: 4, tp: 2}`` by its axes dp, fsdp, tp, pp, cp,
     ep; see docs/case.md."""
     zero: ZeroSettings = ZeroSettings()
+    pipeline: PipelineSettings = PipelineSettings()
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
     """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""
     channels_last: bool = False
@@ -241,6 +253,15 @@ class TrainSettings(Spec):
     def num_data_ranks(self, num_ranks: int) -> int:
         """Return how many of ``num_ranks`` ranks, or groups of them, train on samples of their own."""
         return num_ranks // (self.parallelism.ranks_per_sample if isinstance(self.parallelism, Mesh) else 1)
+
+    def microbatches_that_fit(self, stages: int) -> list[int]:
+        """Return into how many parts of equal size a batch can be divided, so that a step has one for each stage."""
+        sizes = range(1, self.batch_size + 1)
+        return [n for n in sizes if self.batch_size % n == 0 and n * self.gradient_accumulation_steps >= stages]
+
+    def microbatches(self, stages: int) -> int:
+        """Return the parts of a batch in a pipeline of ``stages``; planning has checked that there are enough."""
+        return self.pipeline.microbatches or self.microbatches_that_fit(stages)[0]
 
     def samples_per_step(self, num_ranks: int) -> int:
         """Return the global batch: samples of an optimizer step over all ranks."""

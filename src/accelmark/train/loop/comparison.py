@@ -17,6 +17,7 @@ import numpy as np
 from accelmark.spec.equivalence import INITIAL_FILE, batches_file, results_file
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import CompareJob
+from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.tensor_file import Array, read_tensors, write_tensors
 from accelmark.train.loop.contract import Backend
@@ -67,13 +68,15 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     if not hasattr(backend, "comparison"):
         raise RequestError("the backend of this framework has no comparison(): it cannot be compared with another one")
     comparison: Comparison = backend.comparison()
-    num_parts = work.train.settings.num_data_ranks(place.world_size)
+    settings = work.train.settings
+    num_parts = settings.num_data_ranks(place.world_size)
     num_own, rest = divmod(work.num_batches, num_parts)
     if rest:
         raise RequestError(f"{work.num_batches} batches of a step cannot be divided among {num_parts} ranks")
     if work.reference is None:
         _export(work, backend, comparison)
-    first = place.rank * num_parts // place.world_size * num_own
+    mesh = mesh_of(settings.parallelism, place.world_size, place.local_world_size)
+    first = mesh.data_rank(place.rank) * num_own
     for step in range(1, work.num_steps + 1):
         _load(_weights_before(work, step), comparison)
         given = _batches(work, step)[first : first + num_own]

@@ -1,1 +1,1 @@
-"""The model: blocks, attention, losses, initial weights, sharding, and its identity."""
+"""The model: blocks, attention, losses, initial weights, and its identity."""

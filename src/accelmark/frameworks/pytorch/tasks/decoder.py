@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from accelmark.frameworks.pytorch.case import Batch, Split
+from accelmark.frameworks.pytorch.case import Batch, PipelineParts, Split
 from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
@@ -42,6 +43,10 @@ _SPLITS: Final[Mapping[str, Mapping[str, Split]]] = {
     },
 }
 """Family of configurations (``model_type``) -> layers of a block that tensor parallelism splits."""
+_PARTS: Final = {
+    "llama": PipelineParts("net.model.embed_tokens", "net.model.layers", ("net.model.norm", "net.lm_head"))
+}
+"""Family of configurations -> modules of a :class:`CausalLm` that the stages of a pipeline divide."""
 _NOT_ARCHITECTURE: Final = frozenset(
     {"eval_samples", "end_of_document", "lora_rank", "lora_alpha", "lora_dropout", "eval_length"}
 )
@@ -179,6 +184,16 @@ class Pretraining(ChunkedNextToken):
     def split_layers(self) -> Mapping[str, Split]:
         """Return the layers of the configuration's family."""
         return _SPLITS.get(self.config_class.model_type, {})
+
+    def expert_layers(self, model: nn.Module) -> list[str]:
+        """Return the layers that transformers' plan of expert parallelism names."""
+        plan: Mapping[str, str] = getattr(self.config_class, "base_model_ep_plan", None) or {}
+        patterns = [f"net.model.{name}" for name, style in plan.items() if style == "ep_dispatch_experts"]
+        return [name for name, _ in model.named_modules() if any(fnmatch(name, pattern) for pattern in patterns)]
+
+    def pipeline_parts(self) -> PipelineParts | None:
+        """Return the parts of the configuration's family."""
+        return _PARTS.get(self.config_class.model_type)
 
     def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
         """Return windows of ``train`` or of ``val``."""

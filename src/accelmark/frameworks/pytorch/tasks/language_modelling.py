@@ -26,10 +26,14 @@ class NextToken(PredictedTokens, TaskFamily):
         shape, random = (size, self.number("seq_length") + 1), generator_for(self.place.seed)
         return {self.tokens: torch.randint(0, self.vocab_size, shape, generator=random, dtype=self.dtype)}
 
+    def model_input(self, batch: Batch) -> Tensor:
+        """Return all tokens but the last of each sample."""
+        return batch[self.tokens].long()[:, :-1]
+
     def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
-        tokens = batch[self.tokens].long()
-        logits: Tensor = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction)
+        logits: Tensor = model(self.model_input(batch))
+        labels = batch[self.tokens].long()[:, 1:]
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token, in nats."""

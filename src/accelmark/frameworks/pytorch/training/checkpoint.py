@@ -111,7 +111,8 @@ class Checkpoints:
             if self._settings.has_shards:
                 from accelmark.frameworks.pytorch.training.shards import write_shards
 
-                state = write_shards(beside / _SHARDS, state["model"], state["optimizer"], group)
+                names = self._training.optimizer_names()
+                state = write_shards(beside / _SHARDS, state["model"], state["optimizer"], names, group)
             if leads:
                 # On the host: not every device's storages can be serialised.
                 torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / _WEIGHTS)
@@ -265,7 +266,7 @@ class Checkpoints:
 
         named = self._training.original.named_parameters()
         parts = {name: torch.empty_like(each) for name, each in named if each.requires_grad}
-        read_model(checkpoint / _SHARDS, parts, {})
+        read_model(checkpoint / _SHARDS, parts)
         return {name: local(part).cpu() for name, part in parts.items()}
 
     def _read(self, newest: Path) -> None:
@@ -284,9 +285,13 @@ class Checkpoints:
 
         training = self._training
         rest = torch.load(newest / _WEIGHTS, weights_only=True, map_location="cpu")
-        read_model(newest / _SHARDS, training.original.state_dict(), rest)
-        parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
-        training.optimizer.load_state_dict(read_optimizer(newest / _SHARDS, parameters, rest))
+        read_model(newest / _SHARDS, training.original.state_dict())
+        named = dict(training.original.named_parameters())
+        parameters = {name: named[name] for name in training.optimizer_names()}
+        state = read_optimizer(newest / _SHARDS, parameters, rest)
+        own = training.optimizer.state_dict()["param_groups"]
+        groups = [{**saved, "params": group["params"]} for saved, group in zip(rest["param_groups"], own, strict=True)]
+        training.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _barrier(self, group: dist.ProcessGroup | None = None) -> None:
         if self._world > 1:

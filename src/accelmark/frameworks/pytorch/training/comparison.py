@@ -61,15 +61,15 @@ class Comparison:
         handle = self._model.register_forward_hook(lambda _module, _inputs, output: kept.extend(_tensors(output)))
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         try:
-            with torch.no_grad(), self._training.autocast():
-                self._case.loss(self._model, self.batch(arrays))
+            with torch.no_grad():
+                self._training.forward(self._case, self.batch(arrays), self._case.loss)
                 for buffer, before in buffers:
                     buffer.copy_(before)
         finally:
             handle.remove()
         if not kept:
             raise RunError(f"{type(self._model).__name__} was not called by loss(), or returned no tensor")
-        return _array(kept[0])
+        return self._training.of_result(_array(kept[0]))
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:

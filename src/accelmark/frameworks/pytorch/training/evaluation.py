@@ -39,9 +39,8 @@ def evaluate(
     try:
         given = islice(batches.epoch(0), settings.evaluate.max_batches)
         for batch, counts in _in_step(given, case, control) if sharded else ((batch, True) for batch in given):
-            with training.autocast():
-                sums = case.eval_sums(model, move(batch))
-            if counts:
+            sums = training.forward(case, move(batch), case.eval_sums)
+            if counts and sums is not None:
                 for name, value in sums.items():
                     found.setdefault(name, []).append(value.detach())
     finally:
@@ -50,7 +49,8 @@ def evaluate(
     totals = {
         name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items() if name not in rows
     }
-    copies = case.place.mesh.ranks_per_sample
+    mesh = case.place.mesh
+    copies = mesh.ranks_per_sample // mesh.pp  # of a pipeline, the last stage has the sums
     totals = {name: value / copies for name, value in _over_ranks(totals, control).items()}
     if not totals:
         raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -25,66 +25,82 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 _MODEL: Final = "model."
 _STATE: Final = "optimizer."
+_SCALAR: Final = "scalar."
 
 
 def write_shards(
-    directory: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Any], group: dist.ProcessGroup | None
+    directory: Path,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Any],
+    names: Sequence[str],
+    group: dist.ProcessGroup | None,
 ) -> dict[str, Any]:
-    """Write all tensors of at least one dimension, and return the rest, which is the same on every rank.
+    """Write all tensors, and return the rest, which is the same on every rank.
 
     Args:
         directory: a new directory.
         model: its state.
         optimizer: its state, with the numbers of parameters as keys.
+        names: of the parameters with these numbers.
         group: the ranks that share the directory; None: all.
 
     Raises:
         RuntimeError: a rank could not write.
     """
-    state = {f"{_STATE}{n}.{name}": each for n, values in optimizer["state"].items() for name, each in values.items()}
+    values = ((names[number], own) for number, own in optimizer["state"].items())
+    state = {f"{_STATE}{own}.{name}": each for name, found in values for own, each in found.items()}
     state |= {f"{_MODEL}{name}": each for name, each in model.items()}
-    shards = {name: each.contiguous() for name, each in state.items() if isinstance(each, Tensor) and each.ndim}
+    tensors = {name: each for name, each in state.items() if isinstance(each, Tensor)}
+    shards = dict(_writable(name, each) for name, each in tensors.items())
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
     try:
         save(shards, storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise _cause(error) from error
-    rest = {name: each for name, each in state.items() if name not in shards}
+    rest = {name: each for name, each in state.items() if name not in tensors}
     return {"param_groups": optimizer["param_groups"], **rest}
 
 
-def read_model(directory: Path, model: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+def _writable(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """Return name and value as they are written: a tensor of no dimension, as a count of steps, as one of one."""
+    return (name, tensor.contiguous()) if tensor.ndim else (f"{_SCALAR}{name}", tensor.reshape(1))
+
+
+def read_model(directory: Path, model: Mapping[str, Tensor]) -> None:
     """Fill the tensors of ``model``, which may be sharded in another way.
 
     Raises:
         RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
-    with torch.no_grad():
-        for name, each in model.items():
-            if not each.ndim:
-                each.copy_(rest[f"{_MODEL}{name}"])
-    _read(directory, {f"{_MODEL}{name}": each.detach() for name, each in model.items() if each.ndim})
+    _read(directory, dict(_writable(f"{_MODEL}{name}", each.detach()) for name, each in model.items()))
 
 
-def read_optimizer(directory: Path, parameters: list[Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved state of an optimizer over ``parameters``, sharded as they are.
+def read_optimizer(
+    directory: Path, parameters: Mapping[str, Tensor], rest: Mapping[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """Return the saved state of an optimizer over ``parameters`` by their numbers, sharded as they are.
 
     Raises:
         RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
     saved: Any = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
-    found: dict[str, Any] = {name: each for name, each in rest.items() if name.startswith(_STATE)}
-    tensors = {
-        name: torch.empty_like(parameters[int(name.split(".")[1])], dtype=saved[name].properties.dtype).detach()
-        for name in saved
-        if name.startswith(_STATE)
-    }
-    _read(directory, tensors)
+    numbers = {name: number for number, name in enumerate(parameters)}
     state: dict[int, dict[str, Any]] = {}
-    for name, each in {**found, **tensors}.items():
-        _, number, own = name.split(".", 2)
-        state.setdefault(int(number), {})[own] = each
-    return {"state": state, "param_groups": rest["param_groups"]}
+    tensors: dict[str, Tensor] = {}
+    for key in (*rest, *saved):
+        is_scalar, full = key.startswith(_SCALAR), key.removeprefix(_SCALAR)
+        own, _, name = full.removeprefix(_STATE).partition(".")
+        if not full.startswith(_STATE) or name not in numbers:
+            continue
+        values = state.setdefault(numbers[name], {})
+        if key in rest:
+            values[own] = rest[key]
+        else:
+            dtype = saved[key].properties.dtype
+            tensors[key] = torch.empty(1, dtype=dtype) if is_scalar else torch.empty_like(parameters[name], dtype=dtype)
+            values[own] = tensors[key].reshape(()) if is_scalar else tensors[key].detach()
+    _read(directory, {name: each.detach() for name, each in tensors.items()})
+    return state
 
 
 def _read(directory: Path, tensors: dict[str, Tensor]) -> None:

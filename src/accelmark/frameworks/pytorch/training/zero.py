@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
 OWN_PART_UNKNOWN: Final = "DeepSpeed exchanges gradients in hooks of its own, where waits are not marked"
-_REPLACED_BY_ENGINE: Final = ("model_to_ddp", "create_grad_scaler", "backward", "train_step")
-
-
-def refuse_hooks(replaced: Iterable[str]) -> None:
-    """Raise RequestError where a vendor replaces hooks that DeepSpeed's engine replaces too."""
-    if wrong := sorted(set(replaced) & set(_REPLACED_BY_ENGINE)):
-        what = f"the vendor's hooks {', '.join(wrong)} do what DeepSpeed's engine does"
-        raise RequestError(f"parallelism deepspeed: {what}; set parallelism=fsdp2, or remove them")
 
 
 @final

@@ -136,15 +136,7 @@ class Detection(DenseTask):
         found = model(batch["image"], batch["mask"])
         score, label, query = self.scored(found["logits"].float())
         detected = torch.gather(found["pred_boxes"].float(), 1, query[:, :, None].expand(-1, -1, 4))
-        size, index = batch["size"], batch["index"][:, None].float()
-        detections = [index.expand_as(score), *_pixels(detected, size), score, label.float()]
-        truth = [index.expand_as(batch["crowd"]), *_pixels(batch["boxes"], size), batch["label"], batch["crowd"]]
-        present = torch.arange(truth[0].shape[1], device=size.device) < batch["count"][:, None]
-        return {
-            "images": torch.ones_like(batch["index"]).sum(),
-            "boxes": torch.stack([each[present].float() for each in truth], 1),
-            "detections": torch.stack([each.flatten() for each in detections], 1),
-        }
+        return {"images": torch.ones_like(batch["index"]).sum(), **precision_rows(score, label, detected, batch)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return nothing: precision follows from all detections."""
@@ -153,6 +145,25 @@ class Detection(DenseTask):
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``map`` and ``map50``."""
         return box_precision(rows["boxes"], rows["detections"])
+
+
+def precision_rows(score: Tensor, label: Tensor, detected: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Return the ``boxes`` of a batch and its ``detections``, in pixels of the files, as ``box_precision`` takes them.
+
+    Args:
+        score: of each detection, of shape (images, detections).
+        label: its class, likewise.
+        detected: centre, width and height in parts of the image, of shape (images, detections, 4).
+        batch: ``boxes``, ``label``, ``crowd``, ``count``, ``size`` and ``index`` of the images.
+    """
+    size, index = batch["size"], batch["index"][:, None].float()
+    detections = [index.expand_as(score), *_pixels(detected, size), score, label.float()]
+    truth = [index.expand_as(batch["crowd"]), *_pixels(batch["boxes"], size), batch["label"], batch["crowd"]]
+    present = torch.arange(truth[0].shape[1], device=size.device) < batch["count"][:, None]
+    return {
+        "boxes": torch.stack([each[present].float() for each in truth], 1),
+        "detections": torch.stack([each.flatten() for each in detections], 1),
+    }
 
 
 def _pixels(boxes: Tensor, size: Tensor) -> Sequence[Tensor]:
