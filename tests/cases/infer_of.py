@@ -14,7 +14,7 @@ from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.inference import InferFinished, StageEnd
+from accelmark.spec.log.inference import InferFinished, ScenarioResult, StageEnd
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
 from tests.cases.job_head import job_on_cpu
@@ -26,6 +26,7 @@ class Inferred:
 
     finished: InferFinished
     stages: dict[str, StageEnd]
+    scenarios: list[ScenarioResult]
 
     def detail(self, step: str, name: str) -> object:
         return self.stages[step].details[name]
@@ -59,6 +60,7 @@ def job_of(
             unit=side.unit,
             metric=side.metric,
             tolerance=side.tolerance,
+            iterative=side.iterative,
             reference=side.reference,
             settings=InferSettings.model_validate(settings),
             parameters={**side.parameters, **(parameters or {})},
@@ -86,10 +88,13 @@ def infer(
     """Take the seven steps of the case ``name`` with ``over`` on its configurations."""
     job = job_of(name, directory, data_dirs, parameters, **over)
     stages: dict[str, StageEnd] = {}
+    scenarios: list[ScenarioResult] = []
 
     def emit(event: Event, value: Any) -> None:
         if event is Event.STAGE_END:
             stages[value.step] = value
+        elif event is Event.SCENARIO:
+            scenarios.append(value)
 
     assert isinstance(job.work, InferJob)
-    return Inferred(SevenSteps(job, job.work, directory, emit, 0.0).run(), stages)
+    return Inferred(SevenSteps(job, job.work, directory, emit, 0.0).run(), stages, scenarios)

@@ -239,6 +239,20 @@ def latents(root: Path) -> Mapping[str, Path]:
     return {each: root / each for each in ("laion_moments", "openclip_text_weights")}
 
 
+def captions(root: Path) -> Mapping[str, Path]:
+    """Two captions of each of five images, and the tokenizer of the model that scores images."""
+    rows = [
+        {"id": 10 * number + index, "image_id": index % 5, "caption": f"{WORDS[index % 4]} OF {word}\n"}
+        for number, word in enumerate(("FIRST", "SECOND"))
+        for index in reversed(range(5))
+    ]
+    folder = root / "coco_captions/annotations"
+    folder.mkdir(parents=True)
+    (folder / "captions_val2017.json").write_text(json.dumps({"annotations": rows}), encoding="utf-8")
+    save_tokenizer(root / "clip_vit_b32/hf/tokenizer.json", [row["caption"] for row in rows], ["<end>"])
+    return {each: root / each for each in ("coco_captions", "clip_vit_b32")}
+
+
 def bf16_file(array: NDArray[Any]) -> bytes:
     """Return an array in NumPy's format as bf16 in uint16, as MLPerf encodes Flux's data."""
     stream = io.BytesIO()

@@ -8,6 +8,7 @@ from accelmark.infer.case import InferBatch, swap_neighbours
 from accelmark.infer.checks.answers import Answers
 from accelmark.results.figures.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
+from accelmark.train.tasks.metrics import IGNORED
 
 pytestmark = pytest.mark.adversary
 
@@ -65,6 +66,19 @@ def test_integer_outputs_have_to_be_equal() -> None:
     changed = found.clone()
     changed[2, 1] += 1
     assert "largest error" in _reasons(changed, "fp32", found)
+
+
+def test_of_dependent_steps_the_share_of_the_same_choices_counts() -> None:
+    wanted = torch.arange(400).reshape(4, 100)
+    wanted[:, 60:] = IGNORED
+    found = wanted.clone()
+    found[2, 7] += 1
+    answers = Answers(iterative=True)
+    answers.add([found, _logits(4)], [wanted, _logits(4)])
+    result = answers.result()
+    assert result.top1_agreement == 1 - 1 / 240, "steps after an answer's end are not counted"
+    assert answer_reasons(result, "bf16") == []
+    assert "have the framework's largest value in 99.5" in "; ".join(answer_reasons(result, "fp32"))
 
 
 def test_swapped_neighbours_keep_the_tokens_and_what_may_not_move() -> None:

@@ -142,6 +142,14 @@ def test_an_engine_that_loads_no_file_refuses_one_before_anything_else(
     assert message.startswith(f"exist_compiler_path: the engine {compiler} ")
 
 
+def test_an_engine_that_does_not_declare_loops_refuses_dependent_steps_before_anything_else(
+    take: Any, acme_job: Any
+) -> None:
+    job = acme_job(compiler="acme_rt")
+    ran = take(job.model_copy(update={"work": job.work.model_copy(update={"iterative": True})}))
+    assert "acme_rt compiles one static graph" in _failed(ran, InferStep.INITIALISE, "bad_request")
+
+
 def test_an_onnx_file_that_does_not_exist_is_reported_first(take: Any, tmp_path: Path) -> None:
     missing = take(compiler="onnxruntime", exist_onnx_path="/nowhere/model.onnx")
     assert "/nowhere/model.onnx does not exist" in _failed(missing, InferStep.INITIALISE, "bad_request")

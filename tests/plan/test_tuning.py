@@ -152,6 +152,9 @@ def test_only_installed_engines_precisions_of_the_device_and_settings_that_were_
     assert latency.tuning is not None
     assert (latency.tuning.figure, latency.tuning.better) == ("latency_p50_ms", "lower")
     assert len(latency.tuning.choices) == 2, "engine and precision, threads: a smaller batch answers sooner by itself"
+    file = plugins / "cases" / "toy" / "case.yaml"
+    file.write_text(file.read_text().replace("  metric: top1", "  metric: top1\n  iterative: true"))
+    assert tried_values(planned(plugins))[0] == [("eager", "fp32"), ("eager", "int8")], "other is one static graph"
 
 
 def test_a_search_needs_an_engine_and_something_to_try(plugins: Any) -> None:

@@ -59,7 +59,7 @@ def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     case = entry.reference.case.spec.infer if entry.reference.case is not None else None
     if case is None:
         return
-    for name in ("unit", "metric", "tolerance", "reference", "benchmarks"):
+    for name in ("unit", "metric", "tolerance", "reference", "benchmarks", "iterative"):
         expected, actual = getattr(case, name), getattr(infer, name)
         if expected != actual:
             yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed from {expected} to {actual}")

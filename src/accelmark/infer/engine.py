@@ -88,6 +88,8 @@ class Engine(ABC):
     """Supported names in ``engine_options``; others cause a warning. None: not declared, no warning."""
     generates: ClassVar[bool] = False
     """Whether it implements :meth:`generate`."""
+    iterates: ClassVar[bool] = False
+    """Whether it computes an ``IterativeModel``, whose loop of dependent steps is not one static graph."""
     max_devices: ClassVar[int | None] = 1
     """Devices that it can spread one model over; None: any number."""
     loads: ClassVar[bool] = False

@@ -48,6 +48,7 @@ class EngineFacts:
     loads: bool
     fixed_batch: bool
     generates: bool
+    iterates: bool
     has_logits: bool
     max_devices: int | None
     known_options: Sequence[str] | None
@@ -236,6 +237,17 @@ def check_generation(engine: EngineFacts, case: InferCase, settings: InferSettin
     if settings.benchmarks and not engine.has_logits:
         what = f"benchmarks: the engine {settings.compiler} returns no logits (method logits)"
         raise RequestError(f"{what}; choose another (--compiler eager), or set benchmarks to []")
+
+
+def check_iterative(engine: EngineFacts, settings: InferSettings, *, iterative: bool) -> None:
+    """Check that the engine can compute a model of dependent steps, if the case has one.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    if iterative and not engine.iterates:
+        what = f"the engine {settings.compiler} compiles one static graph; the case's answers take dependent steps"
+        raise RequestError(f"{what}; choose another (--compiler eager)")
 
 
 def check_devices(engine: EngineFacts, settings: InferSettings, num_devices: int) -> None:

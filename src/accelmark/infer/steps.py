@@ -184,15 +184,15 @@ class SevenSteps:
                 self.settings.compiler, self.node_dir, self.settings.engine_timeout_s, num_devices=self.job.key.nproc
             )
             self.cpu_waits += [CpuWait(Path(f"/proc/{pid}/task")) for pid in self.process.pids]
-            self._check_paths()
+            self._check_engine()
         self.emit(Event.INIT_END, self.device.describe(self.settings))
 
-    def _check_paths(self) -> None:
-        """Check the files that the settings name, where the engine can be opened; else the compile step reports why."""
-        if self.settings.exist_onnx_path is None and self.settings.exist_compiler_path is None:
-            return
-        if self._engine_reads() is not None:
+    def _check_engine(self) -> None:
+        """Check what the engine cannot do, where it can be opened; else the compile step reports why."""
+        named = self.settings.exist_onnx_path or self.settings.exist_compiler_path
+        if (named is not None or self.infer.iterative) and self._engine_reads() is not None:
             setup.check_paths(self._facts(), self.settings)
+            setup.check_iterative(self._facts(), self.settings, iterative=self.infer.iterative)
 
     def _engine_reads(self) -> str | None:
         """Return what the engine compiles; None where it cannot be opened, which the compile step reports."""
@@ -279,7 +279,9 @@ class SevenSteps:
         reference: Forward | None = engine.call if engine is not None else None
         try:
             with torch.inference_mode():
-                checked = CheckedPass(self.case, self.batches, process, reference, self.emit)
+                checked = CheckedPass(
+                    self.case, self.batches, process, reference, self.emit, iterative=self.infer.iterative
+                )
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
                 if settings.generate_batches and isinstance(self.case, LanguageModelCase):

@@ -15,7 +15,7 @@ from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import InferJob
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Layer, resolve_inference
+from accelmark.spec.layers import Layer, Provenance, resolve_inference
 from accelmark.spec.parallelism import fitting
 from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.plugins.launcher import option_names
@@ -40,6 +40,8 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     resolved = resolve_inference(side, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
     _check_precision(settings, resolved.provenance["precision"].layer, run.vendor_folder)
+    if side.iterative:
+        _check_iterative(settings, resolved.provenance, run.vendor_folder)
     data_dirs, warnings = _data(request, side, settings)
     _check_benchmarks(request, settings, resolved.provenance["compiler"].layer, data_dirs)
     if request.key.nproc > 1:
@@ -49,6 +51,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         name: getattr(side, name)
         for name in (
             "unit", "metric", "metric_title", "tolerance", "reference", "min_agreement", "benchmarks", "parameters",
+            "iterative",
         )
     }  # fmt: skip
     return PlannedWork(
@@ -89,6 +92,23 @@ def _check_precision(settings: InferSettings, layer: str, vendor_folder: Path) -
     if engine is not None and engine.precisions and settings.precision not in engine.precisions:
         what = f"{settings.compiler} does not compute in {settings.precision}"
         raise SpecError([Problem(layer, "precision", what, f"it computes in: {', '.join(engine.precisions)}")])
+
+
+def _check_iterative(settings: InferSettings, layers: Mapping[str, Provenance], vendor_folder: Path) -> None:
+    """Reject engines and options that need one static graph, where answers take steps that depend on each other."""
+    engines = engine_specs(vendor_folder)
+    engine, why = engines.get(settings.compiler or ""), "an answer of this case takes steps that depend on each other"
+    problems: list[Problem] = []
+    if engine is not None and not engine.iterates:
+        able = ", ".join(name for name, each in engines.items() if each.iterates)
+        what = f"{settings.compiler} compiles one static graph, and {why}"
+        problems.append(Problem(layers["compiler"].layer, "compiler", what, f"engines that compute it: {able}"))
+    if settings.engine_options.get("cuda_graphs"):
+        layer = layers["engine_options.cuda_graphs"].layer
+        what = f"a CUDA graph records one call, and {why}"
+        problems.append(Problem(layer, "engine_options.cuda_graphs", what, "leave the option out"))
+    if problems:
+        raise SpecError(problems)
 
 
 def _check_benchmarks(request: KeyRequest, settings: InferSettings, layer: str, data: Mapping[str, Path]) -> None:

@@ -140,7 +140,7 @@ def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterato
     engines = {
         name: spec
         for name, spec in sorted(machine.engines.items(), key=lambda entry: entry[0] != settings.compiler)
-        if _is_usable(name, spec, settings, job.key.nproc) and ("compiler" not in given or name == settings.compiler)
+        if _is_usable(name, spec, settings, job) and ("compiler" not in given or name == settings.compiler)
     }
     yield Choice(
         values=tuple(
@@ -165,13 +165,14 @@ def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterato
         yield Choice(values=tuple({"threads": number} for number in threads))
 
 
-def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, num_devices: int) -> bool:
+def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, job: JobSpec) -> bool:
     """Return whether an engine is installed and does what the case asks for."""
     if name == settings.compiler:
         return True
     needs = [Need(requirement=one, needed_by=f"engine {name}") for one in spec.requires]
-    is_able = spec.uses(num_devices) and (spec.generates or not settings.generate_batches)
-    return is_able and not missing(needs)
+    assert isinstance(job.work, InferJob)  # noqa: S101 - only inference is tuned
+    is_able = spec.uses(job.key.nproc) and (spec.generates or not settings.generate_batches)
+    return is_able and (spec.iterates or not job.work.iterative) and not missing(needs)
 
 
 def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool:

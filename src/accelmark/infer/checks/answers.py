@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from accelmark.spec.log.inference import AnswerCheck
+from accelmark.train.tasks.metrics import IGNORED
 
 MAX_FOLLOWED: Final = 1024
 """Items for which the framework also answers the unchanged input."""
@@ -18,9 +19,14 @@ _TINY: Final = 1e-12
 
 @final
 class Answers:
-    """The comparison of all answers so far."""
+    """The comparison of all answers so far.
 
-    def __init__(self) -> None:
+    ``iterative``: integers are the choices of an answer's steps, which count as ranked values; the answers of the
+    framework follow from the choices before each step (``IterativeModel``).
+    """
+
+    def __init__(self, *, iterative: bool = False) -> None:
+        self.iterative = iterative
         self.errors: list[Tensor] = []
         self.agreeing = 0
         self.ranked = 0
@@ -32,6 +38,11 @@ class Answers:
         items = expected[0].shape[0]
         worst = torch.zeros(items)
         for index, (actual, wanted) in enumerate(zip(found, expected, strict=True)):
+            if self.iterative and not wanted.is_floating_point():
+                counted = wanted != IGNORED
+                self.agreeing += int((counted & (actual == wanted)).sum())
+                self.ranked += int(counted.sum())
+                continue
             if not wanted.is_floating_point():
                 worst = worst.maximum((actual != wanted).reshape(items, -1).any(1).float())
                 continue

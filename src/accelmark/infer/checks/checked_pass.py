@@ -66,10 +66,20 @@ class _Chunk:
 
 @final
 class CheckedPass:
-    """The measured passes of an engine. ``reference`` computes inputs in the framework, in fp32; None without it."""
+    """The measured passes of an engine. ``reference`` computes inputs in the framework, in fp32; None without it.
+
+    ``iterative``: the model is an ``IterativeModel``, whose steps ``reference`` computes again from the engine's.
+    """
 
     def __init__(
-        self, case: InferCase, batches: InferBatches, process: EngineProcess, reference: Forward | None, emit: Emit
+        self,
+        case: InferCase,
+        batches: InferBatches,
+        process: EngineProcess,
+        reference: Forward | None,
+        emit: Emit,
+        *,
+        iterative: bool = False,
     ) -> None:
         self.case = case
         self.settings = case.settings
@@ -80,7 +90,8 @@ class CheckedPass:
         self.seed = secrets.randbits(63)  # after the compilation, so that nothing was compiled for it
         self.generator = Generator().manual_seed(self.seed)
         self.chance = random.Random(self.seed)
-        self.answers = Answers()
+        self.iterative = iterative
+        self.answers = Answers(iterative=iterative)
         self.num_not_compared = 0
         self.score = Score(case)
         self.compared_score, self.expected_score = Score(case), Score(case)
@@ -246,7 +257,8 @@ class CheckedPass:
 
     def _compare(self, chunk: _Chunk, outputs: Sequence[Tensor], *, whole: bool) -> None:
         """Compare the answers of all calls, or of a random sample of them, with the framework's."""
-        if self.reference is None:
+        reference = self.reference
+        if reference is None:
             return
         calls = list(chunk.calls())
         if not whole:
@@ -255,15 +267,18 @@ class CheckedPass:
             calls = self.chance.sample(calls, sample)
             self.num_not_compared -= sum(each.stop - each.start for each in calls)
         rows = torch.cat([torch.arange(each.start, each.stop) for each in calls])
-        for part in torch.split(rows, max(self.settings.batch_size, 64)):
-            expected = self.reference([each[part] for each in chunk.inputs])
+        size = self.settings.batch_size
+        for part in torch.split(rows, size if self.iterative else max(size, 64)):
+            found = [each[part] for each in outputs]
+            followed = found if self.iterative else []
+            expected = reference([*(each[part] for each in chunk.inputs), *followed])
             unchanged: list[Tensor] = []
             if self.answers.followed < MAX_FOLLOWED:
-                unchanged = self.reference([each[part] for each in chunk.unchanged])
-            found = [each[part] for each in outputs]
+                unchanged = reference([*(each[part] for each in chunk.unchanged), *followed])
             self.answers.add(found, expected, unchanged)
             if whole and chunk.labels is not None:
-                self.expected_score.add(expected, chunk.labels[part])
+                own = reference([each[part] for each in chunk.inputs]) if self.iterative else expected
+                self.expected_score.add(own, chunk.labels[part])
                 self.compared_score.add(found, chunk.labels[part])
                 self.num_scored += len(part)
 
@@ -288,9 +303,9 @@ class CheckedPass:
             if repetition in (0, CALLS - 1):
                 compared.append(timed.outputs)
         if self.reference is not None:
-            expected = self.reference(list(inputs))
+            own = [] if self.iterative else self.reference(list(inputs))
             for outputs in compared:
-                self.answers.add(outputs, expected)
+                self.answers.add(outputs, own or self.reference([*inputs, *outputs]))
         # Of the time that the engine excludes, what only the first call excludes may be work that a cache saves later.
         least_s = min(other_s for _, other_s in taken)
         self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])

@@ -18,6 +18,7 @@ class Engine(TorchEngine):
 
     known_options = frozenset({"channels_last", "cuda_graphs"})
     generates = True
+    iterates = True
     max_devices = None
 
     def __init__(self, request: EngineRequest, forward: Forward | None = None) -> None:

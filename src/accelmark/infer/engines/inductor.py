@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.engine import EngineRequest, as_list
+from accelmark.infer.iterative import IterativeModel
 from accelmark.infer.torch_engine import TorchEngine
 from accelmark.spec.settings.engine_options import choice_option
 
@@ -21,19 +22,27 @@ GraphKey = tuple[tuple[torch.Size, bool], ...]
 class Engine(TorchEngine):
     """Compiles a graph at the first call with each batch size, whose time is reported as not inference.
 
+    Of a model whose answers take dependent steps it compiles the parts that a step computes.
+
     ``engine_options.mode`` is the mode of ``torch.compile``. On accelerators ``reduce-overhead`` and ``max-autotune``
     record CUDA graphs; ``max-autotune-no-cudagraphs`` does not.
     """
 
     known_options = frozenset({"channels_last", "mode"})
     fixed_batch = True
+    iterates = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         self.model = self.model_on_device()
         mode = choice_option(request.options, "mode", _MODES, "default")
+        self.compiled: Any = self.model
         with warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
-            self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
+            if isinstance(self.model, IterativeModel):
+                for part in self.model.parts():
+                    part.compile(mode=mode, dynamic=False)
+            else:
+                self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
         self.graphs: set[GraphKey] = set()
         with torch.inference_mode():
             self._compile([each.clone() for each in request.example])

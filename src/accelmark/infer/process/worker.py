@@ -89,6 +89,7 @@ class Worker:
             "loads": found.loads,
             "fixed_batch": found.fixed_batch,
             "generates": found.generates,
+            "iterates": found.iterates,
             "has_logits": found.logits is not Engine.logits,
             "max_devices": found.max_devices,
             "known_options": options,

@@ -135,7 +135,7 @@ class Scenarios:
 
     def _accuracy(self, name: ScenarioName, expected: LoadGenSettings) -> AnswerCheck | None:
         """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
-        if self.library.expected is None:
+        if self.checked.reference is None:
             return None
         every = AnswerSamples(self.library, share=1.0)
         log_dir = self.log_dir(name) / "accuracy"

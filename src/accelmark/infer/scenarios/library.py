@@ -48,8 +48,8 @@ class Library:
         warm = min(len(self), checked.settings.batch_size)
         self.process.arrange(Slots.like(whole, len(whole[0]), 1), (0, warm), whole)
         self.process.expect(self.process.answers, largest_call, 1, self.process.concurrency)
-        self.expected: list[Tensor] | None = None
-        if checked.reference is not None:
+        self.expected: list[Tensor] = []
+        if checked.reference is not None and not checked.iterative:
             parts = [
                 checked.reference([each[first : first + 64] for each in self.inputs])
                 for first in range(0, len(self), 64)
@@ -58,6 +58,13 @@ class Library:
 
     def __len__(self) -> int:
         return len(self.inputs[0])
+
+    def answers(self, indices: Sequence[int], outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the framework's answers to items, which ``outputs`` of the engine are compared with."""
+        if self.expected:
+            return [each[indices] for each in self.expected]
+        assert self.checked.reference is not None  # noqa: S101 - nothing is kept without it
+        return self.checked.reference([*(each[indices] for each in self.inputs), *outputs])
 
     def repeat_check(self, size: int) -> RepeatCheck:
         """Compare the time of items that are new to the engine with that of the library's, which it computed often."""
@@ -102,7 +109,7 @@ class AnswerSamples:
         """Keep the answers of a call, if it is in the sample; padding is left out."""
         size = len(indices)
         chosen = size not in self.sizes or self.library.checked.chance.random() < self.share
-        if self.library.expected is None or not chosen or self.held_bytes > _MAX_BYTES:
+        if self.library.checked.reference is None or not chosen or self.held_bytes > _MAX_BYTES:
             self.num_not_compared += size
             return
         self.sizes.add(size)
@@ -112,9 +119,9 @@ class AnswerSamples:
 
     def compared(self) -> AnswerCheck | None:
         """Compare what is kept with the framework's answers; None without those."""
-        if self.library.expected is None:
+        if self.library.checked.reference is None:
             return None
-        answers = Answers()
+        answers = Answers(iterative=self.library.checked.iterative)
         for indices, outputs in self.held:
-            answers.add(outputs, [each[indices] for each in self.library.expected])
+            answers.add(outputs, self.library.answers(indices, outputs))
         return answers.result(num_not_compared=self.num_not_compared)

@@ -67,6 +67,8 @@ class EngineSpec(Spec):
     """Precisions that it computes in; empty: not declared, and ``--tune`` keeps that of the case."""
     generates: bool = False
     """Whether it continues prompts."""
+    iterates: bool = False
+    """Whether it computes models with a loop of dependent steps, such as denoising, which are not one static graph."""
     max_devices: int | None = 1
     """Devices that it can spread one language model over; null: any number."""
     tunes: dict[str, tuple[Scalar | None, ...]] = Field(default_factory=dict)

@@ -262,6 +262,9 @@ class InferCaseSpec(Spec):
     """Defaults of :class:`InferSettings`."""
     generates: bool = False
     """Whether the case is a language model, whose weights are a directory in Hugging Face's layout."""
+    iterative: bool = False
+    """Whether the model computes an answer in steps that depend on each other, such as tokens or denoising: engines
+    that compile one static graph cannot run it, and answers are compared step by step."""
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
     """Task of lm-evaluation-harness -> published accuracy of these weights; one of them has to be reproduced."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)

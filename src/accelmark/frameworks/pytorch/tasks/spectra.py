@@ -19,30 +19,47 @@ from accelmark.train.tasks.text_scores import WordErrors
 END: Final = 50257
 START: Final = 50258
 """Tokens of the multilingual models."""
-_BANDS: Final = 80
-_FRAMES: Final = 3000
+BANDS: Final = 80
+FRAMES: Final = 3000
+"""Bands of a spectrum, and frames in 30 s."""
 
 
 @final
-class LoggedSpeech:
-    """Log-mel spectra of 30 s, longer recordings cut off, with the tokens of their transcripts in lower case."""
+class Spectra:
+    """Log-mel spectra of 30 s; longer recordings are cut off."""
 
-    def __init__(self, recordings: Recordings, tokenizer: Tokenizer, prompt: Sequence[int], length: int) -> None:
-        self._recordings, self._tokenizer, self._prompt, self._length = recordings, tokenizer, prompt, length
+    def __init__(self, recordings: Recordings) -> None:
+        self._recordings = recordings
         extractor: Any = WhisperFeatureExtractor
         self._spectrum = extractor(sampling_rate=RATE_HZ)
 
     def __len__(self) -> int:
         return len(self._recordings)
 
+    def read(self, index: int) -> Tensor:
+        """Return the spectrum of a recording, (80, 3000)."""
+        audio = self._recordings.audio(index) / 32768
+        found: Tensor = self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0]
+        return found
+
+
+@final
+class LoggedSpeech:
+    """Log-mel spectra with the tokens of their transcripts in lower case."""
+
+    def __init__(self, recordings: Recordings, tokenizer: Tokenizer, prompt: Sequence[int], length: int) -> None:
+        self._recordings, self._tokenizer, self._prompt, self._length = recordings, tokenizer, prompt, length
+        self._spectra = Spectra(recordings)
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``source`` of shape (80, 3000), ``target`` and ``index``."""
-        audio = self._recordings.audio(index) / 32768
-        source = self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0]
         text = self._tokenizer.encode(self._recordings.row(index)[0].lower(), add_special_tokens=False).ids
         tokens = [*self._prompt, *text, END][: self._length]
         target = torch.tensor(tokens + [IGNORED] * (self._length - len(tokens)))
-        return {"source": source, "target": target, "index": torch.tensor(index)}
+        return {"source": self._spectra.read(index), "target": target, "index": torch.tensor(index)}
 
 
 class SpeechToText(SequenceToSequence):
@@ -69,4 +86,4 @@ class SpeechToText(SequenceToSequence):
 
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
         """Return random spectra."""
-        return torch.rand(size, _BANDS, _FRAMES, generator=random) * 2 - 1
+        return torch.rand(size, BANDS, FRAMES, generator=random) * 2 - 1

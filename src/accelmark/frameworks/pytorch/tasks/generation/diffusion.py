@@ -23,8 +23,9 @@ CHANNELS: Final = 4
 """Of latents."""
 SCALE: Final = 0.18215
 """Latents are multiplied with it, so that their variance is about 1."""
-_STEPS: Final = 1000
-_BETAS: Final = (0.00085, 0.012)
+STEPS: Final = 1000
+BETAS: Final = (0.00085, 0.012)
+"""Of the noise's schedule: its steps, and the variances added in the first and the last."""
 _LOG_VARIANCES: Final = (-30.0, 20.0)
 
 
@@ -40,8 +41,8 @@ class Denoiser(nn.Module):
         super().__init__()
         self.net = net
         self.text_encoder: Any = text_encoder.requires_grad_(False)
-        low, high = (each**0.5 for each in _BETAS)
-        kept = (1 - torch.linspace(low, high, _STEPS) ** 2).cumprod(0)
+        low, high = (each**0.5 for each in BETAS)
+        kept = (1 - torch.linspace(low, high, STEPS) ** 2).cumprod(0)
         self.register_buffer("kept", kept, persistent=False)
 
     def forward(self, latent: Tensor, noise: Tensor, step: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,7 @@ class NoisedLatents:
         return {
             "latent": SCALE * (mean + (log_variance.clamp(*_LOG_VARIANCES) / 2).exp() * drawn),
             "noise": noise,
-            "step": torch.randint(0, _STEPS, (), generator=random),
+            "step": torch.randint(0, STEPS, (), generator=random),
             "tokens": torch.tensor(tokens + [0] * (self._length - len(tokens))),
         }
 
@@ -117,7 +118,7 @@ class Diffusion(VelocityPrediction):
         return {
             "latent": latent,
             "noise": noise,
-            "step": torch.randint(0, _STEPS, (size,), generator=random),
+            "step": torch.randint(0, STEPS, (size,), generator=random),
             "tokens": torch.randint(0, self.number("vocab_size"), shape, generator=random),
         }
 
