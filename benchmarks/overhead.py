@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -127,7 +128,9 @@ def micro_job(steps: int, directory: Path, threads: int = 1) -> JobSpec:
     return make_job("micro", FolderRef(name="tiny", path=TINY, sha256=""), settings, directory)
 
 
-def case_job(name: str, framework: str, directory: Path, threads: int, **over: int) -> JobSpec:
+def case_job(
+    name: str, framework: str, directory: Path, threads: int, over: Mapping[str, int] = MappingProxyType({})
+) -> JobSpec:
     spec = load_case(name)
     if spec.train is None:
         raise ValueError(f"{name} has no training side")
@@ -290,7 +293,7 @@ def alone(rounds: int, log: PerfLogWriter) -> Alone:
 
 PLANS: Final = (
     Plan("micro", lambda _, *rest: micro_job(ENDLESS, *rest), 20, 1, 25.0, ("pytorch",)),
-    Plan("llama_micro", partial(case_job, "llama_mini", **LLAMA_MICRO), 20, 1, 40.0),
+    Plan("llama_micro", partial(case_job, "llama_mini", over=LLAMA_MICRO), 20, 1, 40.0),
     Plan("resnet_mini", partial(case_job, "resnet_mini"), 4, 0, 85.0),
     Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 260.0),
 )
