@@ -189,6 +189,16 @@ def test_missing_weights_are_warned_of(toy: Path) -> None:
     assert any("the figures are of speed only" in warning for warning in _plan({"key": "toy"}).warnings)
 
 
+def test_a_case_whose_only_data_is_not_named_is_refused_unless_it_is_synthetic(toy: Path, tmp_path: Path) -> None:
+    case = toy / "cases" / "toy" / "case.yaml"
+    case.write_text(case.read_text(encoding="utf-8").replace("  data: [pictures]\n", ""), encoding="utf-8")
+    with pytest.raises(SpecError, match=r"no data: no more/.*--data DIRECTORY.*--synthetic"):
+        _plan({"key": "toy"})
+    with pytest.raises(SpecError, match=f"no data: {tmp_path} has no more/"):
+        _plan({"key": "toy", "data": str(tmp_path)})
+    assert _plan({"key": "toy"}, command_line={"synthetic": True}).jobs
+
+
 def test_synthetic_data_on_the_command_line_reaches_inference(toy: Path) -> None:
     (planned,) = _plan({"key": "toy"}, command_line={"loader.synthetic": True}).jobs
     assert isinstance(planned.job.work, InferJob)

@@ -178,6 +178,11 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
             wanted.add(name)
         else:
             warnings.append(f"runs without {name}: name a directory that contains {name}/")
+    if side.optional_data and not wanted:
+        missing = " or ".join(f"{name}/" for name in side.optional_data)
+        where = f"{named} has no {missing}" if named is not None else f"no {missing}"
+        remedy = f"--data DIRECTORY, the one that contains {missing}, or --synthetic for speed only"
+        raise SpecError([Problem(request.run.where, str(request.key), f"no data: {where}", remedy)])
     found = request.data_of(wanted)
     if side.weights is not None:
         file = named / side.weights if named is not None else None

@@ -25,7 +25,7 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
     "queued": ("○", "dim"),
     "preparing": ("◌", "cyan"),
     "running": ("●", "bold cyan"),
-    "succeeded": ("✓", "green"),
+    "succeeded": ("■", "dim"),  # a tick is for a verdict
     "failed": ("✗", "red"),
     "timed_out": ("✗", "red"),
     "lost": ("?", "magenta"),
