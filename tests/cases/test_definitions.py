@@ -141,6 +141,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "model.most_letters": 20,
     },
     "detection_mini": {"model.hidden_size": 8},
+    "segmentation_mini": {"model.hidden_size": 8},
     "mask2former": {
         **STAGES,
         **QUERIES,
