@@ -1,4 +1,4 @@
-"""The small detection case: exact boxes, places of objects, and that it learns."""
+"""The small detection and segmentation cases: exact boxes and pixels, places of objects, and that they learn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from accelmark.cases.detection_mini._canvases import Canvases
+from accelmark.cases.detection_mini._canvases import BACKGROUND, Canvases
 from accelmark.cases.detection_mini.pytorch import point_loss
+from accelmark.cases.segmentation_mini.pytorch import mirrored
 from accelmark.spec.log.events import Event
 from accelmark.train.tasks.vision.scenes import overlaps
 from tests.cases.job_of import job_of, losses_of, run, value_of
@@ -50,6 +51,32 @@ def test_boxes_surround_their_items_exactly() -> None:
     assert not (np.asarray(again.image) == np.asarray(canvases.scene(8).image)).all()
 
 
+def test_each_pixel_has_the_class_of_its_item() -> None:
+    canvases = Canvases(*items(), 40, side=80, most=4)
+    for index in range(len(canvases)):
+        scene = canvases.scene(index)
+        image, segments = canvases.pair(index)
+        pixels = np.asarray(image)[..., 0]
+        assert (np.asarray(scene.image)[..., 0] == pixels).all()
+        assert ((pixels < 16) == (segments == BACKGROUND)).all()
+        assert (segments[pixels > 110] == 2).all(), "only the second class is brighter"
+        for label in (0, 1):
+            inside = np.zeros_like(pixels, bool)
+            for left, top, right, bottom in scene.boxes[scene.labels == label].astype(int):
+                inside[top:bottom, left:right] = True
+            assert not (inside < (segments == label + 1)).any(), "pixels of a class are in its boxes"
+        assert set(np.unique(segments)) == {*(scene.labels + 1), BACKGROUND}
+
+
+def test_half_of_the_canvases_are_mirrored_with_their_classes() -> None:
+    image, segments = Canvases(*items(), 1, side=80, most=4).pair(0)
+    same, mirror = mirrored(image, segments, lambda: 0.4), mirrored(image, segments, lambda: 0.6)
+    assert (np.asarray(same[0]) == np.asarray(image)).all()
+    assert (same[1] == segments).all()
+    assert (np.asarray(mirror[0]) == np.asarray(image)[:, ::-1]).all()
+    assert (mirror[1] == segments[:, ::-1]).all()
+
+
 def test_a_peak_is_one_detection_of_its_class() -> None:
     case = case_of("detection_mini", {"model.hidden_size": 8})
     logits = torch.full((1, 20 * 20, 10), -9.0)
@@ -81,15 +108,24 @@ def test_the_loss_is_that_of_the_centres_and_of_the_boxes() -> None:
     assert float(point_loss(logits, boxes, labels, size)) == pytest.approx(0.5 + 0.25 * math.log(2), abs=1e-4)
 
 
-@pytest.mark.heavy
-def test_detection_mini_learns(tmp_path: Path) -> None:
-    pytest.importorskip("pycocotools")
+@pytest.fixture
+def fashion(tmp_path: Path) -> Path:
     images, labels = items()
     for prefix in ("train", "t10k"):
         write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images[:, 0], packed=False)
         write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels.astype(np.uint8), packed=False)
+    return tmp_path
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "library", "metric", "least"),
+    [("detection_mini", "pycocotools", "map50", 0.3), ("segmentation_mini", "transformers", "miou", 0.7)],
+)
+def test_the_case_learns(tmp_path: Path, fashion: Path, name: str, library: str, metric: str, least: float) -> None:
+    pytest.importorskip(library)
     over: dict[str, Any] = {"model.hidden_size": 16, "model.train_images": 1600, "model.eval_images": 50, "threads": 1}
-    events = run(job_of("detection_mini", tmp_path / "run", {"fashion_mnist": tmp_path}, over))
+    events = run(job_of(name, tmp_path / "run", {"fashion_mnist": fashion}, over))
     finished, losses = value_of(events, Event.FINISHED), losses_of(events)
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
-    assert finished["final_metrics"]["map50"] > 0.3
+    assert finished["final_metrics"][metric] > least

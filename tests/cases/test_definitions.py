@@ -134,7 +134,14 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     },
     "graph_mini": {"model.hidden_size": 16, "model.fan_out": "3,2"},
     "flow_mini": {"model.num_heads": 1},
+    "speech_mini": {
+        "model.num_layers": 2,
+        "model.hidden_size": 16,
+        "model.train_seconds": 1.0,
+        "model.most_letters": 20,
+    },
     "detection_mini": {"model.hidden_size": 8},
+    "segmentation_mini": {"model.hidden_size": 8},
     "mask2former": {
         **STAGES,
         **QUERIES,

@@ -84,7 +84,9 @@ PARAMETERS = {
     "flow_mini": (316_736, "the case's README"),
     "graph_mini": (109_962, "the case's README"),
     "recommendation_mini": (75_985, "the case's README"),
+    "speech_mini": (779_680, "the case's README"),
     "detection_mini": (102_398, "the case's README"),
+    "segmentation_mini": (102_203, "the case's README"),
     "segformer": (3_752_694, "segformer-b0-finetuned-ade-512-512 (arXiv:2105.15203, table 1a: 3.8 M)"),
     "mask2former": (47_441_169, "mask2former-swin-tiny-ade-semantic (arXiv:2112.01527, table 4: 47 M)"),
 }

@@ -1,4 +1,4 @@
-"""Items of Fashion-MNIST on canvases, with the exact box of each item."""
+"""Items of Fashion-MNIST on canvases, with the exact box and pixels of each item."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from accelmark.cases.resnet_mini._fashion import SIDE
+from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE
 from accelmark.train.tasks.vision.scenes import Scene, overlaps
+from accelmark.train.tasks.vision.segments import Segments
 
 _SCALES: Final = (0.6, 1.4)
 _LARGEST_OVERLAP: Final = 0.05
 _TRIES: Final = 20
 _DARKEST: Final = 16
-"""Pixels below this value do not belong to an item's box."""
+"""Pixels below this value do not belong to an item."""
+BACKGROUND: Final = NUM_CLASSES + 1
+"""Class of the pixels that belong to no item; those of items start at 1."""
 
 
 @final
@@ -41,8 +44,17 @@ class Canvases:
 
     def scene(self, index: int) -> Scene:
         """Return canvas ``index`` with its boxes."""
+        return self._composed(index)[0]
+
+    def pair(self, index: int) -> tuple[Image.Image, Segments]:
+        """Return canvas ``index`` with the class of each pixel, from 1."""
+        scene, segments = self._composed(index)
+        return scene.image, segments
+
+    def _composed(self, index: int) -> tuple[Scene, Segments]:
         random = np.random.default_rng(index)
         canvas = np.zeros((self._side, self._side), np.uint8)
+        segments = np.full_like(canvas, BACKGROUND)
         boxes = np.zeros((0, 4))
         labels: list[int] = []
         for _ in range(int(random.integers(1, self._most + 1))):
@@ -56,9 +68,10 @@ class Canvases:
                 left, top = random.integers(0, self._side - size + 1, 2)
                 box = inside + np.array([left, top, left, top])
                 if overlaps(boxes, box).max(initial=0) <= _LARGEST_OVERLAP:
-                    part = canvas[top : top + size, left : left + size]
-                    np.maximum(part, pixels, out=part)
+                    part = np.s_[top : top + size, left : left + size]
+                    segments[part][pixels >= np.maximum(canvas[part], _DARKEST)] = self._labels[item] + 1
+                    np.maximum(canvas[part], pixels, out=canvas[part])
                     boxes, labels = np.concatenate([boxes, box[None]]), [*labels, int(self._labels[item])]
                     break
         image = Image.fromarray(canvas).convert("RGB")
-        return Scene(image, boxes, np.array(labels, np.int64), np.zeros(len(labels), np.int64))
+        return Scene(image, boxes, np.array(labels, np.int64), np.zeros(len(labels), np.int64)), segments

@@ -24,14 +24,10 @@ _RARE: Final = -2.2
 """Added to all logits: few places are the centre of an object."""
 
 
-class Points(nn.Module):
-    """Objects as points (Zhou et al. 2019, arXiv:1904.07850): places that are the centre of an object of a class.
+class Pyramid(nn.Module):
+    """The stages of a small ResNet, added up at the resolution of the first, a quarter of the image's."""
 
-    The stages of a ResNet are added up at the resolution of the first, a quarter of the image's. Each place has a logit
-    for each class, and the distances to the four sides of the box whose centre is there.
-    """
-
-    def __init__(self, width: int, num_classes: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         resnet: Any = ResNetConfig  # its types do not mention out_features
         stages = [width // 2, width, 2 * width]
@@ -45,15 +41,32 @@ class Points(nn.Module):
         self.backbone = ResNetBackbone(config)
         self.lateral = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in stages)
         self.shared = nn.Conv2d(width, 2 * width, 3, padding=1)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Return features of shape (batch, 2 x width, height / 4, width / 4)."""
+        maps = self.backbone(pixel_values).feature_maps
+        size = maps[0].shape[-2:]
+        parts = [F.interpolate(layer(each), size) for layer, each in zip(self.lateral, maps, strict=True)]
+        return F.relu(self.shared(F.relu(torch.stack(parts).sum(0))))
+
+
+class Points(nn.Module):
+    """Objects as points (Zhou et al. 2019, arXiv:1904.07850): places that are the centre of an object of a class.
+
+    Each place of a pyramid has a logit for each class, and the distances to the four sides of the box whose centre is
+    there.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.pyramid = Pyramid(width)
         self.classes, self.sides = nn.Conv2d(2 * width, num_classes, 1), nn.Conv2d(2 * width, 4, 1)
         self.loss_function: nn.Module | Any = point_loss
 
     def forward(self, pixel_values: Tensor, pixel_mask: Tensor, labels: Labels | None = None) -> Mapping[str, Tensor]:
         """Return ``logits`` and ``pred_boxes`` (centre, width, height in parts of the image) of each place."""
-        maps = self.backbone(pixel_values).feature_maps
-        size = maps[0].shape[-2:]
-        parts = [F.interpolate(layer(each), size) for layer, each in zip(self.lateral, maps, strict=True)]
-        hidden = F.relu(self.shared(F.relu(torch.stack(parts).sum(0))))
+        hidden = self.pyramid(pixel_values)
+        size = hidden.shape[-2:]
         logits = self.classes(hidden).flatten(2).transpose(1, 2) + _RARE
         sides = F.softplus(self.sides(hidden).flatten(2).transpose(1, 2).float())
         boxes = _boxes(sides, size)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Wav2Vec2Config, Wav2Vec2ForCTC
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.speech import LETTERS, SpeechToLetters
+from accelmark.frameworks.pytorch.tasks.speech import LETTERS, Letters, SpeechToLetters
 
 
 class Case(SpeechToLetters):
@@ -20,7 +23,7 @@ class Case(SpeechToLetters):
     eval_subsets = ("test-clean",)
     block_class = "Wav2Vec2EncoderLayer"
 
-    def network(self) -> PreTrainedModel:
+    def build_model(self) -> nn.Module:
         """Build wav2vec 2.0 base (Baevski et al. 2020, arXiv:2006.11477) with its weights and a new output layer."""
         width = self.number("conv_width")
         config = Wav2Vec2Config(
@@ -38,5 +41,15 @@ class Case(SpeechToLetters):
         net: Any = initial_net(Wav2Vec2ForCTC, config, self.data_dirs.get(self.weights), new=new)
         net.freeze_feature_encoder()
         # transformers creates the vector of masked frames on the CPU, also under the meta device.
-        moved: PreTrainedModel = net.to(torch.get_default_device())
-        return moved
+        net = net.to(torch.get_default_device())
+        return Letters(net, self.real("masked_time"), self.real("masked_channels"))
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int, steps_per_epoch: int) -> Any:
+        """Return fairseq's ``tri_stage``: a tenth rises from 1 %, four tenths are constant, the rest falls to 5 %."""
+
+        def factor(step: int) -> float:
+            done = min(1.0, (step + 1) / total_steps)
+            rise, fall = min(1.0, 0.01 + 0.99 * done / 0.1), max(0.0, done - 0.5) / 0.5
+            return rise * math.exp(fall * math.log(0.05))
+
+        return LambdaLR(optimizer, factor)

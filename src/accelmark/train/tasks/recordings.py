@@ -5,7 +5,7 @@ from __future__ import annotations
 import wave
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,30 @@ RATE_HZ: Final = 16_000
 _SUFFIXES: Final = (".flac", ".wav")
 
 
+class Utterances(Protocol):
+    """Recorded speech with a transcript for each recording."""
+
+    rate_hz: int
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> tuple[str, ...]:
+        """Return the transcript that utterance ``index`` is scored against."""
+        ...
+
+    def where(self, index: int) -> Path:
+        """Return the path of a recording."""
+        ...
+
+    def utterance(self, index: int, most_s: float, seed: int) -> tuple[npt.NDArray[np.int16], str]:
+        """Return samples and transcript, in training changed by random numbers for ``seed``.
+
+        Raises:
+            DataError: the recording cannot be read, or is longer than ``most_s`` seconds.
+        """
+        ...
+
+
 @final
 class Recordings:
     """The utterances of some subsets: ``<subset>/<speaker>/<chapter>/*.trans.txt`` with a recording for each line.
@@ -24,6 +48,8 @@ class Recordings:
     Raises:
         DataError: a subset has no transcripts, or a line of one has no text or no recording.
     """
+
+    rate_hz = RATE_HZ
 
     def __init__(self, directory: Path, subsets: Sequence[str]) -> None:
         self._utterances: list[tuple[Path, str]] = []
@@ -53,6 +79,10 @@ class Recordings:
             raise DataError(f"{path}: lasts {len(samples) / RATE_HZ:.1f} s; expected at most {most_s:g} s")
         return samples
 
+    def utterance(self, index: int, most_s: float, seed: int) -> tuple[npt.NDArray[np.int16], str]:
+        """Return samples and transcript, which are the same in every epoch."""
+        return self.audio(index, most_s), self._utterances[index][1]
+
 
 def _utterances(transcript: Path) -> list[tuple[Path, str]]:
     present = {path.name for path in transcript.parent.iterdir()}
@@ -67,18 +97,18 @@ def _utterances(transcript: Path) -> list[tuple[Path, str]]:
     return found
 
 
-def read_audio(path: Path) -> npt.NDArray[np.int16]:
+def read_audio(path: Path, rate_hz: int = RATE_HZ) -> npt.NDArray[np.int16]:
     """Return the samples of a recording.
 
     Raises:
-        DataError: it is not readable, or is not one channel of 16 bits at ``RATE_HZ``.
+        DataError: it is not readable, or is not one channel of 16 bits at ``rate_hz``.
     """
     try:
         samples, channels, rate = _read_wav(path) if path.suffix == ".wav" else _read_flac(path)
     except (OSError, EOFError, RuntimeError, ValueError, wave.Error) as error:
         raise DataError(f"{path}: is not a readable recording: {first_line(error)}") from error
-    if (channels, rate) != (1, RATE_HZ):
-        expected = f"expected 1 at {RATE_HZ:,} Hz: convert it"
+    if (channels, rate) != (1, rate_hz):
+        expected = f"expected 1 at {rate_hz:,} Hz: convert it"
         raise DataError(f"{path}: has {channels} channels at {rate:,} Hz; {expected}")
     return samples
 

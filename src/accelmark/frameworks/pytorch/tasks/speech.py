@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final, cast, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
 
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.recordings import RATE_HZ, Recordings
-from accelmark.train.tasks.text_scores import WordErrors
+from accelmark.train.tasks.recordings import RATE_HZ, Recordings, Utterances
+from accelmark.train.tasks.text_scores import TextScore, WordErrors
 
 LETTERS: Final = "    |ETAOINHSRDLUMWCFGYPBVK'XJQZ"
 """Letters by number, as wav2vec2-base-960h has them: 0 is the blank, 1 to 3 are not used, 4 separates words."""
-_FULL_SCALE: Final = 32768
+FULL_SCALE: Final = 32768
+"""Divides samples of 16 bits, so that they are from -1 to 1."""
 _TIME_SPAN: Final = 10
 _CHANNEL_SPAN: Final = 64
 """Frames and channels of a masked span, as in fairseq's configurations."""
@@ -32,7 +30,7 @@ _CHANNEL_SPAN: Final = 64
 class LetteredSpeech:
     """Recordings padded to ``seconds``, with their transcripts as letters."""
 
-    def __init__(self, recordings: Recordings, seconds: float, most_letters: int) -> None:
+    def __init__(self, recordings: Utterances, seconds: float, most_letters: int) -> None:
         self._recordings, self._seconds, self._most_letters = recordings, seconds, most_letters
 
     def __len__(self) -> int:
@@ -40,9 +38,10 @@ class LetteredSpeech:
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``audio`` (int16) with its ``length``, ``letters`` with their ``count``, and ``index``."""
-        audio = torch.from_numpy(self._recordings.audio(index, self._seconds).copy())
-        letters = self._letters(index)
-        padded = F.pad(audio, (0, round(self._seconds * RATE_HZ) - len(audio)))
+        heard, text = self._recordings.utterance(index, self._seconds, random.initial_seed())
+        audio = torch.from_numpy(heard.copy())
+        letters = self._letters(text, self._recordings.where(index))
+        padded = F.pad(audio, (0, round(self._seconds * self._recordings.rate_hz) - len(audio)))
         spare = self._most_letters - len(letters)
         return {
             "audio": padded,
@@ -52,9 +51,8 @@ class LetteredSpeech:
             "index": torch.tensor(index),
         }
 
-    def _letters(self, index: int) -> list[int]:
-        text = "|".join(self._recordings.row(index)[0].upper().split())
-        place = self._recordings.where(index)
+    def _letters(self, text: str, place: Path) -> list[int]:
+        text = "|".join(text.upper().split())
         if strange := sorted(set(text) - set(LETTERS.strip())):
             raise DataError(f"{place}: its transcript has {''.join(strange)!r}; expected letters, ' and spaces")
         if len(text) > self._most_letters:
@@ -88,7 +86,7 @@ class Letters(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         """Return logits of shape (batch, frames, letters)."""
-        logits: Tensor = self.net(audio.float() / _FULL_SCALE).logits
+        logits: Tensor = self.net(audio.float() / FULL_SCALE).logits
         return logits
 
     def frames(self, lengths: Tensor) -> Tensor:
@@ -104,39 +102,38 @@ def spans(shape: tuple[int, int], share: float, length: int, device: torch.devic
 
 
 class SpeechToLetters(TaskFamily):
-    """Recordings to letters without an alignment; greedy transcripts are scored by their word error rate.
+    """Recordings to letters without an alignment; greedy transcripts are scored.
 
     The settings ``train_seconds``, ``eval_seconds`` and ``most_letters`` under ``model`` are the longest recordings and
-    transcript. A case states network and data.
+    transcript. A case states data and model. The model turns ``audio`` of shape (batch, samples), int16, into logits of
+    shape (batch, frames, letters), and its ``frames`` turns numbers of samples into numbers of frames.
     """
 
     samples: ClassVar[str]
-    subsets: ClassVar[Sequence[str]]
-    """Subsets that are trained on."""
-    eval_subsets: ClassVar[Sequence[str]]
-    score = WordErrors()
-    _references: Recordings | None = None
+    subsets: ClassVar[Sequence[str]] = ()
+    """Subsets that are trained on, in LibriSpeech's layout."""
+    eval_subsets: ClassVar[Sequence[str]] = ()
+    score: ClassVar[TextScore] = WordErrors()
+    rate_hz: ClassVar[int] = RATE_HZ
+    _references: Utterances | None = None
 
-    @abstractmethod
-    def network(self) -> PreTrainedModel:
-        """Return the network with its initial weights."""
-
-    def build_model(self) -> nn.Module:
-        """Build the network, with the shares ``masked_time`` and ``masked_channels`` under ``model``."""
-        return Letters(self.network(), self._real("masked_time"), self._real("masked_channels"))
+    def recordings(self, *, train: bool) -> Utterances:
+        """Return the recordings of the training or the evaluation subsets."""
+        return Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
 
     def dataset(self, *, train: bool) -> LetteredSpeech:
-        """Return the recordings of the training or the evaluation subsets."""
-        recordings = Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
+        """Return the padded recordings of a split."""
+        recordings = self.recordings(train=train)
         if not train:
             self._references = recordings
-        seconds = self._real("train_seconds" if train else "eval_seconds")
-        return LetteredSpeech(recordings, seconds, self.number("most_letters"))
+        return LetteredSpeech(
+            recordings, self.real("train_seconds" if train else "eval_seconds"), self.number("most_letters")
+        )
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return noise of ``train_seconds``, with half as many letters as there may be."""
         random = generator_for(self.place.seed)
-        length = round(self._real("train_seconds") * RATE_HZ)
+        length = round(self.real("train_seconds") * self.rate_hz)
         most = self.number("most_letters")
         return {
             "audio": torch.randint(-3000, 3000, (size, length), generator=random, dtype=torch.int16),
@@ -171,24 +168,11 @@ class SpeechToLetters(TaskFamily):
         return sums | {"loss": loss, "letters": batch["count"].sum()}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return ``wer``, and the mean loss of a letter."""
+        """Return the score, and the mean loss of a letter."""
         return self.score.metrics(sums) | {"eval_loss": sums["loss"] / sums["letters"]}
 
-    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int, steps_per_epoch: int) -> Any:
-        """Return fairseq's ``tri_stage``: a tenth rises from 1 %, four tenths are constant, the rest falls to 5 %."""
-
-        def factor(step: int) -> float:
-            done = min(1.0, (step + 1) / total_steps)
-            rise, fall = min(1.0, 0.01 + 0.99 * done / 0.1), max(0.0, done - 0.5) / 0.5
-            return rise * math.exp(fall * math.log(0.05))
-
-        return LambdaLR(optimizer, factor)
-
-    def _real(self, name: str) -> float:
-        return float(self.settings.model[name] or 0)
-
     def _frames(self, model: nn.Module, batch: Batch) -> Tensor:
-        plain = cast("Letters", getattr(model, "module", model))
+        plain = cast("Letters", getattr(model, "module", model))  # any model of a case has ``frames``
         return plain.frames(batch["length"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,16 @@ _MOST_OF_ONE_CLASS: Final = 0.75
 _TRIES: Final = 10
 Segments = npt.NDArray[np.uint8]
 """Classes from 1; 0: not counted. Of shape (height, width)."""
+
+
+class Segmented(Protocol):
+    """Images with a class for each pixel, read one at a time."""
+
+    def __len__(self) -> int: ...
+
+    def pair(self, index: int) -> tuple[Image.Image, Segments]:
+        """Return image and classes; raises DataError where they cannot be read."""
+        ...
 
 
 @final

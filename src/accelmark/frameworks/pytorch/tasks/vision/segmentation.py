@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
+from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.vision.network import ByteImageNetwork, DenseTask
+from accelmark.train.tasks.image_folder import Uniform
 from accelmark.train.tasks.vision.scores import mean_overlap
-from accelmark.train.tasks.vision.segments import SegmentedImages, at_shorter_side, random_part
+from accelmark.train.tasks.vision.segments import Segmented, SegmentedImages, Segments, at_shorter_side, random_part
 
 NOT_COUNTED: Final = -1
+Change = Callable[[Image.Image, Segments, Uniform], tuple[Image.Image, Segments]]
 
 
 class Segmenter(ByteImageNetwork):
@@ -30,22 +33,18 @@ class Segmenter(ByteImageNetwork):
 
 @final
 class SegmentedSamples:
-    """Squares for training; for evaluation whole images, with the classes at the size of the file."""
+    """Images as they are for the model, and in evaluation classes at the size of the file."""
 
-    def __init__(self, images: SegmentedImages, size: int, *, train: bool) -> None:
-        self._images, self._size, self._train = images, size, train
+    def __init__(self, images: Segmented, change: Change) -> None:
+        self._images, self._change = images, change
 
     def __len__(self) -> int:
         return len(self._images)
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image``, ``segments`` and the height and width of both in ``sizes``."""
-        image, segments = self._images.pair(index)
-        if self._train:
-            uniform = lambda: float(torch.rand((), generator=random, dtype=torch.float64))  # noqa: E731
-            image, segments = random_part(image, segments, self._size, uniform)
-        else:
-            image = at_shorter_side(image, self._size)
+        uniform = lambda: float(torch.rand((), generator=random, dtype=torch.float64))  # noqa: E731
+        image, segments = self._change(*self._images.pair(index), uniform)
         sizes = [image.height, image.width, *segments.shape]
         pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(image).transpose(2, 0, 1))
         return {
@@ -66,7 +65,12 @@ class Segmentation(DenseTask):
         """Return the images of ``training`` or of ``validation``."""
         split = "training" if train else "validation"
         images = SegmentedImages(self.data_dirs[self.samples], split, num_classes=self.number("num_classes"))
-        return SegmentedSamples(images, self.number("image_size"), train=train)
+        size = self.number("image_size")
+        if train:
+            return SegmentedSamples(
+                images, lambda image, segments, uniform: random_part(image, segments, size, uniform)
+            )
+        return SegmentedSamples(images, lambda image, segments, _: (at_shorter_side(image, size), segments))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images, whose classes change every 32 pixels."""

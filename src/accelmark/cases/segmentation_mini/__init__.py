@@ -1,0 +1,1 @@
+"""Semantic segmentation of canvases of Fashion-MNIST's items."""

@@ -1,0 +1,57 @@
+"""Semantic segmentation of canvases of Fashion-MNIST's items in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+from transformers.modeling_outputs import SemanticSegmenterOutput
+
+from accelmark.cases.detection_mini._canvases import Canvases
+from accelmark.cases.detection_mini.pytorch import Pyramid
+from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.frameworks.pytorch.tasks.vision.segmentation import Segmentation, SegmentedSamples, Segmenter
+from accelmark.train.tasks.image_folder import Uniform
+from accelmark.train.tasks.vision.segments import Segments
+
+
+class Pixels(nn.Module):
+    """A class for each place of a pyramid, a quarter of the image's resolution."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.pyramid, self.classes = Pyramid(width), nn.Conv2d(2 * width, num_classes, 1)
+
+    def forward(self, pixel_values: Tensor) -> SemanticSegmenterOutput:
+        """Return logits of shape (batch, classes, height / 4, width / 4)."""
+        return SemanticSegmenterOutput(logits=self.classes(self.pyramid(pixel_values)))
+
+
+class Case(Segmentation):
+    """One to four items of ten classes on a canvas, whose background is a class of its own."""
+
+    own_rate = ("backbone", 1.0)
+
+    def network(self) -> Any:
+        """Build the network from random weights."""
+        return Pixels(self.number("hidden_size"), self.number("num_classes"))
+
+    def build_model(self) -> nn.Module:
+        """Build the network for grey images."""
+        return Segmenter(self.network(), (MEAN / 255,) * 3, (STD / 255,) * 3)
+
+    def dataset(self, *, train: bool) -> SegmentedSamples:
+        """Return canvases of training images, half of them mirrored, or of test images."""
+        items = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
+        count = self.number("train_images" if train else "eval_images")
+        canvases = Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items"))
+        return SegmentedSamples(canvases, mirrored if train else lambda image, segments, _: (image, segments))
+
+
+def mirrored(image: Image.Image, segments: Segments, uniform: Uniform) -> tuple[Image.Image, Segments]:
+    """Return half of the images with their classes mirrored."""
+    if uniform() < 0.5:
+        return image, segments
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), np.ascontiguousarray(segments[:, ::-1])

@@ -1,0 +1,1 @@
+"""Speech recognition on the recorded prompts of a telephone system."""
