@@ -249,7 +249,7 @@ def captions(root: Path) -> Mapping[str, Path]:
     folder = root / "coco_captions/annotations"
     folder.mkdir(parents=True)
     (folder / "captions_val2017.json").write_text(json.dumps({"annotations": rows}), encoding="utf-8")
-    save_tokenizer(root / "clip_vit_b32/hf/tokenizer.json", [row["caption"] for row in rows], ["<end>"])
+    save_tokenizer(root / "clip_vit_b32/hf/tokenizer.json", [str(row["caption"]) for row in rows], ["<end>"])
     return {each: root / each for each in ("coco_captions", "clip_vit_b32")}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
-from transformers import CLIPTextConfig, PreTrainedConfig
+from transformers import CLIPTextConfig
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 
@@ -26,7 +26,7 @@ def unet(number: Callable[[str], int]) -> nn.Module:
     return net
 
 
-def text_encoder(number: Callable[[str], int]) -> PreTrainedConfig:
+def text_encoder(number: Callable[[str], int]) -> CLIPTextConfig:
     """Return the configuration of the text encoder (Radford et al. 2021, arXiv:2103.00020) without its last layer."""
     width = number("text_width")
     config = CLIPTextConfig(

@@ -21,6 +21,7 @@ class TextToImage(IterativeModel):
     """
 
     times: Tensor
+    empty: Tensor
 
     def __init__(
         self,

@@ -104,7 +104,8 @@ class Case(InferCase):
         folder = self.data_dirs["clip_vit_b32"] / "hf"
         tokenizer = read_tokenizer(folder / "tokenizer.json", self.number("vocab_size"))
         try:
-            self._clip = CLIPModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+            clip: Any = CLIPModel
+            self._clip = clip.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
         except (OSError, RuntimeError, ValueError) as error:
             raise DataError(f"{folder}: is no checkpoint of CLIPModel: {first_line(error)}") from error
         sizes = self.number("num_captions"), self.number("text_length"), self.number("latent_size")

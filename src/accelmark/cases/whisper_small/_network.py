@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformers import PreTrainedConfig, WhisperConfig
+from transformers import WhisperConfig
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.tasks.spectra import END, START
 
 
-def whisper(number: Callable[[str], int]) -> PreTrainedConfig:
+def whisper(number: Callable[[str], int]) -> WhisperConfig:
     """Return the configuration of Whisper (Radford et al. 2022, arXiv:2212.04356, table 1) from named numbers."""
     width, layers, heads = number("hidden_size"), number("num_layers"), number("num_heads")
     config = WhisperConfig(

@@ -34,7 +34,7 @@ class _LargestLogits(LogitsProcessor):
     def __init__(self) -> None:
         self.found: list[Tensor] = []
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return ``scores`` of shape (items, vocabulary) unchanged."""
         self.found.append(scores.amax(-1))
         return scores
@@ -69,7 +69,7 @@ class Transcriber(IterativeModel):
             logits: as returned; not used.
         """
         if tokens is not None:
-            pairs = zip(spectra.split(_COMPARED), tokens.split(_COMPARED), strict=True)
+            pairs = zip(torch.split(spectra, _COMPARED), torch.split(tokens, _COMPARED), strict=True)
             found, largest = (
                 torch.cat(parts) for parts in zip(*(self._followed(*each) for each in pairs), strict=True)
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedConfig
@@ -10,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 _PADDED: Final = "accelmark_padded"
+C = TypeVar("C", bound=PreTrainedConfig)
 
 
 def padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -23,7 +24,7 @@ def padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return mask
 
 
-def with_padding(config: PreTrainedConfig) -> PreTrainedConfig:
+def with_padding(config: C) -> C:
     """Set the attention of a model's configuration to scaled dot-product attention with :func:`padding_mask`."""
     config._attn_implementation = _PADDED
     return config
