@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import py7zr
 import pytest
 from PIL import Image
 from scipy.io import savemat
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets.catalogue import known_datasets, preparable, preparation_of
-from accelmark.datasets.prepare import c4_llama3, cnn_dailymail, coco, criteo, imagenet, lambada, sst2, wmt14
+from accelmark.datasets.prepare import c4_llama3, cnn_dailymail, coco, criteo, imagenet, lambada, samsum, sst2, wmt14
 from accelmark.datasets.prepare.preparation import Preparation, prepare
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.spec.errors import DataError, RequestError
@@ -241,6 +242,30 @@ def test_cnn_dailymail_is_articles_with_their_highlights(tmp_path: Path) -> None
     assert len(JsonLines(tmp_path / "to/val/val.jsonl", ["article"])) == 1
 
 
+def test_samsum_has_the_published_number_of_dialogues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samsum, "DIALOGUES", {"train.json": 2, "val.json": 1, "test.json": 1})
+    entry = {"id": "1", "dialogue": "A: hi\r\nB: hi", "summary": "A greets B."}
+
+    def pack(**numbers: int) -> None:
+        with py7zr.SevenZipFile(tmp_path / samsum.ARCHIVE, "w") as archive:
+            for split, number in numbers.items():
+                archive.writestr(json.dumps([entry] * number), f"{split}.json")
+
+    for numbers, error in (
+        ({"train": 2, "val": 1}, "test.json is no list of dialogues"),
+        ({"train": 1, "val": 1, "test": 1}, "train.json has 1 dialogues instead of 2"),
+    ):
+        pack(**numbers)
+        with pytest.raises(DataError, match=error):
+            made("samsum", tmp_path, tmp_path / "to")
+    pack(train=2, val=1, test=1)
+    made("samsum", tmp_path, tmp_path / "to")
+    assert json.loads((tmp_path / "to/corpus/train.json").read_text()) == [entry, entry]
+    (tmp_path / samsum.ARCHIVE).write_bytes((tmp_path / samsum.ARCHIVE).read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"corpus\.7z: is not a readable 7z archive"):
+        made("samsum", tmp_path, tmp_path / "other")
+
+
 def test_sst2_is_unpacked_as_the_case_reads_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / sst2.ARCHIVE, "w") as archive:
         for split in ("train", "dev", "test"):
@@ -305,7 +330,7 @@ def test_every_data_set_says_how_it_is_obtained(tmp_path: Path, monkeypatch: pyt
     [
         ("imagnet", "did you mean 'imagenet'"),
         ("fashion_mnist", "AccelMark fetches it when it is needed"),
-        ("samsum", r"Unpack corpus\.7z"),
+        ("llama2_7b_weights", "Put the checkpoint of meta-llama"),
     ],
 )
 def test_a_data_set_that_is_not_prepared_says_what_to_do(name: str, message: str) -> None:

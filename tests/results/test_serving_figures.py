@@ -62,7 +62,7 @@ def test_malformed_lines_are_counted_and_named(tmp_path: Path) -> None:
     assert requests.gaps_us.tolist() == [10, 20, 10, 20]
     assert report.malformed == 3
     assert [problem.partition(":")[0] for problem in report.first_problems] == ["line 2", "line 3", "line 4"]
-    assert "number: Field required" in report.first_problems[0]
+    assert "number: is missing" in report.first_problems[0]
 
 
 def test_a_run_without_requests_has_none(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def test_progress_follows_a_log_that_grows_in_the_middle_of_lines(tmp_path: Path
     assert follow.read().phase == "starting"
     text = line("TRAIN_START") + window(10)
     log.write_text(text[:-20])
-    assert follow.read().step == 0
+    assert (seen := follow.read()).step == 0
+    assert seen.phase == "first steps"
     log.write_text(text + "a print in between\n" + window(20, None))
     seen = follow.read()
     assert (seen.phase, seen.step, seen.total_steps, seen.loss) == ("training", 20, 100, None)

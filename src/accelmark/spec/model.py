@@ -20,7 +20,9 @@ except ImportError:  # a PyYAML built without libyaml
 M = TypeVar("M", bound=BaseModel)
 
 _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
-    "tuple_type": "must be a list"
+    "tuple_type": "must be a list",
+    "extra_forbidden": "unknown key",
+    "missing": "is missing",
 }
 """pydantic's error types -> messages in the terms of YAML."""
 _MAX_NESTING: Final = 100
@@ -50,7 +52,7 @@ def parse(model: type[M], values: Mapping[str, Any], where: str, also: Iterable[
 def first_error(error: ValidationError) -> str:
     """Return the place and message of the first error in a file that AccelMark wrote."""
     first = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), _sentence(first))))
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
@@ -71,17 +73,21 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     loc: tuple[int | str, ...] = tuple(part for part in item["loc"] if "[" not in str(part))
     key = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
-        return Problem(where, key, "unknown key", nearest(str(loc[-1]), _names_at(model, loc[:-1])))
+        return Problem(where, key, _sentence(item), nearest(str(loc[-1]), _names_at(model, loc[:-1])))
     if item["type"] == "missing":
-        return Problem(where, key, "is missing")
+        return Problem(where, key, _sentence(item))
     if item["type"] == "too_short":
         return Problem(where, key, f"needs at least {item['ctx']['min_length']} of them")
-    sentence = _PLAINLY.get(item["type"]) or item["msg"].removeprefix("Value error, ")
-    sentence = sentence[:1].lower() + sentence[1:]
+    sentence = _sentence(item)
     found = item.get("input")
     if isinstance(found, str | int | float | bool | None):
         sentence = f"{sentence}, found {found!r}"
     return Problem(where, key, sentence)
+
+
+def _sentence(item: Any) -> str:
+    sentence: str = _PLAINLY.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _names_at(model: type[BaseModel], loc: Iterable[int | str]) -> set[str]:

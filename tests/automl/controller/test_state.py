@@ -99,11 +99,11 @@ def test_an_event_about_an_unknown_trial_or_network_is_refused_with_its_line(str
 @pytest.mark.parametrize(
     ("was", "forged", "message"),
     [
-        ('"validation_accuracy":0.5', '"validation_accuracy":1.5', "validation_accuracy: Input should be less"),
-        ('"validation_accuracy":0.5', '"validation_accuracy":NaN', "validation_accuracy: Input should be a finite"),
-        ('"steps":2', '"steps":-2', "steps: Input should be greater"),
-        ('"ended_s":1.0', '"ended_s":Infinity', "ended_s: Input should be a finite"),
-        ('"held_out_accuracy":0.25', '"held_out_accuracy":1.7', "held_out_accuracy: Input should be less"),
+        ('"validation_accuracy":0.5', '"validation_accuracy":1.5', "validation_accuracy: input should be less"),
+        ('"validation_accuracy":0.5', '"validation_accuracy":NaN', "validation_accuracy: input should be a finite"),
+        ('"steps":2', '"steps":-2', "steps: input should be greater"),
+        ('"ended_s":1.0', '"ended_s":Infinity', "ended_s: input should be a finite"),
+        ('"held_out_accuracy":0.25', '"held_out_accuracy":1.7', "held_out_accuracy: input should be less"),
     ],
 )
 def test_an_impossible_figure_is_refused_with_its_line(tmp_path: Path, was: str, forged: str, message: str) -> None:

@@ -188,9 +188,17 @@ def _show(verification: Verification) -> None:
         more = f" and {len(signature.changed) - 5} more" if len(signature.changed) > 5 else ""
         what = f"Not as signed, since bundling removes secrets and user names in addresses: {listed}{more}"
         console.print(Text(what, style="yellow"))
-    intact = f"All {verification.num_figures} figures match the events and telemetry; no file was changed."
-    result = (intact, "green") if verification.is_intact else ("The results do not match the records.", "red")
-    console.print(Text(*result))
+    console.print(Text(_conclusion(verification), style="green" if verification.is_intact else "red"))
+
+
+def _conclusion(verification: Verification) -> str:
+    if verification.is_intact:
+        return f"All {verification.num_figures} figures match the events and telemetry; no file was changed."
+    if verification.changed:
+        return "Files were changed since the run ended."
+    if verification.signature.status == "broken":
+        return "The signature does not belong to these files."
+    return "No file was changed, but this installation computes other results from the records."
 
 
 def _cost_table(cost: AdaptationCost) -> RenderableType:

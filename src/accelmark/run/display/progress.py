@@ -22,8 +22,8 @@ from accelmark.spec.log.serving import LoadPhase, LoadProgress
 from accelmark.spec.settings.inference import InferStep
 
 Phase = Literal[
-    "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
-    "compiling", "inferring", "summarising", LoadPhase,
+    "starting", "initialising", "first steps", "training", "evaluating", "finished", "creating", "validating",
+    "exporting", "compiling", "inferring", "summarising", LoadPhase,
 ]  # fmt: skip
 _PHASES: Final[Mapping[str, Phase]] = {
     Event.INIT_START: "initialising",
@@ -160,7 +160,7 @@ class ProgressReader:
             case Event.TRAIN_START:
                 total = value.get("total_steps")
                 self._total_steps = total if isinstance(total, int) else None
-                return {"phase": "training"}
+                return {"phase": "first steps"}  # a framework that compiles does so in them
             case Event.EVALUATE if "phase" in value:
                 evaluated = event.value_as(InferEvaluation)
                 whose = {"validation": "framework", "inference": "engine"}[evaluated.phase]
