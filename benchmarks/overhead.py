@@ -1,9 +1,9 @@
-"""Measure the training driver's overhead per step: against a bare PyTorch loop, other trainers, and steps without work.
+"""Measure the training driver's overhead per step: against a bare loop of a framework, other trainers, and no work.
 
-Run ``python -m benchmarks.overhead`` (``--quick``: short; ``--peers``: with Trainer and Lightning). All loops train the
-same model on one batch with one optimizer and schedule. They alternate every few steps within one process (see
-``turns.py``), so that other load of the machine affects all of them. The bare loop neither logs nor times anything.
-``benchmarks/companions.py`` measures the cost of telemetry and progress.
+Run ``python -m benchmarks.overhead`` with the framework's Python (``--framework jax``; ``--quick``: short; ``--peers``:
+PyTorch's Trainer and Lightning). All loops train the same model on one batch with one optimizer. They alternate every
+few steps within one process (see ``turns.py``), so that other load of the machine affects all of them. The bare loops
+are in ``bare_loops/``. ``benchmarks/companions.py`` measures the cost of telemetry and progress.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
 from accelmark.spec.log.events import Started
 from accelmark.spec.log.perflog import PerfLogWriter
-from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_vendor
-from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_launch, load_vendor
+from accelmark.spec.plugins.framework import HostPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
@@ -40,10 +41,14 @@ from accelmark.train.loop.clocks import HostClock, HostLosses
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest
+from accelmark.train.loop.rank import open_backend
 from benchmarks.turns import Cost, Train, Turns
 
 RESULTS = Path(__file__).parent / "results"
 TINY = Path(__file__).parents[1] / "tests" / "train" / "tiny"
+FRAMEWORKS: Final = tuple(sorted(file.stem for file in (Path(__file__).parent / "bare_loops").glob("[a-z]*.py")))
+ENDLESS: Final = 10**9
+TURN_S: Final = 0.1
 LOG_EVERY = 20
 MICRO = {
     "batch_size": 32,
@@ -60,12 +65,23 @@ MICRO = {
     "model.fault_at": 0,
     "model.fault_rank": 0,
 }
+LLAMA_MICRO: Final = {
+    "batch_size": 1,
+    "model.hidden_size": 16,
+    "model.intermediate_size": 16,
+    "model.num_layers": 1,
+    "model.num_heads": 1,
+    "model.seq_length": 8,
+}
+"""``llama_mini`` in a size that hardly computes, so that the driver's own time is seen."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Loops compared on one model; CPU time excludes other processes, wall time is what users wait."""
 
+    framework: str
+    version: str
     model: str
     batch_size: int
     threads: int
@@ -87,10 +103,12 @@ class Alone:
     window_steps: int
 
 
-def make_job(name: str, ref: FolderRef, settings: TrainSettings, directory: Path) -> JobSpec:
+def make_job(
+    name: str, ref: FolderRef, settings: TrainSettings, directory: Path, framework: str = "pytorch"
+) -> JobSpec:
     train = TrainJob(unit="sample", units_per_sample=1, target=None, reference_loss=None, settings=settings)
     return JobSpec(
-        key=CaseKey(model=name, framework="pytorch", hardware="host"),
+        key=CaseKey(model=name, framework=framework, hardware="host"),
         round=1,
         case=ref,
         case_version=1,
@@ -110,37 +128,16 @@ def micro_job(steps: int, directory: Path, threads: int = 1) -> JobSpec:
     return make_job("micro", FolderRef(name="tiny", path=TINY, sha256=""), settings, directory)
 
 
-def case_job(name: str, steps: int, directory: Path, threads: int) -> JobSpec:
+def case_job(
+    name: str, framework: str, directory: Path, threads: int, over: Mapping[str, int] = MappingProxyType({})
+) -> JobSpec:
     spec = load_case(name)
     if spec.train is None:
         raise ValueError(f"{name} has no training side")
-    own = {"end.max_steps": steps, "log_every_steps": LOG_EVERY, "threads": threads, "loader.synthetic": True}
-    layers = [Layer("benchmark", own)]
+    own = {"end.max_steps": ENDLESS, "log_every_steps": LOG_EVERY, "threads": threads, "loader.synthetic": True}
+    layers = [Layer("benchmark", {**own, **over})]
     resolved = resolve(Layer.of("case", spec.train.settings), layers, mutable=spec.train.mutable, is_open=True)
-    return make_job(name, folders("cases")[name].ref(), resolved.settings, directory)
-
-
-def bare_loop(backend: PyTorchBackend, batches: Iterator[Any]) -> None:
-    """Train with a minimal hand-written loop: no log, no clock, no hooks.
-
-    It trains the same model object as the driver, since speed depends on memory addresses.
-    """
-    case, training = backend._case, backend._training
-    model, optimizer, schedule = training.model, training.optimizer, training.schedule
-    clip = case.settings.gradient_clip_norm
-    autocast = case.settings.precision in ("bf16", "fp16")
-    for batch in batches:
-        if autocast:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = case.loss(model, batch)
-        else:
-            loss = case.loss(model, batch)
-        torch.autograd.backward(loss)
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
+    return make_job(name, folders("cases")[name].ref(), resolved.settings, directory, framework)
 
 
 class Handed:
@@ -150,12 +147,12 @@ class Handed:
         self._batches = batches
         self.num_samples = num_samples
 
-    def epoch(self, number: int) -> Iterator[Any]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Any]:
         """Return the given batches."""
         return self._batches
 
 
-def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLogWriter, batches: Iterator[Any]) -> None:
+def driver_loop(job: JobSpec, backend: Any, log: PerfLogWriter, batches: Iterator[Any]) -> None:
     """Train with the driver until the batches end."""
     if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
@@ -180,42 +177,52 @@ class Plan:
     """How a model is measured; ``seconds`` is the time for all its turns."""
 
     name: str
-    make: Callable[[int, Path, int], JobSpec]
+    make: Callable[[str, Path, int], JobSpec]
+    """Called with framework, directory of checkpoints, and threads."""
     steps_per_turn: int
+    """Fewer where they take longer than :data:`TURN_S`."""
     settling: int
     seconds: float
+    frameworks: tuple[str, ...] = FRAMEWORKS
 
 
-def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, threads: int) -> Comparison:
+def compare(
+    plan: Plan, framework: str, with_peers: bool, log: PerfLogWriter, seconds: float, threads: int
+) -> Comparison:
     """Measure all loops alternately on one model."""
-    with tempfile.TemporaryDirectory() as directory:
-        job = plan.make(10**9, Path(directory), threads)
+    with tempfile.TemporaryDirectory() as directory, chdir(directory):  # MindSpore writes files there
+        job = plan.make(framework, Path(directory), threads)
         if not isinstance(job.work, TrainJob):
             raise ValueError("no training side")
-        backend = PyTorchBackend(job, job.work, RankPlace(), log)
-        backend.prepare()
+        backend: Any = open_backend(job, job.work, log)
+        started = backend.prepare()
         batch = next(iter(backend._batches.epoch(0)))
         loops: dict[str, Train] = {
-            "bare": partial(bare_loop, backend),
+            "bare": partial(import_module(f"benchmarks.bare_loops.{framework}").bare_loop, backend),
             "driver": partial(driver_loop, job, backend, log),
         }
         if with_peers:
             from benchmarks.peer_loops import peers
 
             loops |= peers(backend._case, backend._training, LOG_EVERY, Path(directory))
-        turns = Turns(loops, batch)
+        turns = Turns(loops, batch, backend.synchronize)
         for name in loops:
             turns.run(name, 2 * plan.steps_per_turn)
-        found = turns.measure(seconds, plan.steps_per_turn, plan.settling)
+        start = time.perf_counter()
+        turns.run("bare", 1)
+        steps = max(1, min(plan.steps_per_turn, round(TURN_S / (time.perf_counter() - start))))
+        found = turns.measure(seconds, steps, plan.settling)
         turns.close()
     bare = found.pop("bare")
     return Comparison(
+        framework,
+        started.framework_version,
         plan.name,
         job.work.settings.batch_size,
         threads,
         round(statistics.median(bare.cpu_us.values()), 2),
         len(bare.cpu_us),
-        plan.steps_per_turn,
+        steps,
         {name: Cost.of(bare.cpu_us, steps.cpu_us) for name, steps in found.items()},
         {name: Cost.of(bare.wall_us, steps.wall_us) for name, steps in found.items()},
     )
@@ -230,17 +237,19 @@ class NothingToTrain:
     num_parameters = 0
     flops_per_sample = None
     flops_per_sample_formula = None
+    own_end = None
+    tracer = None
 
     def __init__(self, steps: int) -> None:
         self.steps_per_epoch = steps
         self.clock = HostClock()
         self.losses = HostLosses()
-        self._loss = torch.tensor(0.5)
+        self._loss = np.array(0.5)
 
     def prepare(self) -> Started:
         raise RuntimeError("nothing to prepare")
 
-    def step(self, batches: list[Any]) -> Tensor:
+    def step(self, batches: list[Any]) -> Any:
         return self._loss
 
     def restore(self) -> Progress | None:
@@ -283,7 +292,8 @@ def alone(rounds: int, log: PerfLogWriter) -> Alone:
 
 
 PLANS: Final = (
-    Plan("micro", micro_job, 20, 1, 25.0),
+    Plan("micro", lambda _, *rest: micro_job(ENDLESS, *rest), 20, 1, 25.0, ("pytorch",)),
+    Plan("llama_micro", partial(case_job, "llama_mini", over=LLAMA_MICRO), 20, 1, 40.0),
     Plan("resnet_mini", partial(case_job, "resnet_mini"), 4, 0, 85.0),
     Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 260.0),
 )
@@ -295,11 +305,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the time, nothing is written")
     parser.add_argument("--share", type=float, default=1.0, help="of the usual time")
     parser.add_argument("--peers", action="store_true", help="Trainer and Lightning too (benchmarks/peers.txt)")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="pytorch", help="that this Python has")
     parser.add_argument("--only", nargs="*", choices=[plan.name for plan in PLANS], help="these models")
     parser.add_argument("--threads", type=int, default=1, help="of each loop; beyond one the wall clock tells its cost")
     options = parser.parse_args()
-    as_a_rank()
-    torch.set_num_threads(options.threads)
+    as_a_rank(options.framework)
     with tempfile.TemporaryFile() as file:
         log = PerfLogWriter(0, file.fileno())
         own = alone(5 if options.quick else 21, log)
@@ -310,19 +320,20 @@ def main() -> None:
         print("|---|---|---:|---:|---:|---:|")
         found = []
         for plan in PLANS:
-            if options.only and plan.name not in options.only:
+            if options.framework not in plan.frameworks or (options.only and plan.name not in options.only):
                 continue
             seconds = plan.seconds * (0.1 if options.quick else options.share)
-            one = compare(plan, options.peers, log, seconds, options.threads)
+            one = compare(plan, options.framework, options.peers, log, seconds, options.threads)
             found.append(one)
             show(one)
             if not options.quick:
                 write(own, found, RESULTS / "overhead.json")
 
 
-def as_a_rank() -> None:
+def as_a_rank(framework: str) -> None:
     """Restart with the environment variables of ranks, which make all loops faster."""
-    wanted = load_vendor("cpu").environment
+    place = HostPlace(1, 1, 1, 0, "127.0.0.1", 0, None, None, (), sys.executable, ())
+    wanted = {**load_launch(framework).launch(place).defaults, **load_vendor("cpu").environment}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         command = [sys.executable, "-m", "benchmarks.overhead", *sys.argv[1:]]
         sys.exit(subprocess.run(command, env={**os.environ, **wanted}, check=False).returncode)
@@ -352,13 +363,13 @@ def write(own: Alone, found: list[Comparison], path: Path) -> None:
     machine = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),
-        "torch": torch.__version__,
         "cores_used": len(os.sched_getaffinity(0)),
     }
-    entries = {(item.model, item.threads): {**asdict(item), "machine": machine} for item in found}
+    entries = {(item.framework, item.model, item.threads): {**asdict(item), "machine": machine} for item in found}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        entries = {(entry["model"], entry["threads"]): entry for entry in before["comparisons"]} | entries
+        known = {(entry["framework"], entry["model"], entry["threads"]): entry for entry in before["comparisons"]}
+        entries = known | entries
     record = {"alone": asdict(own), "comparisons": list(entries.values())}
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

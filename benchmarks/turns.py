@@ -43,10 +43,13 @@ class Turns:
     Args:
         loops: by name; the first is the baseline.
         batch: the batch of every step of every loop.
+        synchronize: waits for the steps that were started, at the end of every turn.
     """
 
-    def __init__(self, loops: dict[str, Train], batch: object) -> None:
-        self._batch = batch
+    def __init__(
+        self, loops: dict[str, Train], batch: object, synchronize: Callable[[], object] = lambda: None
+    ) -> None:
+        self._batch, self._synchronize = batch, synchronize
         self._hub = greenlet.getcurrent()
         self._loops = {name: greenlet.greenlet(self._runner(train)) for name, train in loops.items()}
         for loop in self._loops.values():
@@ -73,6 +76,7 @@ class Turns:
         switch = self._loops[name].switch
         for _ in range(num_steps):
             switch()
+        self._synchronize()
         if self._loops[name].dead:
             raise RuntimeError(f"the loop {name!r} ended although there were batches left")
 

@@ -127,6 +127,29 @@ def test_spread_experts_take_the_steps_of_one_rank(
     assert errors.weights < 1e-4, errors
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("num_stages", "more"),
+    [
+        (3, {}),
+        (4, {}),
+        (2, {"pipeline.schedule": "gpipe", "pipeline.microbatches": 2}),
+        (2, {"activation_checkpointing": "full"}),
+        (2, {"activation_checkpointing": "selective"}),
+    ],
+    ids=["three stages", "four stages", "gpipe", "recomputed", "partly recomputed"],
+)
+def test_a_pipeline_takes_the_steps_of_one_rank(
+    tokens: Path, tmp_path: Path, num_stages: int, more: dict[str, Any]
+) -> None:
+    more = {"model.num_layers": 12, **more}
+    first_steps(tokens, tmp_path / "one", "ddp", 1, NUM_BATCHES, **more)
+    results = first_steps(tokens, tmp_path / "mesh", f"pp={num_stages}", num_stages, NUM_BATCHES, **more)
+    errors, first = compare_steps(tmp_path / "one/results", results, tmp_path / "one/inputs", STEPS, TOLERANCES["fp32"])
+    assert first is None, (errors, first)
+    assert errors.weights < 1e-4, errors
+
+
 def trained(
     tokens: Path,
     directory: Path,

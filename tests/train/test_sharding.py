@@ -68,7 +68,8 @@ def scattered(directory: Path, width: int) -> list[dict[str, Any]]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
         [*launcher, str(program), str(width), str(directory)],
-        env=environment(directory),
+        # Without it glibc keeps parts of the heap: gloo's threads release parameters late on a busy machine.
+        env={**environment(directory), "MALLOC_MMAP_THRESHOLD_": str(2**20)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -84,7 +85,7 @@ def test_rank_1_holds_its_shards_and_one_parameter_but_never_the_model(tmp_path:
     model_mib = 32 * width * width * 4 / 2**20
     assert model_mib == 288
     assert first["grown_mib"] > 0.9 * model_mib, "rank 0 builds all of it"
-    assert second["grown_mib"] < 0.75 * model_mib, "half of the model and one parameter at a time"
+    assert second["grown_mib"] < 0.65 * model_mib, "half of the model and one parameter at a time"
     assert first["sums"] == second["sums"]
     assert all(first["sums"])
     assert first["table"] == second["table"] == [0, 1, 2, 3, 4]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.nn.initializers import normal
 
-from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.cases.llama_mini._array_data import Plays
+from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.jax.attention import causal_attention
 from accelmark.frameworks.jax.tasks.language_modelling import NextToken
-from accelmark.train.tasks.arrays import Arrays
 
 _STD = 0.02
 
@@ -72,13 +71,8 @@ class LlamaMini(nnx.Module):
         return logits
 
 
-class Case(NextToken):
+class Case(Plays, NextToken):
     """Next-byte prediction in consecutive windows; the byte after each window is only a label."""
-
-    tokens = "bytes"
-    token_type = np.uint8
-    reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = VOCAB
 
     def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """Build the decoder with random weights."""
@@ -90,10 +84,3 @@ class Case(NextToken):
             dtype=self.dtype,
             rngs=rngs,
         )
-
-    def dataset(self, *, train: bool) -> Arrays:
-        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
-        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
-        if train:
-            return {"bytes": training_windows(plays, length)}
-        return {"bytes": held_out_windows(plays, length, self.number("eval_windows"))}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Final
+from typing import Final
 
-import numpy as np
 import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
-from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.cases.llama_mini._array_data import Plays
+from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.paddle.layers import Attention, RmsNorm, linear, rotary_angles, rotate
 from accelmark.frameworks.paddle.tasks.language_modelling import NextToken
-from accelmark.train.tasks.arrays import Arrays
 
 _STD: Final = 0.02
 
@@ -61,13 +60,9 @@ class LlamaMini(nn.Layer):
         return self.head(self.norm(x))
 
 
-class Case(NextToken):
+class Case(Plays, NextToken):
     """Next-byte prediction in consecutive windows; the byte after each window is only a label."""
 
-    tokens = "bytes"
-    token_type = np.uint8
-    reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = VOCAB
     block_class = "Layer"
 
     def build_model(self) -> nn.Layer:
@@ -79,10 +74,3 @@ class Case(NextToken):
             heads=self.number("num_heads"),
             length=self.number("seq_length"),
         )
-
-    def dataset(self, *, train: bool) -> Arrays:
-        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
-        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
-        if train:
-            return {"bytes": training_windows(plays, length)}
-        return {"bytes": held_out_windows(plays, length, self.number("eval_windows"))}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.cases.llama_mini._array_data import Plays
+from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.tensorflow.layers import Embedding, Linear, RmsNorm, causal_attention
 from accelmark.frameworks.tensorflow.tasks.language_modelling import NextToken
-from accelmark.train.tasks.arrays import Arrays
 from accelmark.train.tasks.initial_weights import normal
 
 _STD = 0.02
@@ -70,13 +70,8 @@ class LlamaMini(tf.Module):
         return self.head(self.norm(x))
 
 
-class Case(NextToken):
+class Case(Plays, NextToken):
     """Next-byte prediction in consecutive windows; the byte after each window is only a label."""
-
-    tokens = "bytes"
-    token_type = np.uint8
-    reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = VOCAB
 
     def build_model(self, random: np.random.Generator) -> tf.Module:
         """Build the decoder with random weights."""
@@ -88,10 +83,3 @@ class Case(NextToken):
             dtype=self.dtype,
             random=random,
         )
-
-    def dataset(self, *, train: bool) -> Arrays:
-        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
-        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
-        if train:
-            return {"bytes": training_windows(plays, length)}
-        return {"bytes": held_out_windows(plays, length, self.number("eval_windows"))}

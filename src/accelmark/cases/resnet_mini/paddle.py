@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
-from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, read_split
+from accelmark.cases.resnet_mini._array_data import FashionImages
+from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD
 from accelmark.frameworks.paddle.tasks.classification import ImageClassification
-from accelmark.train.tasks.arrays import Arrays
 
 _UNIFORM = nn.initializer.KaimingUniform(negative_slope=5**0.5, nonlinearity="leaky_relu")
 """PyTorch's initial weights of convolutions and linear layers."""
@@ -61,24 +60,10 @@ class ResNetMini(nn.Layer):
         return self.classifier(x.mean([1, 2] if self.channels_last else [2, 3]))
 
 
-class Case(ImageClassification):
+class Case(FashionImages, ImageClassification):
     """Image classification; the data set is kept in memory as bytes and normalised in the model."""
-
-    image_shape = (1, SIDE, SIDE)
-    num_classes = NUM_CLASSES
 
     def build_model(self) -> nn.Layer:
         """Build the network with PyTorch's distribution of initial weights."""
         sizes = (self.number(name) for name in ("width", "num_stages", "blocks_per_stage"))
         return ResNetMini(*sizes, channels_last=self.settings.channels_last)
-
-    def dataset(self, *, train: bool) -> Arrays:
-        """Return the 60,000 training or the 10,000 test images."""
-        image, label = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
-        return {"image": image, "label": label.astype(np.int64)}
-
-    def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
-        """Flip half of the images horizontally."""
-        image = batch["image"]
-        chosen = random.random(len(image)) < 0.5
-        return {**batch, "image": np.where(chosen[:, None, None, None], image[..., ::-1], image)}

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, flip, read_split
+from accelmark.cases.resnet_mini._array_data import FashionImages
+from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD
 from accelmark.frameworks.tensorflow.layers import BatchNorm, Conv2D, Linear
 from accelmark.frameworks.tensorflow.tasks.classification import ImageClassification
-from accelmark.train.tasks.arrays import Arrays
 from accelmark.train.tasks.initial_weights import Initial, uniform
 
 
@@ -57,11 +57,9 @@ class ResNetMini(tf.Module):
         return self.classifier(tf.reduce_mean(x, (1, 2)))
 
 
-class Case(ImageClassification):
+class Case(FashionImages, ImageClassification):
     """Image classification; the data set is kept in memory as bytes and normalised in the model."""
 
-    image_shape = (1, SIDE, SIDE)
-    num_classes = NUM_CLASSES
     reference_names: ClassVar = {
         r"^stem\.": "features.0.",
         r"^norm\.": "features.1.",
@@ -74,12 +72,3 @@ class Case(ImageClassification):
         """Build the network with PyTorch's distribution of initial weights."""
         widths = [self.number("width") * 2**stage for stage in range(self.number("num_stages"))]
         return ResNetMini(widths, self.number("blocks_per_stage"), uniform(random), self.dtype)
-
-    def dataset(self, *, train: bool) -> Arrays:
-        """Return the 60,000 training or the 10,000 test images."""
-        image, label = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
-        return {"image": image, "label": label}
-
-    def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
-        """Flip half of the images."""
-        return {**batch, "image": flip(batch["image"], random)}
