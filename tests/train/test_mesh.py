@@ -205,3 +205,20 @@ def test_a_checkpoint_goes_on_on_another_mesh(
     for number, (mesh, num_ranks, batch_size) in enumerate(others):
         directory = with_checkpoint_of(tmp_path / "first", tmp_path / str(number))
         assert trained(tokens, directory, mesh, num_ranks, batch_size, resume=True) == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.heavy
+def test_a_pipeline_trains_with_gpipe_and_goes_on_from_a_checkpoint_of_a_thread(tokens: Path, tmp_path: Path) -> None:
+    own = {"pipeline.schedule": "gpipe", "pipeline.microbatches": 2, "checkpoint.asynchronous": True}
+    whole = trained(tokens, tmp_path / "first", "pp=2", 2, 4, own=own)
+    assert whole == pytest.approx(trained(tokens, tmp_path / "one", "ddp", 1, 4), rel=1e-5)
+    for number, mesh in enumerate(("pp=2", "tp=2")):
+        directory = with_checkpoint_of(tmp_path / "first", tmp_path / str(number))
+        assert trained(tokens, directory, mesh, 2, 4, own=own, resume=True) == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.heavy
+def test_a_pipeline_trains_in_fp8_close_to_one_rank(tokens: Path, tmp_path: Path) -> None:
+    own = {"precision": "fp8"}
+    whole = trained(tokens, tmp_path / "one", "ddp", 1, 4, own=own)
+    assert trained(tokens, tmp_path / "mesh", "pp=2", 2, 4, own=own) == pytest.approx(whole, rel=0.01)

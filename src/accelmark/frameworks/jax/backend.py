@@ -110,7 +110,7 @@ class JaxBackend(ArrayBackend[TrainCase]):
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step without waiting for the device."""
         self._state, loss = self._compiled.take(self._state, np.float32(learning_rate), batches)
-        return loss.addressable_data(0)
+        return loss if self.world_size == 1 else loss.addressable_data(0)
 
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
         """Evaluate a batch with this rank's copy of the state."""

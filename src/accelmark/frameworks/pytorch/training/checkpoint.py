@@ -87,11 +87,13 @@ class Checkpoints:
             if not keep:
                 state = {}
             random, group = random_state(self._device), self._sharing(leader)
+            # Not in the thread: FSDP2 replaces the parameters of a model while it computes.
+            names = training.optimizer_names() if self._settings.has_shards else []
             if self._background is None:
-                self._write(name, state, random, leader, group)
+                self._write(name, state, names, random, leader, group)
             else:
                 staged = self._background.stage(state)
-                self._background.start(lambda: self._write(name, staged, random, leader, group))
+                self._background.start(lambda: self._write(name, staged, names, random, leader, group))
         return name
 
     def finish_save(self) -> float:
@@ -103,15 +105,29 @@ class Checkpoints:
         return 0.0 if self._background is None else self._background.finish()
 
     def _write(
-        self, name: str, state: dict[str, Any], random: dict[str, Any], leader: int, group: dist.ProcessGroup | None
+        self,
+        name: str,
+        state: dict[str, Any],
+        names: list[str],
+        random: dict[str, Any],
+        leader: int,
+        group: dist.ProcessGroup | None,
     ) -> None:
-        """Write this rank's files, and complete the checkpoint; ``group`` has the ranks that share its directory."""
+        """Write this rank's files, and complete the checkpoint.
+
+        Args:
+            name: of the checkpoint.
+            state: of model and optimizer, empty where another rank writes it.
+            names: of the optimizer's parameters, where the model is sharded.
+            random: states of this rank's generators.
+            leader: lowest rank of those that share the directory.
+            group: these ranks.
+        """
         beside, leads = self._directory.temporary(name), leader == self._rank
         with _naming(beside):
             if self._settings.has_shards:
                 from accelmark.frameworks.pytorch.training.shards import write_shards
 
-                names = self._training.optimizer_names()
                 state = write_shards(beside / _SHARDS, state["model"], state["optimizer"], names, group)
             if leads:
                 # On the host: not every device's storages can be serialised.
