@@ -63,6 +63,7 @@ class Captions:
 
     def _scene(self, index: int) -> Scene:
         """Return a canvas; text and image of a sample are read one after the other, and it is composed once."""
-        if self._last is None or self._last[0] != index:
-            self._last = index, self._canvases.scene(index)
-        return self._last[1]
+        last = self._last
+        if last is None or last[0] != index:
+            last = self._last = index, self._canvases.scene(index)
+        return last[1]
