@@ -24,8 +24,10 @@ from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
 from accelmark.run.agent.task import AgentTask
+from accelmark.run.controller.data import DataFetcher
 from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
 from accelmark.spec.plugins.catalog import load_framework
+from tests.cases.infer_of import job_of
 
 OURS = str(Path(accelmark.__file__).parents[1])
 
@@ -193,3 +195,18 @@ def test_events_are_timed_when_they_appear_in_the_log(tmp_path: Path) -> None:
     span_s = events.seen["TRAIN_END"][1].mono_s - events.seen["TRAIN_START"][0].mono_s
     assert 0.2 < span_s <= took_s
     assert sys.platform != "linux" or events.seen["TRAIN_END"][0].uptime_s is not None
+
+
+def test_weights_which_no_case_declares_are_recorded(tmp_path: Path) -> None:
+    weights = tmp_path / "vit_l_16" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"12345678")
+    benchmark = tmp_path / "mmlu"
+    benchmark.mkdir()
+    job = job_of("vit_l_16", tmp_path, {"weights": weights, "mmlu": benchmark})
+    first = DataFetcher()(job, print)
+    assert first.keys() == job.data_dirs.keys(), "the rule dataset requires a record of each"
+    weights.write_bytes(b"123456789")
+    second = DataFetcher()(job, print)
+    assert second["weights"].fingerprint != first["weights"].fingerprint
+    assert second["mmlu"] == first["mmlu"]
