@@ -78,11 +78,12 @@ class Case(ImageAnswers):
 
     def build_model(self) -> nn.Module:
         """Build the model with the packaged weights of the vision model, and random ones."""
-        model: Any = super().build_model()
+        model = super().build_model()
+        net: Any = model.net
         places = Places().requires_grad_(requires_grad=False)
         if torch.get_default_device().type != "meta":
             load_weights(places.network, _WEIGHTS)
-        model.net.model.vision_tower = places
+        net.model.vision_tower = places
         return model
 
     def dataset(self, *, train: bool) -> Answers:
