@@ -142,6 +142,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     },
     "detection_mini": {"model.hidden_size": 8},
     "segmentation_mini": {"model.hidden_size": 8},
+    "multimodal_mini": {"model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 1},
     "mask2former": {
         **STAGES,
         **QUERIES,

@@ -81,6 +81,7 @@ PARAMETERS = {
         6_738_415_616 + 303_507_456 + 20_979_712,
         "vicuna-7b-v1.5, the vision model of clip-vit-large-patch14-336, and a projector from 1,024 to 4,096 to 4,096",
     ),
+    "multimodal_mini": (626_090, "the case's README"),
     "flow_mini": (316_736, "the case's README"),
     "graph_mini": (109_962, "the case's README"),
     "recommendation_mini": (75_985, "the case's README"),

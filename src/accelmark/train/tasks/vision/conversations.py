@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,20 @@ _SYSTEM: Final = (
 _ROLES: Final = ("human", "gpt")
 Span = tuple[int, int]
 """Begin and end of a part of a text, in characters."""
+
+
+class ImageTexts(Protocol):
+    """Texts about an image each, parts of which are answers."""
+
+    def __len__(self) -> int: ...
+
+    def text(self, index: int) -> tuple[str, list[Span]]:
+        """Return the text of a sample with ``PLACEHOLDER`` where its image is, and where the answers are."""
+        ...
+
+    def image(self, index: int, side: int) -> npt.NDArray[np.uint8] | None:
+        """Return the image of shape (3, side, side); None where the sample has none."""
+        ...
 
 
 @final

@@ -23,7 +23,7 @@ from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.frameworks.pytorch.tasks.vision.network import ByteImageNetwork
 from accelmark.spec.errors import DataError
 from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.vision.conversations import END, MEAN, PLACEHOLDER, STD, Conversations
+from accelmark.train.tasks.vision.conversations import END, MEAN, PLACEHOLDER, STD, Conversations, ImageTexts
 
 IMAGE: Final = 0
 """Token (``<unk>``, which no text has) at the places of an image's features."""
@@ -32,8 +32,8 @@ IMAGE: Final = 0
 class ImageConversation(ByteImageNetwork):
     """LLaVA (Liu et al. 2023, arXiv:2304.08485); the vision model is not trained."""
 
-    def __init__(self, net: LlavaForConditionalGeneration) -> None:
-        super().__init__(net, MEAN, STD)
+    def __init__(self, net: LlavaForConditionalGeneration, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(net, mean, std)
         self.net.model.vision_tower.requires_grad_(False)
 
     def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Answers:
 
     def __init__(
         self,
-        conversations: Conversations,
+        conversations: ImageTexts,
         chosen: Sequence[int],
         tokenizer: Tokenizer,
         length: int,
@@ -111,49 +111,39 @@ class Answers:
         }
 
 
-class InstructionTuning(TaskFamily):
-    """Training of projector and language model on the answers of conversations; their mean loss is ``eval_loss``.
+class ImageAnswers(TaskFamily):
+    """Training of projector and language model on answers about images, from random weights.
 
-    Under ``model`` are ``vocab_size``, ``seq_length``, ``image_size``, ``patch_size`` and ``eval_samples``, which are
-    held out at equal distances.
+    Under ``model`` are ``vocab_size``, ``seq_length``, ``image_size`` and ``patch_size``, the distance of an image's
+    places in pixels.
     """
 
-    samples: ClassVar[str]
-    """Name of the data set, in the layout of :class:`Conversations`."""
-    weights: ClassVar[str]
-    """Name of the data set with the folders ``vicuna``, ``clip`` and ``projector``."""
+    mean: ClassVar[Sequence[float]] = MEAN
+    std: ClassVar[Sequence[float]] = STD
+    """Of the images' channels, for values from 0 to 1."""
     block_class = "LlamaDecoderLayer"
 
     @abstractmethod
     def config(self) -> LlavaConfig:
         """Return the configuration that the settings describe."""
 
-    def build_model(self) -> nn.Module:
-        """Build the model with the published weights of its parts, or with random ones where there is no data."""
-        config = self.config()
-        with torch.device("meta"):
-            net = LlavaForConditionalGeneration(config)
-        if torch.get_default_device().type == "meta":
-            return ImageConversation(net)
-        if (directory := self.data_dirs.get(self.weights)) is not None:
-            load_parts(net, directory)
-        else:
-            initialize_normal(net, 0.02, self.place.shared_seed)
-            for part in (net.model.language_model, net.model.vision_tower):
-                compute_buffers(part)
-        return ImageConversation(net)
+    def initialize(self, net: LlavaForConditionalGeneration) -> None:
+        """Give a model of the meta device its initial weights on the CPU."""
+        initialize_normal(net, 0.02, self.place.shared_seed)
+        for part in (net.model.language_model, net.model.vision_tower):
+            compute_buffers(part)
 
-    def dataset(self, *, train: bool) -> Answers:
-        """Return the samples that are not held out, or those that are."""
-        conversations = Conversations(self.data_dirs[self.samples])
-        distance = max(2, len(conversations) // self.number("eval_samples"))
-        chosen = [index for index in range(len(conversations)) if (index % distance != 0) == train]
-        tokenizer = read_tokenizer(
-            self.data_dirs[self.weights] / "vicuna" / "tokenizer.json", self.number("vocab_size")
-        )
-        return Answers(
-            conversations, chosen, tokenizer, self.number("seq_length"), self.number("image_size"), self._features
-        )
+    def build_model(self) -> nn.Module:
+        """Build the model."""
+        with torch.device("meta"):
+            net = LlavaForConditionalGeneration(self.config())
+        if torch.get_default_device().type != "meta":
+            self.initialize(net)
+        return ImageConversation(net, self.mean, self.std)
+
+    def answers(self, texts: ImageTexts, chosen: Sequence[int], tokenizer: Tokenizer) -> Answers:
+        """Return some of the texts as samples."""
+        return Answers(texts, chosen, tokenizer, self.number("seq_length"), self.number("image_size"), self._features)
 
     @property
     def _features(self) -> int:
@@ -169,28 +159,60 @@ class InstructionTuning(TaskFamily):
         image = torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8)
         return {"image": image, "tokens": tokens, "labels": tokens.masked_fill(half, IGNORED)}
 
-    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of the cross entropies of the answers' tokens, and their number."""
-        labels = batch["labels"][:, 1:]
+    def _predicted(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the logits before each token but the first, and the labels, both with samples first."""
         logits: Tensor = model(batch["image"], batch["tokens"])
-        loss = F.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        return loss, (labels != IGNORED).sum()
+        return logits[:, :-1], batch["labels"][:, 1:]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token of the answers, in nats."""
-        loss, count = self._losses(model, batch)
+        loss, count = _summed(*self._predicted(model, batch))
         return loss / count.clamp(min=1)
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Add up the cross entropies of the answers' tokens."""
-        loss, count = self._losses(model, batch)
-        return {"loss": loss, "count": count}
+        """Add up the cross entropies of the answers' tokens, and the samples in which each of them is the likeliest."""
+        logits, labels = self._predicted(model, batch)
+        loss, count = _summed(logits, labels)
+        learned = labels != IGNORED
+        exact = ((logits.argmax(-1) == labels) | ~learned).all(1) & learned.any(1)
+        return {"loss": loss, "count": count, "exact": exact.sum(), "samples": torch.tensor(len(labels))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean cross entropy."""
-        return {"eval_loss": sums["loss"] / sums["count"]}
+        """Return the mean cross entropy, and the share of samples whose answers greedy decoding gives exactly."""
+        return {"eval_loss": sums["loss"] / sums["count"], "exact_match": sums["exact"] / sums["samples"]}
+
+
+def _summed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross entropies of the answers' tokens, and their number."""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return loss, (labels != IGNORED).sum()
+
+
+class InstructionTuning(ImageAnswers):
+    """Training on conversations in LLaVA's layout from published weights of the parts, where there is data.
+
+    Under ``model`` is also ``eval_samples``: so many conversations are held out, at equal distances.
+    """
+
+    samples: ClassVar[str]
+    """Name of the data set, in the layout of :class:`Conversations`."""
+    weights: ClassVar[str]
+    """Name of the data set with the folders ``vicuna``, ``clip`` and ``projector``."""
+
+    def initialize(self, net: LlavaForConditionalGeneration) -> None:
+        """Load the published weights, or draw random ones where there is no data."""
+        if (directory := self.data_dirs.get(self.weights)) is not None:
+            load_parts(net, directory)
+        else:
+            super().initialize(net)
+
+    def dataset(self, *, train: bool) -> Answers:
+        """Return the samples that are not held out, or those that are."""
+        conversations = Conversations(self.data_dirs[self.samples])
+        distance = max(2, len(conversations) // self.number("eval_samples"))
+        chosen = [index for index in range(len(conversations)) if (index % distance != 0) == train]
+        vocabulary = self.data_dirs[self.weights] / "vicuna" / "tokenizer.json"
+        return self.answers(conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
 
 
 def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:

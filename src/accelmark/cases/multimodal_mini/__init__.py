@@ -1,0 +1,1 @@
+"""Captions of canvases with items of Fashion-MNIST."""

@@ -1,0 +1,94 @@
+"""Captions of canvases with items of Fashion-MNIST in PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+from transformers.modeling_outputs import BaseModelOutput
+
+from accelmark.cases import resnet_mini
+from accelmark.cases.detection_mini._canvases import Canvases
+from accelmark.cases.multimodal_mini._captions import Captions, words
+from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.cases.resnet_mini._model import ResNetMini
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
+from accelmark.frameworks.pytorch.tasks.vision.conversation import IMAGE, Answers, ImageAnswers
+from accelmark.infer.weights import load_weights
+
+_WEIGHTS: Final = Path(resnet_mini.__path__[0]) / "weights.safetensors"
+_WIDTH, _STAGES = 16, 3
+"""Of the packaged ``resnet_mini``."""
+_MERGED: Final = 2
+"""So many places in a row and in a column become one."""
+_FEATURES: Final = _WIDTH * 2 ** (_STAGES - 1) * _MERGED**2 + 2
+
+
+class Places(nn.Module):
+    """Features of the trained ``resnet_mini`` every 16 pixels, with places (Liu et al. 2018, arXiv:1807.03247)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = ResNetMini(_WIDTH, _STAGES, 1)
+
+    def forward(self, pixel_values: Tensor, **_options: Any) -> BaseModelOutput:
+        """Return features of shape (batch, places, width)."""
+        maps = F.pixel_unshuffle(self.network.features(pixel_values[:, :1]), _MERGED)
+        down, across = (torch.linspace(-1, 1, size, device=maps.device) for size in maps.shape[-2:])
+        where = torch.stack(torch.meshgrid(down, across, indexing="ij")).expand(len(maps), -1, -1, -1)
+        features = torch.cat([maps, where], 1).flatten(2).transpose(1, 2)
+        return BaseModelOutput(last_hidden_state=features, hidden_states=(features,))
+
+    def train(self, mode: bool = True) -> Places:
+        """Keep the statistics of the normalisation."""
+        return super().train(mode=False)
+
+
+class Case(ImageAnswers):
+    """A small Llama learns to describe canvases, of which a frozen network computes features."""
+
+    mean, std = (MEAN / 255,) * 3, (STD / 255,) * 3
+
+    def config(self) -> LlavaConfig:
+        """Return the configuration; ``build_model`` replaces its vision model, which only states a width."""
+        text = LlamaConfig(
+            vocab_size=self.number("vocab_size"),
+            hidden_size=self.number("hidden_size"),
+            intermediate_size=self.number("intermediate_size"),
+            num_hidden_layers=self.number("num_layers"),
+            num_attention_heads=self.number("num_heads"),
+            max_position_embeddings=self.number("seq_length"),
+        )
+        vision = CLIPVisionConfig(hidden_size=_FEATURES, num_hidden_layers=1, num_attention_heads=1)
+        attention = {"text_config": CAUSAL, "vision_config": "sdpa"}
+        config: Any = LlavaConfig  # which does not declare attn_implementation
+        found: LlavaConfig = config(
+            vision_config=vision,
+            text_config=text,
+            image_token_index=IMAGE,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+            attn_implementation=attention,
+        )
+        return found
+
+    def build_model(self) -> nn.Module:
+        """Build the model with the packaged weights of the vision model, and random ones."""
+        model = super().build_model()
+        net: Any = model.net
+        places = Places().requires_grad_(requires_grad=False)
+        if torch.get_default_device().type != "meta":
+            load_weights(places.network, _WEIGHTS)
+        net.model.vision_tower = places
+        return model
+
+    def dataset(self, *, train: bool) -> Answers:
+        """Return canvases of training images, or of test images."""
+        items = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
+        count = self.number("train_images" if train else "eval_images")
+        captions = Captions(Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items")))
+        return self.answers(captions, range(count), words())
