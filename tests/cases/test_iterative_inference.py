@@ -62,13 +62,15 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         tokens = [*model.prompt, *tokenizer.encode(case._recordings.row(index)[0].lower()).ids, 50257]
         row[: len(tokens)] = torch.tensor(tokens)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(120):
+    for _ in range(600):
         loss = F.cross_entropy(
             model.pair(batch.inputs[0], target).flatten(0, 1), target.flatten(), ignore_index=IGNORED
         )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if loss < 0.005:
+            break
     model.pair.net.save_pretrained(root / "whisper_weights/hf")
     return {**data, "weights": root / "whisper_weights/hf/model.safetensors"}
 
@@ -107,7 +109,7 @@ def test_whisper_transcribes_and_its_words_are_counted(speech: Mapping[str, Path
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
     framework, engine = _metrics(ran)
     assert framework == pytest.approx(engine)
-    assert framework < 0.5, "word error rate of recordings that it was trained on for a few steps"
+    assert framework < 0.1, "word error rate of the recordings that it was trained on"
 
 
 def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[str, Path], tmp_path: Path) -> None:
@@ -122,9 +124,11 @@ def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[st
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(REDUCED))
-def test_inductor_compiles_the_parts_of_a_step(name: str, tmp_path: Path) -> None:
-    over = {**FAST, "compiler": "inductor", "synthetic": True, "max_batches": 2}
-    finished = infer(name, tmp_path, {}, parameters=REDUCED[name], **over).finished
+def test_inductor_compiles_the_parts_of_a_step(
+    name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
+) -> None:
+    data = {"whisper_small": speech, "stable_diffusion": pictures}[name]
+    finished = infer(name, tmp_path, data, parameters=REDUCED[name], **{**FAST, "compiler": "inductor"}).finished
     assert (finished.state, finished.invalid_reasons) == ("completed", ()), finished.message
 
 
@@ -199,7 +203,7 @@ def test_a_narrower_precision_than_declared_is_found(
     with torch.inference_mode():
         found = narrow(*(each.bfloat16() if each.is_floating_point() else each for each in inputs))
     assert "median error" in _compared(model, inputs, found)
-    assert "error of the engine's answers" not in _compared(model, inputs, found, "bf16")
+    assert _compared(model, inputs, found, "bf16") == ""
 
 
 @pytest.mark.adversary
