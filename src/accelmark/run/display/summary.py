@@ -120,7 +120,8 @@ def vendor_line(summary: Summary) -> Text:
         changed += [counted(len(cost.kernels), "kernel file")] if cost is not None and cost.kernels else []
         if changed:
             parts.append(f" {case.key.model} with {', '.join(changed)} of the vendor")
-    line.append(";".join(parts) or " standard cases, no hook replaced", style="yellow" if parts else "dim")
+    text = ";".join(dict.fromkeys(parts)) or " standard cases, no hook replaced"
+    line.append(text, style="yellow" if parts else "dim")
     return line
 
 
