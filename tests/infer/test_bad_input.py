@@ -143,9 +143,9 @@ def test_an_engine_that_loads_no_file_refuses_one_before_anything_else(
 
 
 def test_an_engine_that_does_not_declare_loops_refuses_dependent_steps_before_anything_else(
-    take: Any, acme_job: Any
+    take: Any, acme: Any
 ) -> None:
-    job = acme_job(compiler="acme_rt")
+    job = acme("iterates = False")
     ran = take(job.model_copy(update={"work": job.work.model_copy(update={"iterative": True})}))
     assert "acme_rt compiles one static graph" in _failed(ran, InferStep.INITIALISE, "bad_request")
 
