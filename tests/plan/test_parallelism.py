@@ -17,11 +17,11 @@ from accelmark.spec.parallelism import Mesh, mesh_of
 from accelmark.spec.plugins.catalog import load_case, load_framework
 from accelmark.spec.settings.training import TrainSettings
 
-SPLITS = {"tp": ("num_heads", "num_kv_heads", "intermediate_size"), "pp": ("num_layers",)}
+SPLITS = {"tp": ("num_heads", "num_kv_heads", "intermediate_size"), "pp": ("num_layers",), "cp": ("seq_length",)}
 
 
 def settings(parallelism: Any, **model: Any) -> TrainSettings:
-    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, "num_layers": 32, **model}
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, "num_layers": 32, "seq_length": 8, **model}
     return TrainSettings.model_validate(
         {"batch_size": 2, "end": {"max_steps": 1}, "parallelism": parallelism, "model": sizes}
     )
@@ -36,7 +36,7 @@ def problems(parallelism: Any, nnodes: int = 1, nproc: int = 8, framework: str =
 
 
 @pytest.mark.parametrize(
-    "given", ["ddp", "fsdp2", "hsdp", "tp=8", {"fsdp": 4, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}, "pp=8"]
+    "given", ["ddp", "fsdp2", "hsdp", "tp=8", {"fsdp": 4, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}, "pp=8", "cp=4"]
 )
 def test_what_fits_is_planned(given: Any) -> None:
     assert problems(given) == []
@@ -50,11 +50,8 @@ def test_what_fits_is_planned(given: Any) -> None:
         ({"fsdp": 3}, "fsdp=3 needs a multiple of 3 ranks, the job has 8 (degrees that divide 8 ranks: 1, 2, 4, 8)"),
         ({"dp": 2, "tp": 2}, "dp=2,tp=2 needs 4 ranks, the job has 8"),
         ({"pp": 3}, "pp=3 does not divide model.num_layers 32 (pp that fits: 1, 2, 4, 8)"),
-        (
-            {"cp": 2},
-            "cp=2 is refused by pytorch (it supports ddp, fsdp2, hsdp, deepspeed, or a mesh of fsdp, tp, pp, ep)",
-        ),
-        ({"fsdp": 8, "ep": 8}, "the case 'llama' cannot be split by ep (its axes: dp, fsdp, tp, pp)"),
+        ({"cp": 8}, "cp=8 (2 pieces a rank) does not divide model.seq_length 8 (cp that fits: 1, 2, 4)"),
+        ({"fsdp": 8, "ep": 8}, "the case 'llama' cannot be split by ep (its axes: dp, fsdp, tp, pp, cp)"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expected: str) -> None:
@@ -64,6 +61,17 @@ def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expec
 def test_a_framework_without_a_mesh_names_what_it_has() -> None:
     assert "fsdp2 is refused by jax (it supports ddp)" in problems("fsdp2", framework="jax")[0]
     assert "tp=2 is refused by paddle (it supports ddp)" in problems({"tp": 2}, framework="paddle")[0]
+
+
+def test_two_pieces_a_rank_need_an_even_number() -> None:
+    (found,) = problems("cp=4", seq_length=6)
+    assert "cp=4 (2 pieces a rank) does not divide model.seq_length 6 (cp that fits: 1)" in found
+    (found,) = problems("cp=2", seq_length=13)
+    assert "does not divide model.seq_length 13 (cp that fits: 1)" in found
+
+
+def test_a_framework_without_parts_of_sequences_names_what_it_has() -> None:
+    assert "cp=2 is refused by jax (it supports ddp)" in problems({"cp": 2}, framework="jax")[0]
 
 
 def test_a_case_that_declares_no_axis_cannot_be_split() -> None:
@@ -142,6 +150,16 @@ def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
     assert "ep=2 spreads experts over the ranks of fsdp, found fsdp=1 (ep that fits: the degree of fsdp)" in problem
     (problem,) = mixture("fsdp=3,ep=3", 3)
     assert "ep=3 does not divide model.num_experts 8" in problem
+
+
+@pytest.mark.parametrize("mesh", [{"cp": 2, "pp": 2}, {"cp": 2, "fsdp": 2, "ep": 2}])
+def test_parts_of_sequences_go_without_stages_and_spread_experts(mesh: dict[str, int]) -> None:
+    train = load_case("llama2_7b").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": mesh, "batch_size": 2})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    (problem,) = own_mesh_problems(resolved.settings, resolved.provenance)
+    assert "cp goes with dp, fsdp and tp, not with pp or ep" in str(problem)
 
 
 def test_a_batch_has_the_fewest_microbatches_with_which_each_stage_has_one() -> None:

@@ -54,10 +54,11 @@ def first_steps(
     num_own: int,
     case: str = "llama2_7b",
     data: str = "llama_tokens",
+    small: Mapping[str, Any] = SMALL,
     **more: Any,
 ) -> Path:
     """Take the first steps of ``num_own`` batches a rank or group of ranks, and return the directory of the results."""
-    over = {**SMALL, **more, "parallelism": parallelism, "gradient_accumulation_steps": num_own}
+    over = {**small, **more, "parallelism": parallelism, "gradient_accumulation_steps": num_own}
     path = job_of(case, directory, {data: tokens}, over | {"end.max_steps": STEPS})
     job = JobSpec.model_validate_json(path.read_bytes())
     assert isinstance(job.work, TrainJob)
@@ -74,7 +75,7 @@ def first_steps(
     events = run(path, num_ranks)
     assert value_of(events, Event.FINISHED)["state"] == "completed"
     why = value_of(events, Event.INIT_END)["own_part_unknown"]
-    shares_layers = any(axis in parallelism for axis in ("tp", "pp", "ep"))
+    shares_layers = any(axis in parallelism for axis in ("tp", "pp", "cp", "ep"))
     assert (why is not None) == shares_layers, "ranks that share layers wait within a step"
     return directory / "results"
 

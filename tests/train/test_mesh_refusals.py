@@ -7,13 +7,16 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.case import PipelineParts
+from accelmark.frameworks.pytorch.case import PipelineParts, Place, TrainCase
 from accelmark.frameworks.pytorch.mesh import expert_parallel
+from accelmark.frameworks.pytorch.mesh.sharding import shard
 from accelmark.frameworks.pytorch.mesh.stages import keep_stage
 from accelmark.frameworks.pytorch.mesh.tensor_parallel import split_layers
 from accelmark.spec.errors import RequestError
+from accelmark.spec.parallelism import Mesh
 
 PARTS = PipelineParts("embedding", "blocks", ("head",))
 
@@ -81,10 +84,25 @@ def test_experts_are_spread_evenly_or_not_at_all() -> None:
         expert_parallel.spread_experts(model, ["head"], data)
 
 
+def test_sequences_are_split_only_where_the_case_takes_parts() -> None:
+    class Case:
+        place = Place(0, 1, torch.device("cpu"), 1, 1, Mesh(dp=1, cp=2))
+
+        def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
+            return list(model.children())
+
+        splits_sequences = TrainCase.splits_sequences
+
+    case, devices = Case(), FourRanks()
+    with pytest.raises(RequestError, match="cp cannot split the sequences of Decoder"):
+        shard(Decoder(), case, devices, None, scatter=False)  # type: ignore[arg-type]
+
+
 class FourRanks:
     """Mocked: a device mesh with the axis fsdp alone. The check of numbers exchanges nothing."""
 
     ndim = 1
+    mesh_dim_names = ("fsdp",)
 
     def __getitem__(self, axis: str) -> FourRanks:
         assert axis == "fsdp"

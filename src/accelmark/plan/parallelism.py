@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
 from accelmark.spec.errors import Problem
 from accelmark.spec.key import CaseKey
@@ -11,6 +12,8 @@ from accelmark.spec.parallelism import AXES, NAMES, Mesh, fitting, has_part
 from accelmark.spec.settings.training import TrainSettings
 
 _KEY = "parallelism"
+_PIECES: Final = {"cp": 2}
+"""Axis -> pieces of a size that a rank has, where it is not one: two chunks of a sequence balance causal attention."""
 
 
 def parallelism_problems(
@@ -55,6 +58,9 @@ def own_mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenan
     if mesh.ep > 1 and mesh.ep != mesh.fsdp:
         what = f"ep={mesh.ep} spreads experts over the ranks of fsdp, found fsdp={mesh.fsdp}"
         yield Problem(provenance[_KEY].layer, _KEY, what, "ep that fits: the degree of fsdp")
+    if mesh.cp > 1 and (mesh.pp > 1 or mesh.ep > 1):
+        what = f"{mesh}: cp goes with dp, fsdp and tp, not with pp or ep"
+        yield Problem(provenance[_KEY].layer, _KEY, what, "leave out cp, or pp and ep")
     fits, given = settings.microbatches_that_fit(mesh.pp), settings.pipeline.microbatches
     if mesh.pp == 1 or (given in fits if given is not None else fits):
         return
@@ -82,11 +88,13 @@ def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str
 def _indivisible(
     settings: TrainSettings, key: CaseKey, axis: str, degree: int, names: tuple[str, ...], where: str
 ) -> Iterator[Problem]:
-    sizes = {name: int(str(settings.model[name])) for name in names}
-    wrong = [f"model.{name} {size}" for name, size in sizes.items() if size % degree]
+    sizes, pieces = {name: int(str(settings.model[name])) for name in names}, _PIECES.get(axis, 1)
+    wrong = [f"model.{name} {size}" for name, size in sizes.items() if size % (degree * pieces)]
     if wrong:
-        fits = ", ".join(map(str, fitting(key.world_size, sizes)))
-        yield Problem(where, _KEY, f"{axis}={degree} does not divide {', '.join(wrong)}", f"{axis} that fits: {fits}")
+        divisible = {name: size // pieces if size % pieces == 0 else 1 for name, size in sizes.items()}
+        fits = ", ".join(map(str, fitting(key.world_size, divisible)))
+        what = f"{axis}={degree} " if pieces == 1 else f"{axis}={degree} ({pieces} pieces a rank) "
+        yield Problem(where, _KEY, f"{what}does not divide {', '.join(wrong)}", f"{axis} that fits: {fits}")
 
 
 def _refused(where: str, key: CaseKey, value: str, supported: Collection[str]) -> Problem:

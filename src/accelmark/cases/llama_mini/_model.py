@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
 
 _EPS: Final = 1e-5
 _ROPE_BASE: Final = 10000.0
@@ -38,7 +41,7 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * intermediate, bias=False)
         self.down = nn.Linear(intermediate, hidden, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, sequence: SequencePart | None = None) -> Tensor:
         """Return the layer's output for ``x`` of shape (batch, length, hidden)."""
         batch, length, hidden = x.shape
         width = hidden // self.heads
@@ -47,7 +50,10 @@ class Layer(nn.Module):
         )
         query = query * cos + query.roll(width // 2, -1) * sin
         key = key * cos + key.roll(width // 2, -1) * sin
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if sequence is None:
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            mixed = sequence.attend(query, key, value)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, hidden))
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, -1)
         fed: Tensor = self.down(F.silu(gate) * up)
@@ -80,14 +86,16 @@ class LlamaMini(nn.Module):
                 is_residual = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, 0.0, residual_std if is_residual else _INIT_STD)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of shape (batch, length, vocabulary)."""
+    def forward(self, tokens: Tensor, sequence: SequencePart | None = None) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary), of a rank's part of each sequence if one is given."""
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        if sequence is not None:
+            tokens, cos, sin = sequence.of(tokens), sequence.of(cos, 0), sequence.of(sin, 0)
         x: Tensor = self.embedding(tokens)
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        length = tokens.shape[1]
-        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, sequence)
         logits: Tensor = self.head(self.norm(x))
         return logits

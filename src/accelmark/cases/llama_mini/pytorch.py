@@ -37,6 +37,10 @@ class Case(NextToken):
         """Return the modules of the decoder."""
         return PipelineParts("embedding", "layers", ("norm", "head"))
 
+    def splits_sequences(self) -> bool:
+        """Return that the decoder and both losses take parts of sequences."""
+        return True
+
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
         plays, length = self.data_dirs["shakespeare"], self.number("seq_length")

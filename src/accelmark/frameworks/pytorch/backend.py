@@ -70,7 +70,7 @@ from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
 from accelmark.train.tasks.samples import naming_bad_samples
 
-_SPLIT: Final = "ranks that share layers (tp, pp, ep) wait for each other within a step, where waits are not marked"
+_SPLIT: Final = "ranks that share layers (tp, pp, cp, ep) wait for each other within a step, where waits are not marked"
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
@@ -185,7 +185,8 @@ class PyTorchBackend:
             train_samples=self._batches.num_samples,
             eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
             compute_type=compute_type(training.module, training.autocast, device),
-            attention_kernels=chosen_kernels(attention.found, device, training.autocast),
+            # With cp, queries and keys have other lengths than in the calls that were seen.
+            attention_kernels=chosen_kernels(() if case.sequence else attention.found, device, training.autocast),
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions=library_versions(),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_sched
 from accelmark.spec.parallelism import ONE_RANK, Mesh
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.task_families import ModelSettings
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
 
 Batch = Mapping[str, Tensor]
 """Named tensors with the samples along the first dimension."""
@@ -81,6 +84,8 @@ class TrainCase(ModelSettings, ABC):
 
     block_class: ClassVar[str | None] = None
     """Name of the class of the model's repeated blocks, if it has any."""
+    sequence: SequencePart | None = None
+    """This rank's part of each sequence, once the model is spread with cp; None: every rank has whole sequences."""
 
     def __init__(self, settings: TrainSettings, data_dirs: Mapping[str, Path], place: Place) -> None:
         self.settings = settings
@@ -149,6 +154,10 @@ class TrainCase(ModelSettings, ABC):
     def expert_layers(self, model: nn.Module) -> list[str]:
         """Return the names of the layers that hold all experts of a block, which expert parallelism spreads."""
         return []
+
+    def splits_sequences(self) -> bool:
+        """Return whether model, losses and evaluation use ``sequence``, as context parallelism needs."""
+        return False
 
     def pipeline_parts(self) -> PipelineParts | None:
         """Return what the stages of a pipeline hold; None: the model cannot be divided into stages."""

@@ -12,7 +12,7 @@ from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.mesh.stages import Elsewhere, keep_stage
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.model.initialize import materialize
-from accelmark.spec.errors import first_line
+from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import Mesh
@@ -33,11 +33,14 @@ def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:
 
 
 def open_mesh(device: torch.device, mesh: Mesh) -> DeviceMesh:
-    """Return all ranks as a mesh of the axes in use, and ``fsdp``; all ranks call it together."""
+    """Return all ranks as a mesh of the axes in use, and ``fsdp``; all ranks call it together.
+
+    Parameters are sharded over the ranks of cp too, which are among those of ``fsdp`` here.
+    """
     # Imported here: it takes most of a second, and most runs do not shard.
     from torch.distributed.device_mesh import init_device_mesh
 
-    axes = {"dp": mesh.dp or 1, "pp": mesh.pp, "fsdp": mesh.fsdp, "tp": mesh.tp}
+    axes = {"dp": mesh.dp or 1, "pp": mesh.pp, "fsdp": mesh.fsdp * mesh.cp, "tp": mesh.tp}
     names = tuple(name for name, degree in axes.items() if degree > 1 or name == "fsdp")
     return init_device_mesh(device.type, tuple(axes[name] for name in names), mesh_dim_names=names)
 
@@ -53,8 +56,8 @@ def shard(
     """Spread ``model`` over the ranks in place, and return it on this rank's device.
 
     With pp it keeps the stage of this rank, tp splits its layers, ep gives each rank some of the experts, and fsdp
-    shards it block by block. The rows of :class:`EmbeddingTables` are shared among all ranks, and looked up where they
-    are instead of gathered.
+    shards it block by block. With cp, ``case`` gets this rank's part of each sequence. The rows of
+    :class:`EmbeddingTables` are shared among all ranks, and looked up where they are instead of gathered.
 
     Args:
         model: on the CPU, or on the meta device on ranks other than 0 if ``scatter``.
@@ -88,6 +91,12 @@ def shard(
     for each in tables:
         each.share_rows(init_device_mesh(device.type, (dist.get_world_size(),)), device)
     shared = {each.weight for each in tables}
+    if case.place.mesh.cp > 1:
+        if not case.splits_sequences():
+            raise RequestError(f"parallelism: cp cannot split the sequences of {type(model).__name__}")
+        from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+
+        case.sequence = SequencePart.open(device, case.place.mesh)
     if case.place.mesh.ep > 1:
         from accelmark.frameworks.pytorch.mesh.expert_parallel import spread_experts
 

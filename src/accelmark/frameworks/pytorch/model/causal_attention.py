@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
 
 CAUSAL: Final = "accelmark_causal"
 """Name of :func:`causal_attention` in a configuration's ``attn_implementation``."""
@@ -23,6 +28,7 @@ def causal_attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     documents: Tensor | None = None,
+    sequence: SequencePart | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention without a mask tensor where possible, so that a flash kernel can be chosen.
@@ -40,17 +46,39 @@ def causal_attention(
         sliding_window: number of latest positions that a token attends to; None: all earlier ones.
         s_aux: one learned score per head that takes part in the softmax without a value, the "attention sink" of
             gpt-oss (OpenAI 2025, arXiv:2508.10925, section 2.2).
-        documents: document number of each token, shape (batch, length); tokens attend within their document.
+        documents: document number of each token, shape (batch, whole length); tokens attend within their document.
+        sequence: this rank's part of each sequence, to which query, key and value belong; None: all of it.
     """
     if attention_mask is not None:
         raise ValueError("causal_attention takes no attention mask: samples are not padded")
+    attend = partial(_attend, scaling=scaling, window=sliding_window, sink=s_aux, documents=documents)
+    output = attend(query, key, value) if sequence is None else sequence.attend(query, key, value, attend)
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(CAUSAL, causal_attention)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float | None,
+    window: int | None,
+    sink: Tensor | None,
+    documents: Tensor | None,
+) -> Tensor:
+    """Return causal attention of queries at the last positions of ``key``; the other arguments as above."""
     length, width = query.shape[2], value.shape[3]
-    mask = _mask(length, sliding_window, documents, query.device)
+    mask = _mask(length, key.shape[2], window, documents, query.device)
     # No products of the model: on the meta device, where FLOPs are counted, sinks are left out.
-    has_sink = s_aux is not None and not query.is_meta
-    if s_aux is not None and has_sink:
-        query, key, value = _with_sink(query, key, value, s_aux, scaling)
+    has_sink = sink is not None and not query.is_meta
+    if sink is not None and has_sink:
+        query, key, value = _with_sink(query, key, value, sink, scaling)
         mask = None if mask is None else F.pad(mask, (1, 0, 1, 0), value=True)
+    if mask is None and query.shape[2] != key.shape[2]:
+        mask = causal_lower_right(query.shape[2], key.shape[2])
     output = F.scaled_dot_product_attention(
         query,
         key,
@@ -60,24 +88,27 @@ def causal_attention(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    if has_sink:
-        output = output[:, :, 1:, :width]
-    return output.transpose(1, 2), None
+    return output[:, :, 1:, :width] if has_sink else output
 
 
-AttentionInterface.register(CAUSAL, causal_attention)
+def _mask(
+    num_queries: int, length: int, window: int | None, documents: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """Return True where a query, at one of the last positions (second-last dimension), attends to a key.
 
-
-def _mask(length: int, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return True where a query (second-last dimension) attends to a key; None: to all up to its own position."""
+    None: to all up to its own position.
+    """
     if documents is None and (window is None or window >= length):
         return None
     position = torch.arange(length, device=device)
-    distance = position[:, None] - position
+    distance = position[-num_queries:, None] - position
     mask = distance >= 0
     if window is not None:
         mask = mask & (distance < window)
-    return mask if documents is None else mask & (documents[:, None, :, None] == documents[:, None, None, :])
+    if documents is None:
+        return mask
+    documents = documents[:, None, :length]
+    return mask & (documents[:, :, -num_queries:, None] == documents[:, :, None])
 
 
 def _with_sink(

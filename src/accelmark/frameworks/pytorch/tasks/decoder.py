@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,6 +21,9 @@ from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initi
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.train.tasks.token_shards import TokenShards
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
 
 _NAMES: Final = {
     "num_layers": "num_hidden_layers",
@@ -87,15 +90,26 @@ class CausalLm(nn.Module):
         model.net = load_pretrained(type(model.net), config, directory)
         return model
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None, *, in_chunks: bool = True) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        *,
+        in_chunks: bool = True,
+        sequence: SequencePart | None = None,
+    ) -> Tensor:
         """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``.
 
+        ``tokens`` and ``labels`` are whole sequences; with ``sequence`` the result is that of this rank's part.
         In training, the loss of a mixture of experts includes the balancing loss.
         """
         arguments: dict[str, Any] = {}
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         if self._end_of_document is not None:
             arguments["documents"], positions = documents_of(tokens, self._end_of_document)
+        if sequence is not None:
+            tokens, positions, arguments["sequence"] = sequence.of(tokens), sequence.of(positions), sequence
+            labels = None if labels is None else sequence.of(labels)
         balances = bool(self._balancing) and labels is not None and self.training
         if balances:
             arguments["output_router_logits"] = True
@@ -135,7 +149,8 @@ class ChunkedNextToken(NextToken):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token, in nats; fp16 uses whole logits, as chunks lack the loss scale."""
         tokens = batch[self.tokens].long()
-        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:], in_chunks=self.settings.precision != "fp16")
+        in_chunks = self.settings.precision != "fp16"
+        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
         return loss
 
 
@@ -190,6 +205,10 @@ class Pretraining(ChunkedNextToken):
         plan: Mapping[str, str] = getattr(self.config_class, "base_model_ep_plan", None) or {}
         patterns = [f"net.model.{name}" for name, style in plan.items() if style == "ep_dispatch_experts"]
         return [name for name, _ in model.named_modules() if any(fnmatch(name, pattern) for pattern in patterns)]
+
+    def splits_sequences(self) -> bool:
+        """Return whether only attention of the configuration's family computes across positions."""
+        return self.config_class.model_type in _SPLITS
 
     def pipeline_parts(self) -> PipelineParts | None:
         """Return the parts of the configuration's family."""

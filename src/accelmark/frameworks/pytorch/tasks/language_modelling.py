@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,6 +14,9 @@ from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.train.tasks.metrics import IGNORED, classification_metrics
 from accelmark.train.tasks.task_families import PredictedTokens
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
 
 
 class NextToken(PredictedTokens, TaskFamily):
@@ -30,9 +33,18 @@ class NextToken(PredictedTokens, TaskFamily):
         """Return all tokens but the last of each sample."""
         return batch[self.tokens].long()[:, :-1]
 
-    def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
-        logits: Tensor = model(self.model_input(batch))
+    @property
+    def of_sequence(self) -> dict[str, SequencePart]:
+        """Return the argument with which a model returns the output of this rank's part of whole sequences."""
+        return {} if self.sequence is None else {"sequence": self.sequence}
+
+    def _labels(self, batch: Batch) -> Tensor:
         labels = batch[self.tokens].long()[:, 1:]
+        return labels if self.sequence is None else self.sequence.of(labels)
+
+    def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
+        logits: Tensor = model(self.model_input(batch), **self.of_sequence)
+        labels = self._labels(batch)
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -41,7 +53,7 @@ class NextToken(PredictedTokens, TaskFamily):
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Add up the cross entropies of the tokens."""
-        return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(batch[self.tokens][:, 1:]).sum()}
+        return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(self._labels(batch)).sum()}
 
 
 class MaskedTokens(TaskFamily):

@@ -69,7 +69,8 @@ class Comparison:
             handle.remove()
         if not kept:
             raise RunError(f"{type(self._model).__name__} was not called by loss(), or returned no tensor")
-        return self._training.of_result(_array(kept[0]))
+        output = kept[0] if self._case.sequence is None else self._case.sequence.joined(kept[0])
+        return self._training.of_result(_array(output))
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:

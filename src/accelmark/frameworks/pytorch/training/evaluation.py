@@ -50,7 +50,8 @@ def evaluate(
         name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items() if name not in rows
     }
     mesh = case.place.mesh
-    copies = mesh.ranks_per_sample // mesh.pp  # of a pipeline, the last stage has the sums
+    # Of a pipeline, the last stage has the sums; those over parts of sequences add up.
+    copies = mesh.ranks_per_sample // (mesh.pp * mesh.cp)
     totals = {name: value / copies for name, value in _over_ranks(totals, control).items()}
     if not totals:
         raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
