@@ -61,7 +61,13 @@ def other_tokenizer(root: Path) -> None:
         ("mobilenetv2", tiny_data.imagenet, TWO_CLASSES, one_class_less, "train: expected 2 class folders"),
         ("wav2vec2", tiny_data.librispeech, ONE_SECOND, other_rate, "19-198-0003.wav: has 1 channels at 8,000 Hz"),
         ("distilbert", tiny_data.sst2, WORDS, other_column, "train.tsv:1: has no column 'label'"),
-        ("distilbert", tiny_data.sst2, WORDS, other_tokenizer, "tokenizer.json: has 214 tokens, the model 100"),
+        (
+            "distilbert",
+            tiny_data.sst2,
+            WORDS,
+            other_tokenizer,
+            "tokens, the model 100: is it another model's tokenizer?",
+        ),
     ],
     ids=["box outside its picture", "missing class", "audio of another rate", "unknown column", "another tokenizer"],
 )
