@@ -15,7 +15,7 @@ from PIL import Image
 from accelmark.datasets.shards import members, shards_in
 from accelmark.spec.errors import DataError
 
-_SUFFIXES: Final = ("jpeg", "jpg", "png")
+_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 
 
 class LabelledImages(Protocol):
@@ -109,10 +109,15 @@ class ShardedImages:
         path = self._shards[shard]
 
         def name() -> str:
-            return f"{path}: {next(member.name for member in members(path) if member.offset_data == offset)}"
+            found = (member.name for member in members(path) if member.offset_data == offset)
+            return f"{path}: {next(found, f'image at byte {offset}')}"
 
-        with path.open("rb") as file:
-            return opened_image(BytesIO(_bytes_at(file, offset, size)), name)
+        try:
+            with path.open("rb") as file:
+                content = BytesIO(_bytes_at(file, offset, size))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error}") from error
+        return opened_image(content, name)
 
 
 def _places(path: Path, shard: int, num_classes: int) -> npt.NDArray[np.int64]:
@@ -122,7 +127,7 @@ def _places(path: Path, shard: int, num_classes: int) -> npt.NDArray[np.int64]:
     with path.open("rb") as file:
         for member in members(path):
             key, _, suffix = member.name.rpartition(".")
-            if suffix.lower() in _SUFFIXES:
+            if f".{suffix.lower()}" in _SUFFIXES:
                 images[key] = member.offset_data, member.size
             elif suffix == "cls":
                 text = _bytes_at(file, member.offset_data, member.size).decode("ascii", "replace").strip()
