@@ -51,7 +51,7 @@ def test_every_verb_shows_examples_which_the_command_line_accepts() -> None:
 def test_names_of_suites_searches_and_frameworks_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quick.yaml").write_text("name: quick\n")
-    assert completion.suites("qui") == ["quickstart", "quick.yaml"]
+    assert completion.suites("qui") == ["quick", "quickstart", "quick.yaml"]
     assert completion.searches("fa") == ["fashion"]
     assert completion.frameworks("ja") == ["jax"]
     assert {"nvidia", "resnet_mini"} <= set(completion.vendors_and_cases(""))

@@ -195,6 +195,13 @@ def test_a_suite_has_standard_training_cases_of_its_family(name: str) -> None:
     assert all(case.size == "standard" and case.train is not None for case in chosen)
 
 
+def test_the_quick_suite_has_a_small_case_of_each_family() -> None:
+    suite = yaml.safe_load((ROOT / "src/accelmark/suites/quick.yaml").read_text(encoding="utf-8"))
+    chosen = [load_case(case["key"]) for case in suite["cases"]]
+    assert sorted(str(case.family) for case in chosen) == sorted(get_args(Family))
+    assert all(case.size == "mini" and case.train is not None for case in chosen)
+
+
 def test_cases_of_a_family_are_listed() -> None:
     listed = json.loads(accelmark("cases", "--family", "speech", "--json").stdout)
     assert {"wav2vec2", "whisper_small"} <= {row["name"] for row in listed}

@@ -109,10 +109,10 @@ def test_an_unknown_target_metric_is_named(bench: Path) -> None:
 
 def test_an_unknown_setting_is_named(bench: Path) -> None:
     file = new_folder("cases", "line5", bench) / "case.yaml"
-    file.write_text(file.read_text().replace("threads,", "treads,"))
-    with pytest.raises(SpecError, match=r"(?s)line5.*train.mutable.*'treads'.*'threads'"):
+    file.write_text(file.read_text().replace("precision,", "precison,"))
+    with pytest.raises(SpecError, match=r"(?s)line5.*train.mutable.*'precison'.*'precision'"):
         load_case("line5")
-    assert "'treads'" in missing(case_checks("line5", run=False))
+    assert "'precison'" in missing(case_checks("line5", run=False))
 
 
 def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench: Path) -> None:

@@ -90,6 +90,25 @@ def prepare(
     typer.echo(f"{spec.title} is in {to}" + (f"; not found and left out: {', '.join(left)}" if left else ""))
 
 
+@app.command(cls=Verb)
+def pack(
+    name: Annotated[str, Argument(metavar="NAME", help="Data set in 'accelmark data list', such as imagenet.")],
+    source: Annotated[Path, Option("--from", metavar="DIR", help="Directory with the prepared data set.")],
+    to: Annotated[Path, Option("--to", metavar="DIR", help="Directory to write the shards to.")],
+) -> None:
+    """Pack a prepared data set of images in class folders into WebDataset's shards, which cases read as well.
+
+    Images are shuffled, always in the same way. An interrupted call continues after the last complete shard.
+    """
+    from accelmark.datasets.catalogue import dataset_of
+    from accelmark.datasets.pack import pack as make
+
+    spec = dataset_of(name)
+    with _Line() as line:
+        count = make(spec, source.expanduser(), to.expanduser(), progress=line.show)
+    typer.echo(f"{count:,} images of {spec.title} are in {to}")
+
+
 @final
 class _Line:
     """A line of progress on the terminal, or one every ten seconds in a log."""

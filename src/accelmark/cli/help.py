@@ -66,6 +66,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "env remove": ("accelmark env remove jax",),
     "data list": ("accelmark data list",),
     "data prepare": ("accelmark data prepare imagenet --from ARCHIVES --to /data/imagenet",),
+    "data pack": ("accelmark data pack imagenet --from /data/imagenet --to /data/imagenet-shards",),
 }
 """Verb -> commands that its help shows."""
 

@@ -61,14 +61,19 @@ def preparable() -> Sequence[str]:
     return sorted(file.stem for file in _PREPARATIONS.glob("[a-z]*.py") if file.stem != "preparation")
 
 
-def preparation_of(name: str) -> tuple[DatasetSpec, Preparation]:
-    """Return a data set and how it is prepared; raises RequestError with what to do where that is not known."""
+def dataset_of(name: str) -> DatasetSpec:
+    """Return a data set by its name; raises RequestError where no case uses it."""
     known = {each.spec.name: each.spec for each in known_datasets()}
     if name not in known:
         raise RequestError(f"no case uses a data set {name!r} ({nearest(name, known)}); accelmark data list shows all")
+    return known[name]
+
+
+def preparation_of(name: str) -> tuple[DatasetSpec, Preparation]:
+    """Return a data set and how it is prepared; raises RequestError with what to do where that is not known."""
+    spec = dataset_of(name)
     if name not in preparable():
-        spec = known[name]
         how = "AccelMark fetches it when it is needed" if spec.sources else spec.how_to_get
         raise RequestError(f"{name} is not prepared from archives: {how} Prepared are: {', '.join(preparable())}")
     preparation: Preparation = import_module(f"accelmark.datasets.prepare.{name}").PREPARATION
-    return known[name], preparation
+    return spec, preparation

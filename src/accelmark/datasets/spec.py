@@ -116,6 +116,8 @@ class TreePart(Spec):
     """Class directories of the full set; null: any number."""
     files: PositiveInt | None = None
     """Files of the full set; null: any number."""
+    shards: bool = False
+    """The files may be in WebDataset's shards ``path``/*.tar instead, each image with its class in ``<key>.cls``."""
 
     @property
     def _between(self) -> str:
@@ -126,7 +128,8 @@ class TreePart(Spec):
         pattern = f"{self.path}/{self._between}*({', '.join(self.suffixes)})"
         counts = [f"{self.classes:,} classes" if self.classes else "", f"{self.files:,} files" if self.files else ""]
         known = ", ".join(filter(None, counts))
-        return f"{pattern} ({known})" if known else pattern
+        pattern = f"{pattern} ({known})" if known else pattern
+        return f"{pattern}, or shards {self.path}/*.tar of them" if self.shards else pattern
 
 
 class DatasetSpec(Spec):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, final
 
+from accelmark.datasets.shards import members, shards_in
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
 from accelmark.spec.errors import Problem
 
@@ -125,7 +126,7 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
     if not names:
         yield Problem(str(place), "", f"{expected}; {_listing(place)}, no such file")
         return
-    if part.by_class and not part.depth:
+    if part.by_class and not part.depth and not _is_sharded(part, path):
         filled = {name.split("/")[-2] for name in names}
         empty = sorted(_directories(place) - filled)
         if empty:
@@ -136,13 +137,23 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
         yield Problem(str(place), "", f"{expected}; found {len(names):,} files")
 
 
+def _is_sharded(part: TreePart, root: Path) -> bool:
+    return part.shards and bool(shards_in(root / part.path))
+
+
 def _directories(place: Path) -> set[str]:
     return {entry.name for entry in place.iterdir() if entry.is_dir()}
 
 
 def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
-    """Yield (path below the root, bytes) of each sample of ``part``."""
+    """Yield (path below the root, bytes) of each sample of ``part``; a damaged shard raises DataError."""
     suffixes = tuple(suffix.lower() for suffix in part.suffixes)
+    if _is_sharded(part, root):
+        for shard in shards_in(root / part.path):
+            for member in members(shard):
+                if member.name.lower().endswith(suffixes):
+                    yield f"{part.path}/{shard.name}/{member.name}", member.size
+        return
     if part.depth:
         for path in sorted((root / part.path).glob("*/" * part.depth + "*")):
             if path.name.lower().endswith(suffixes):

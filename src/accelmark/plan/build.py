@@ -116,7 +116,7 @@ class _Planner:
         except SpecError as error:
             self.problems.extend(error.problems)
         except DataError as error:
-            hint = "add data: DIRECTORY next to the key, or --data DIRECTORY"
+            hint = "data: DIRECTORY next to the key in a run file; --data of train, infer; --synthetic for speed only"
             self.problems.append(Problem(where, request.key, str(error), hint))
         except RequestError as error:
             self.problems.append(Problem(where, request.key, str(error).removeprefix(f"{where}: ")))

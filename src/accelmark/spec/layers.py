@@ -20,8 +20,8 @@ from accelmark.spec.settings.training import TrainSettings
 
 S = TypeVar("S", bound=BaseModel)
 
-ALWAYS_MUTABLE: Final = ("loader.synthetic", "loader.tolerate_bad_samples")
-"""Settings that every layer may change; doing so marks the result."""
+ALWAYS_MUTABLE: Final = ("checkpoint", "loader", "log_every_steps", "threads")
+"""Settings that no case has to list: they do not change what is learnt, or mark the result where they do."""
 REFINES: Final = {"zero": "deepspeed", "pipeline": "pp"}
 """Section -> the name or axis of ``parallelism`` that uses the section.
 

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
-from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
+from torch import nn
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.text import LabelledText, TextClassification, read_tokenizer
+from accelmark.frameworks.pytorch.tasks.text import LabelledText, TextClassification, TextClassifier, read_tokenizer
 from accelmark.train.tasks.text_files import Table
-
-
-class Classifier(nn.Module):
-    """DistilBERT of transformers with its classifier."""
-
-    def __init__(self, net: PreTrainedModel) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return logits of shape (batch, classes)."""
-        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
-        return logits
 
 
 class Case(TextClassification):
@@ -46,7 +33,9 @@ class Case(TextClassification):
         )
         new = ("pre_classifier", "classifier")
         directory = self.data_dirs.get(self.weights)
-        return Classifier(initial_net(DistilBertForSequenceClassification, with_padding(config), directory, new=new))
+        return TextClassifier(
+            initial_net(DistilBertForSequenceClassification, with_padding(config), directory, new=new)
+        )
 
     def dataset(self, *, train: bool) -> LabelledText:
         """Return the sentences of ``train.tsv`` or of ``dev.tsv``."""

@@ -7,7 +7,7 @@ from typing import Any
 from diffusers import FluxTransformer2DModel
 from torch import nn
 
-from accelmark.frameworks.pytorch.tasks.generation.flow import CHANNELS, FlowMatching
+from accelmark.frameworks.pytorch.tasks.generation.flow import CHANNELS, FlowMatching, initialize
 
 _BLOCKS = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
 
@@ -38,22 +38,3 @@ class Case(FlowMatching):
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks of two streams and of one."""
         return [module for module in model.modules() if type(module).__name__ in _BLOCKS]
-
-
-def initialize(net: nn.Module) -> None:
-    """Draw initial weights: Xavier's, 0.02 for time and caption, and 0 for modulations and the last layer.
-
-    The latter are those of DiT (Peebles & Xie 2022, arXiv:2212.09748, section 3.2).
-    """
-    for name, layer in net.named_modules():
-        if not isinstance(layer, nn.Linear):
-            continue
-        if name == "proj_out" or name.endswith(
-            ("norm.linear", "norm1.linear", "norm1_context.linear", "norm_out.linear")
-        ):
-            nn.init.zeros_(layer.weight)
-        elif name.startswith("time_text_embed"):
-            nn.init.normal_(layer.weight, std=0.02)
-        else:
-            nn.init.xavier_uniform_(layer.weight)
-        nn.init.zeros_(layer.bias)

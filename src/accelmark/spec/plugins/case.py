@@ -99,7 +99,10 @@ class TrainCaseSpec(Spec):
     mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
     """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]
-    """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``."""
+    """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``.
+
+    Those of :data:`accelmark.spec.layers.ALWAYS_MUTABLE` need not be listed.
+    """
 
     @field_validator("mutable")
     @classmethod

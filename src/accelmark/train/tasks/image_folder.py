@@ -1,24 +1,22 @@
-"""The ImageNet layout ``train/<synset>/*``, ``val/<synset>/*``, read with Pillow (without torchvision)."""
+"""Images of ImageNet, from class folders or shards, read with Pillow (without torchvision)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, final
 
 import numpy as np
 from PIL import Image
 
-from accelmark.spec.errors import DataError
 from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.tasks.labelled_images import labelled_images
 
 MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of each channel over the training images, for values from 0 to 1; as published by torchvision."""
 STD: Final = (0.229, 0.224, 0.225)
 """Standard deviation of each channel, from the same source."""
-_SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
 _AREA: Final = (0.08, 1.0)
 _RATIO: Final = (3 / 4, 4 / 3)
 _TRIES: Final = 10
@@ -29,7 +27,7 @@ Uniform = Callable[[], float]
 
 
 class FolderImages:
-    """The images of one split; an image's class is the index of its folder in sorted order.
+    """The images of one split.
 
     Training samples are random resized crops (8 to 100 % of the area, ratio 3:4 to 4:3), flipped with probability
     0.5; evaluation samples are centre crops of 224 of 256 pixels (Szegedy et al. 2015, arXiv:1409.4842), as for
@@ -37,34 +35,21 @@ class FolderImages:
     that still covers the crop's pixels, which is faster and changes them.
 
     Raises:
-        DataError: the split is missing or does not have ``num_classes`` class folders.
+        DataError: the split is missing or does not have ``num_classes`` classes.
     """
 
     def __init__(
         self, directory: Path, split: str, *, num_classes: int, size: int, train: bool, draft: bool = False
     ) -> None:
-        folder = directory / split
-        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        if len(classes) != num_classes:
-            found = f"{len(classes)} class folders" if folder.is_dir() else "no such directory"
-            raise DataError(f"{folder}: expected {num_classes} class folders (<synset>/*.JPEG) here, found {found}")
-        self._files = [
-            (path, label)
-            for label, synset in enumerate(classes)
-            for path in sorted(synset.iterdir())
-            if path.suffix.lower() in _SUFFIXES
-        ]
-        if not self._files:
-            raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
+        self._images = labelled_images(directory / split, num_classes)
         self._size, self._train, self._draft = size, train, draft and train
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._images)
 
     def sample(self, index: int, uniform: Uniform, alter: Callable[[Image.Image], Image.Image] | None = None) -> Arrays:
         """Return ``image``, uint8 of shape (3, size, size), and ``label``; ``alter`` changes a crop of training."""
-        path, label = self._files[index]
-        with opened_image(path) as file:
+        with self._images.opened(index) as file:
             box = _random_box(file.size, uniform) if self._train else centre_box(file.size)
             if self._draft:
                 box = _drafted(file, box, self._size)
@@ -74,7 +59,10 @@ class FolderImages:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if alter is not None:
             image = alter(image)
-        return {"image": np.ascontiguousarray(np.array(image).transpose(2, 0, 1)), "label": np.array(label)}
+        return {
+            "image": np.ascontiguousarray(np.array(image).transpose(2, 0, 1)),
+            "label": np.array(self._images.label(index)),
+        }
 
 
 @final
@@ -84,16 +72,6 @@ class ArrayImages(FolderImages):
     def read(self, index: int, random: np.random.Generator) -> Arrays:
         """Return sample ``index``."""
         return self.sample(index, random.random)
-
-
-@contextmanager
-def opened_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; raises DataError where it is not readable, also while it is decoded."""
-    try:
-        with Image.open(path) as file:
-            yield file
-    except OSError as error:
-        raise DataError(f"{path}: is not a readable image: {error}") from error
 
 
 def _drafted(file: Image.Image, box: Box, size: int) -> Box:

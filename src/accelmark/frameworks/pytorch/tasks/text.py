@@ -168,6 +168,19 @@ def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[T
     return torch.tensor([one.ids for one in encoded]), torch.tensor([one.attention_mask for one in encoded])
 
 
+class TextClassifier(nn.Module):
+    """An encoder of transformers with its classifier."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
+        return logits
+
+
 class TextClassification(Classification):
     """Classification of tokens of ``seq_length`` with a padding mask; the encoder's dimensions are settings."""
 

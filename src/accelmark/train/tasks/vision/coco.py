@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.image_folder import opened_image
+from accelmark.train.tasks.labelled_images import opened_image
 from accelmark.train.tasks.vision.scenes import Scene
 
 _OUTSIDE_PX: Final = 5.0

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.image_folder import opened_image
+from accelmark.train.tasks.labelled_images import opened_image
 
 PLACEHOLDER: Final = "<image>"
 """Where the image is in a sample's text."""

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.image_folder import Uniform, opened_image
+from accelmark.train.tasks.image_folder import Uniform
+from accelmark.train.tasks.labelled_images import opened_image
 from accelmark.train.tasks.vision.scenes import coloured, whole_number
 
 _MOST_OF_ONE_CLASS: Final = 0.75

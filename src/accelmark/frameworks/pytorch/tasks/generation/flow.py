@@ -54,6 +54,25 @@ class FlowMatcher(nn.Module):
         return velocity
 
 
+def initialize(net: nn.Module) -> None:
+    """Draw FLUX's initial weights: Xavier's, 0.02 for time and caption, and 0 for modulations and the last layer.
+
+    The latter are those of DiT (Peebles & Xie 2022, arXiv:2212.09748, section 3.2).
+    """
+    for name, layer in net.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        if name == "proj_out" or name.endswith(
+            ("norm.linear", "norm1.linear", "norm1_context.linear", "norm_out.linear")
+        ):
+            nn.init.zeros_(layer.weight)
+        elif name.startswith("time_text_embed"):
+            nn.init.normal_(layer.weight, std=0.02)
+        else:
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
 @final
 class FlowSamples:
     """Latents drawn from their moments, with noise, a time and the encodings of captions."""

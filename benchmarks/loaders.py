@@ -1,0 +1,221 @@
+"""Compare the loaders of ImageNet with a plain loop over the same decoder and transforms.
+
+Run ``python -m benchmarks.loaders [--rounds N] [--quick]`` on an idle machine. It writes made-up photographs of 500 x
+375 pixels in the layouts that cases read, reads them as a case does and as a person would without AccelMark, in turns,
+and prints the table of ``loaders.md``; the figures are written to ``results/loaders.json``, with ``--quick`` not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.pack import pack
+from accelmark.frameworks.pytorch.case import Place
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches
+from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
+from accelmark.spec.settings.training import LoaderSettings
+from accelmark.train.tasks.arrays import ArrayPlace
+from accelmark.train.tasks.image_folder import ArrayImages
+from accelmark.train.tasks.samples import SampleBatches
+from benchmarks.inference_throughput import ratio
+
+RESULTS: Final = Path(__file__).parent / "results" / "loaders.json"
+CLASSES: Final = ("n01440764", "n01443537")
+WIDTH: Final = 500
+HEIGHT: Final = 375
+QUALITY: Final = 90
+SIZE: Final = 224
+BATCH: Final = 64
+PLAIN: Final = "plain loop"
+Read = Callable[[], int]
+"""Reads all images once, and returns their number."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Images per second of wall-clock time and of CPU time, and those of the loader over those of the plain loop."""
+
+    loader: str
+    per_second: float
+    per_core_second: float
+    ratio: tuple[float, float, float]
+    """By the wall clock, with an interval of 95 %."""
+    core_ratio: tuple[float, float, float]
+    """By the CPU time of the process and its workers."""
+
+
+def photograph(seed: int) -> bytes:
+    """Return a JPEG with edges and with noise whose power falls with the square of its frequency, as photographs'."""
+    chance = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None] * HEIGHT, np.fft.rfftfreq(WIDTH)[None] * WIDTH)
+
+    def noise() -> NDArray[np.float64]:
+        spectrum = np.fft.rfft2(chance.standard_normal((HEIGHT, WIDTH))) / np.maximum(frequency, 1)
+        field: NDArray[np.float64] = np.fft.irfft2(spectrum, (HEIGHT, WIDTH))
+        field /= field.std()
+        return field
+
+    light = noise()
+    pixels = np.stack([110 + 45 * light + 15 * noise() for _ in range(3)], axis=2)
+    for _ in range(6):
+        top, left = (int(chance.integers(0, side - 60)) for side in (HEIGHT, WIDTH))
+        pixels[top : top + 60, left : left + 60] += chance.normal(0, 40, 3)
+    stream = BytesIO()
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(stream, "JPEG", quality=QUALITY)
+    return stream.getvalue()
+
+
+def write(root: Path, num_images: int) -> float:
+    """Write ``folders/train/<class>/*.JPEG`` and ``shards/train/*.tar``; return the mean size of an image in bytes."""
+    sizes = []
+    for number in range(num_images):
+        folder = root / "folders" / "train" / CLASSES[number % len(CLASSES)]
+        folder.mkdir(parents=True, exist_ok=True)
+        content = photograph(number)
+        (folder / f"{number:05}.JPEG").write_bytes(content)
+        sizes.append(len(content))
+    pack(dataset_of("imagenet"), root / "folders", root / "shards", allow_subset=True)
+    return sum(sizes) / len(sizes)
+
+
+def plain(root: Path) -> Read:
+    """Return the loop that a person would write: random resized crops, flipped, in batches of bytes."""
+    files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted((root / name).iterdir())]
+
+    def box(width: int, height: int) -> tuple[int, int, int, int]:
+        while True:
+            area, spread = width * height * random.uniform(0.08, 1), random.uniform(math.log(3 / 4), math.log(4 / 3))
+            across, down = round(math.sqrt(area * math.exp(spread))), round(math.sqrt(area / math.exp(spread)))
+            if across <= width and down <= height:
+                left, top = random.randint(0, width - across), random.randint(0, height - down)
+                return left, top, left + across, top + down
+
+    def image(path: Path) -> NDArray[np.uint8]:
+        with Image.open(path) as file:
+            decoded = file.convert("RGB")
+        crop = decoded.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box(*decoded.size))
+        if random.random() < 0.5:
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.asarray(crop).transpose(2, 0, 1)
+
+    def read() -> int:
+        random.shuffle(files)
+        count = 0
+        for first in range(0, len(files) - BATCH + 1, BATCH):
+            chosen = files[first : first + BATCH]
+            batch = {
+                "image": torch.from_numpy(np.stack([image(path) for path, _ in chosen])),
+                "label": torch.tensor([label for _, label in chosen]),
+            }
+            count += len(batch["image"])
+        return count
+
+    return read
+
+
+def loaders(root: Path) -> dict[str, Read]:
+    """Return the loaders by name, as cases build them; each call of one reads the next epoch."""
+    options: dict[str, Any] = {"num_classes": len(CLASSES), "size": SIZE, "train": True}
+    place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+    arrays = ArrayPlace(0, 1, shared_seed=1)
+
+    def tensors(layout: str, num_workers: int) -> Read:
+        loader = LoaderSettings(num_workers=num_workers, prefetch=4)
+        batches = IndexedBatches(ImageFolder(root / layout, "train", **options), BATCH, place, loader, train=True)
+        return epochs(batches.epoch, lambda batch: batch["image"])
+
+    def of_arrays(num_workers: int) -> Read:
+        loader = LoaderSettings(num_workers=num_workers, prefetch=4)
+        batches = SampleBatches(ArrayImages(root / "folders", "train", **options), BATCH, arrays, loader, train=True)
+        return epochs(batches.epoch, lambda batch: batch["image"])
+
+    return {
+        "PyTorch, class folders, no worker": tensors("folders", 0),
+        "PyTorch, class folders, one worker process": tensors("folders", 1),
+        "PyTorch, shards, no worker": tensors("shards", 0),
+        "PyTorch, shards, one worker process": tensors("shards", 1),
+        "other frameworks, class folders, no worker": of_arrays(0),
+        "other frameworks, class folders, one worker thread": of_arrays(1),
+    }
+
+
+def epochs(epoch: Callable[[int], Iterator[Mapping[str, Any]]], images: Callable[[Mapping[str, Any]], Any]) -> Read:
+    """Return a function that reads one epoch after the other."""
+    number = iter(range(10**6))
+    return lambda: sum(len(images(batch)) for batch in epoch(next(number)))
+
+
+def cpu_s() -> float:
+    """Return the CPU time of this process and its workers."""
+    process = psutil.Process()
+    workers = [child.cpu_times() for child in process.children(recursive=True)]
+    return time.process_time() + sum(each.user + each.system for each in workers)
+
+
+def measure(root: Path, rounds: int) -> list[Row]:
+    """Read everything by each in turn, in a new order each round; the first round is not measured."""
+    readers = {PLAIN: plain(root / "folders" / "train"), **loaders(root)}
+    wall: dict[str, list[float]] = {name: [] for name in readers}
+    core: dict[str, list[float]] = {name: [] for name in readers}
+    order = list(readers)
+    for number in range(rounds + 1):
+        random.Random(number).shuffle(order)
+        for name in order:
+            began, used = time.perf_counter(), cpu_s()
+            count = readers[name]()
+            if number:
+                wall[name].append((time.perf_counter() - began) / count)
+                core[name].append((cpu_s() - used) / count)
+    medians = {name: (float(np.median(wall[name])), float(np.median(core[name]))) for name in readers}
+    return [
+        Row(name, 1 / times[0], 1 / times[1], ratio(wall[name], wall[PLAIN]), ratio(core[name], core[PLAIN]))
+        for name, times in medians.items()
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = ["| Loader | images/s | of plain loop | images/s and core | of plain loop |", "|---|---:|---:|---:|---:|"]
+    for row in rows:
+        both = ["" if row.loader == PLAIN else "{:.3f} ({:.3f} to {:.3f})".format(*each)
+                for each in (row.ratio, row.core_ratio)]  # fmt: skip
+        lines.append(f"| {row.loader} | {row.per_second:.1f} | {both[0]} | {row.per_core_second:.1f} | {both[1]} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--quick", action="store_true", help="three rounds; writes nothing")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as text:
+        root = Path(text)
+        mean_bytes = write(root, given.images)
+        rows = measure(root, 3 if given.quick else given.rounds)
+    print(f"{given.images} images of {mean_bytes / 1000:.0f} kB\n{table(rows)}")
+    if not given.quick:
+        found = {"mean_bytes": mean_bytes, "rows": [asdict(row) for row in rows]}
+        RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Images packed into WebDataset's shards: written, verified, and read as from class folders."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from accelmark.cli.main import app
+from accelmark.datasets import pack as packing
+from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.pack import pack
+from accelmark.datasets.verify import fingerprint, verify
+from accelmark.spec.errors import DataError, RequestError
+from accelmark.train.tasks.image_folder import ArrayImages
+from tests.cases import tiny_data
+
+IMAGENET = dataset_of("imagenet")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    return tiny_data.imagenet(tmp_path)["imagenet"]
+
+
+@pytest.fixture
+def shards(tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(packing, "IMAGES_PER_SHARD", 5)
+    assert pack(IMAGENET, folders, tmp_path / "shards", allow_subset=True) == 22
+    return tmp_path / "shards"
+
+
+def images(directory: Path, split: str = "train", num_classes: int = 2) -> ArrayImages:
+    return ArrayImages(directory, split, num_classes=num_classes, size=8, train=False)
+
+
+def pixels(found: ArrayImages) -> dict[bytes, int]:
+    samples = [found.read(index, np.random.default_rng(0)) for index in range(len(found))]
+    return {sample["image"].tobytes(): int(sample["label"]) for sample in samples}
+
+
+def test_shards_have_the_same_images_and_classes_as_the_folders(folders: Path, shards: Path) -> None:
+    assert [path.name for path in sorted((shards / "train").iterdir())] == [f"{number:06}.tar" for number in range(4)]
+    for split, count in (("train", 16), ("val", 6)):
+        expected = pixels(images(folders, split))
+        assert len(expected) == count
+        assert pixels(images(shards, split)) == expected
+
+
+def test_shards_are_in_webdatasets_format_and_mixed(shards: Path) -> None:
+    with tarfile.open(shards / "train" / "000000.tar") as archive:
+        names = archive.getnames()
+        content = [archive.extractfile(name) for name in names]
+        labels = [file.read() for name, file in zip(names, content, strict=True) if file and name.endswith(".cls")]
+    assert [Path(name).suffix for name in names] == [".jpg", ".cls"] * 5
+    assert all(Path(first).stem == Path(second).stem for first, second in zip(names[::2], names[1::2], strict=True))
+    assert set(labels) == {b"0", b"1"}
+
+
+def test_shards_are_verified_by_their_members(shards: Path) -> None:
+    assert verify(IMAGENET, shards, allow_subset=True) == []
+    (whole, _) = map(str, verify(IMAGENET, shards))
+    assert "or shards train/*.tar of them; found 16 files" in whole
+    before = fingerprint(IMAGENET, shards)
+    (shards / "train" / "000003.tar").unlink()
+    assert fingerprint(IMAGENET, shards) != before
+
+
+def test_an_interrupted_call_keeps_complete_shards(folders: Path, shards: Path) -> None:
+    first, last = shards / "train" / "000000.tar", shards / "train" / "000003.tar"
+    kept, written = first.stat().st_ino, last.read_bytes()
+    last.unlink()
+    pack(IMAGENET, folders, shards, allow_subset=True)
+    assert first.stat().st_ino == kept
+    assert last.read_bytes() == written
+    assert not list(shards.rglob("*.part"))
+
+
+def changed(shard: Path, change: Callable[[dict[str, bytes]], object]) -> None:
+    with tarfile.open(shard) as archive:
+        files = {member.name: (archive.extractfile(member) or io.BytesIO()).read() for member in archive}
+    change(files)
+    with tarfile.open(shard, "w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def label(files: dict[str, bytes]) -> str:
+    return next(name for name in files if name.endswith(".cls"))
+
+
+def test_damaged_shards_are_named(shards: Path) -> None:
+    shard = shards / "train" / "000001.tar"
+    whole = shard.read_bytes()
+    changed(shard, lambda files: files.update({label(files): b"7"}))
+    with pytest.raises(DataError, match=r"000001\.tar: .*\.cls has '7'; expected a class from 0 to 1"):
+        images(shards)
+    shard.write_bytes(whole)
+    changed(shard, lambda files: files.pop(label(files)))
+    with pytest.raises(DataError, match=r"000001\.tar: n\d+_\d has no class"):
+        images(shards)
+    shard.write_bytes(whole[:3000])
+    with pytest.raises(DataError, match=r"000001\.tar: is not a readable tar archive"):
+        images(shards)
+    shard.write_bytes(whole)
+    with pytest.raises(DataError, match=r"train: expected images of 3 classes in its shards, found 2"):
+        images(shards, num_classes=3)
+
+
+def test_a_truncated_image_of_a_shard_is_named(shards: Path) -> None:
+    shard = shards / "train" / "000000.tar"
+    names: list[str] = []
+
+    def cut(files: dict[str, bytes]) -> None:
+        names.append(next(name for name in files if name.endswith(".jpg")))
+        files[names[0]] = files[names[0]][:300]
+
+    changed(shard, cut)
+    with pytest.raises(DataError, match=rf"000000\.tar: {names[0]}: is not a readable image"):
+        images(shards).read(0, np.random.default_rng(0))
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path, folders: Path) -> None:
+    with pytest.raises(RequestError, match="coco: cases do not read it from shards"):
+        pack(dataset_of("coco"), folders, tmp_path / "to")
+    whole = "expected train/<class>/*(.jpeg, .jpg, .png) (1,000 classes, 1,281,167 files); found"
+    for name, error, message in (("imagenet", DataError, whole), ("imagnet", RequestError, "no case uses a data set")):
+        words = ["data", "pack", name, "--from", str(folders), "--to", str(tmp_path / "to")]
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, error)
+        assert message in str(result.exception)
+    assert not (tmp_path / "to").exists()
