@@ -128,6 +128,9 @@ def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkey
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
     rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
     assert "did you mean 'title'" in rows["acme"]["problem"]
+    shown = _call("vendors").output
+    assert f"vendor acme ({tmp_path}) is left out: " in shown
+    assert f"\n{folder / 'vendor.yaml'}: titel: unknown key" in shown, "a line of its own, not a cell of the table"
     assert "acme" in _call("doctor").output
 
 
