@@ -17,8 +17,9 @@ _SIZES: Final = {"mini": "Minutes on two CPU cores", "standard": "Sized for acce
 _HEAD: Final = """\
 # Cases
 
-A case is a standard workload with a fixed model, data set and target. `accelmark cases NAME` prints its settings, its README has the
-results. *none yet*: no target is known; the metric or the loss curve is reported. This page is written by `python docs/cases.py`."""
+A case is a standard workload: a model, a data set and a target. `accelmark cases NAME` prints its settings; its README
+has the results. *none yet*: no target is known; the metric or the loss curve is reported. This page is written by
+`python docs/cases.py`."""
 
 
 def page() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
@@ -16,6 +17,7 @@ from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nea
 from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
+    from accelmark.cli.checks.conformance import Check
     from accelmark.compat.flagperf.convert import Converted
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
     from accelmark.spec.plugins.catalog import Folder
@@ -177,9 +179,7 @@ def _criterion(train: TrainCaseSpec) -> str:
 def new(
     kind: Kind,
     name: Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")],
-    into: Annotated[
-        Path, Option(metavar="DIR", help="Directory of vendors/ and cases/.")
-    ] = Path(),
+    into: Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/.")] = Path(),
 ) -> None:
     """Create the folder of a vendor or a case from a template.
 
@@ -262,17 +262,27 @@ def check(
         )
     from accelmark.cli.checks.conformance import case_checks, vendor_checks
 
-    checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
+    started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
     if as_json:
+        checks = list(started)
         typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
     else:
-        signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
-        for found in checks:
-            sign, colour = signs[found.state]
-            typer.secho(f"{sign} ", fg=colour, nl=False)
-            typer.echo(found.what + (f"\n    {found.do}" if found.do else ""))
+        checks = list(_shown(started, "training three steps on synthetic data" if run else "checking"))
     if any(found.state == "missing" for found in checks):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
+    """Print each check when it is done; meanwhile a terminal shows what is being done."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False)
+    signs = {"good": "[green]✓[/green]", "missing": "[red]✕[/red]", "advice": "[yellow]![/yellow]"}
+    with console.status(f"{doing} …"):
+        for found in checks:
+            console.print(f"{signs[found.state]} ", end="")
+            console.print(found.what + (f"\n    {found.do}" if found.do else ""), markup=False, soft_wrap=True)
+            yield found
 
 
 def import_files(

@@ -90,6 +90,15 @@ def echo_wrapped(line: str) -> None:
 
 
 @contextmanager
+def working(doing: str) -> Iterator[None]:
+    """Show on a terminal (stderr) that a step without output of its own goes on."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{doing} …"):
+        yield
+
+
+@contextmanager
 def host_problems_printed(*, as_json: bool) -> Iterator[None]:
     """Where hosts are not ready, print all their problems and exit; with ``as_json`` raise the error."""
     from accelmark.run.preflight.facts import HostsNotReadyError
