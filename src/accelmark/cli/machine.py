@@ -209,7 +209,7 @@ def probe(
     from accelmark.report.charts import size_text
     from accelmark.run.probe import probe as measure
     from accelmark.spec.log.records import ProbeItem
-    from accelmark.spec.number_format import quantity
+    from accelmark.spec.number_format import duration, quantity
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import read_cluster
 
@@ -225,7 +225,8 @@ def probe(
     if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
     vendor_spec = load_vendor(here.vendor)
-    with options.host_problems_printed(as_json=as_json):
+    doing = f"measuring {', '.join(items)} for about {duration(budget)}"
+    with options.host_problems_printed(as_json=as_json), options.working(doing):
         found = measure(vendor_spec, here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
     if found.disturbed:
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
