@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import os
 import signal
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from accelmark.cli import options
 from accelmark.cli.cluster import cluster
 from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
 from accelmark.cli.main import app
@@ -128,6 +132,9 @@ def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkey
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
     rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
     assert "did you mean 'title'" in rows["acme"]["problem"]
+    shown = _call("vendors").output
+    assert f"vendor acme ({tmp_path}) is left out: " in shown
+    assert f"\n{folder / 'vendor.yaml'}: titel: unknown key" in shown, "a line of its own, not a cell of the table"
     assert "acme" in _call("doctor").output
 
 
@@ -244,3 +251,12 @@ def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
     assert planned.exit_code == 0, planned.output
     assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
     assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr
+
+
+def test_a_terminal_shows_what_a_long_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    terminal = functools.partial(Console, file=told, force_terminal=True, width=80)
+    monkeypatch.setattr("rich.console.Console", lambda **_: terminal())
+    with options.working("measuring matmul for about 60 s"):
+        pass
+    assert "measuring matmul for about 60 s" in told.getvalue()

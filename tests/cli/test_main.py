@@ -239,6 +239,19 @@ def test_one_case_is_shown_with_its_settings() -> None:
     assert done.returncode == 0
     assert "optimizer.lr                           0.2  (immutable)" in done.stdout
     assert "infer: top1, tolerance 0.005" in done.stdout
+    narrow = accelmark("cases", "llama_mini", COLUMNS="80").stdout.splitlines()
+    assert max(len(line) for line in narrow) <= 80
+    assert any(line.startswith("serve: agreement >= 0.9") for line in narrow)
+
+
+def test_cases_for_two_cores_are_listed_before_those_for_accelerators() -> None:
+    lines = accelmark("cases", COLUMNS="80").stdout.splitlines()
+    first = [next(at for at, line in enumerate(lines) if line.startswith(start)) for start in _LISTED]
+    assert first == sorted(first)
+    assert lines[first[2]].split()[1:4] == ["train,", "infer,", "serve"]
+
+
+_LISTED = ("on two CPU cores:", "detection_mini", "llama_mini", "resnet_mini", "on accelerators:", "bert ")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from accelmark.cli.checks import conformance
 from accelmark.cli.checks.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
 from accelmark.cli.folders import new_folder
 from accelmark.cli.main import app
@@ -22,7 +24,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def missing(checks: list[Check]) -> str:
+def missing(checks: Iterable[Check]) -> str:
     return " ".join(f"{check.what} {check.do}" for check in checks if check.state == "missing")
 
 
@@ -39,7 +41,7 @@ def test_a_new_vendor_passes_its_checks(bench: Path) -> None:
 
 def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     new_folder("cases", "line", bench)
-    checks = case_checks("line", run=True)
+    checks = list(case_checks("line", run=True))
     assert missing(checks) == ""
     assert [check.what for check in checks][-3:] == [
         "line trains three steps on synthetic data",
@@ -49,6 +51,21 @@ def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     ]
 
 
+def test_checks_of_a_folder_are_given_before_its_training_begins(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_folder("vendors", "acme9", bench)
+    new_folder("cases", "line9", bench)
+    begun: list[str] = []
+    monkeypatch.setattr(conformance, "trial", lambda name, *_, **__: begun.append(name) or iter(()))
+    for checks, trained in (
+        (vendor_checks("acme9", run=True), "resnet_mini"),
+        (case_checks("line9", run=True), "line9"),
+    ):
+        assert next(checks).state == "good"
+        assert trained not in begun
+        assert all(check.state != "missing" for check in checks)
+        assert trained in begun
+
+
 def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -> None:
     folder = new_folder("vendors", "acme2", bench)
     adaptation = folder / "cases" / "resnet_mini-pytorch"
@@ -56,7 +73,7 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     (adaptation / "csrc").mkdir()
     (adaptation / "extern" / "__init__.py").write_text("class Extern:\n    def metrics(self): ...\n")
     (folder / "README.md").unlink()
-    checks = vendor_checks("acme2")
+    checks = list(vendor_checks("acme2"))
     assert not any("replaces nothing" in check.what for check in checks)
     told = missing(checks)
     assert "log_every_step: unknown setting did you mean 'log_every_steps'?" in told

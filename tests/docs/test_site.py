@@ -37,6 +37,21 @@ def test_a_chinese_page_has_the_code_and_the_commands_of_the_english_one(page: s
     assert re.search(r"对应提交 `[0-9a-f]{7,}`", chinese)
 
 
+@pytest.mark.parametrize("page", ["vendor.md", "case.md"])
+def test_a_chinese_page_has_the_rows_of_the_english_tables(page: str) -> None:
+    english, chinese = ((ROOT / "docs" / place / page).read_text(encoding="utf-8") for place in ("", "zh"))
+    named = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
+    left_out = {
+        "outputs",
+        "loss",
+        "weights",
+        "llama_mini",
+        "resnet_mini",
+        "config_<capability>.yaml",
+    }  # tables of measurements
+    assert set(named.findall(english)) - set(named.findall(chinese)) <= left_out
+
+
 def test_no_text_has_a_mark_of_an_unresolved_merge() -> None:
     texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
     mark = re.compile(r"^(?:<{7}|>{7})(?: |$)|^={7}$", re.MULTILINE)

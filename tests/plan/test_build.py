@@ -33,6 +33,7 @@ def plan(
     with_ports: int = 0,
     data_dirs: DataDirs = no_data,
     options: Mapping[str, Any] | None = None,
+    others: tuple[str, ...] = (),
     **command_line: Any,
 ) -> Plan:
     chips = load_vendor("acme").chips
@@ -46,7 +47,7 @@ def plan(
             ),
             **({"vendor": "acme"} | dict(options or {})),
         ),
-        detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
+        detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices, others=others),
         data_dirs=data_dirs,
         created_at="2026-01-01T00:00:00Z",
         where="run.yaml",
@@ -237,6 +238,8 @@ def test_settings_of_zero_are_listed_with_deepspeed_only(plugins: Path) -> None:
 def test_a_key_that_names_another_chip_than_the_detected_one_is_refused_unless_open(plugins: Path) -> None:
     with pytest.raises(SpecError, match=r"names H100, but this machine has X1 .*or declare the run open"):
         plan({"cases": [{"key": "toy:pytorch:H100"}]})
+    with pytest.raises(SpecError, match=r"write X1, choose --vendor cpu, or declare the run open"):
+        plan({"cases": [{"key": "toy:pytorch:CPU"}]}, others=("cpu",))
     assert len(plan({"cases": [{"key": "toy:pytorch:X1-Pod"}]}).jobs) == 1
     opened = plan({"cases": [{"key": "toy:pytorch:H100"}], "open": True})
     assert any("this machine has X1" in warning for warning in opened.warnings)

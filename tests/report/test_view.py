@@ -234,11 +234,21 @@ def test_a_run_in_progress_shows_its_progress(tmp_path: Path) -> None:
     with serving(tmp_path / "runs") as found:
         page = Asked(found, "/live")
         assert "loss <b>1.250</b>" in page.text
+        assert "step <b>5" in page.text
         assert "running" in page.text
         assert "the report appears here" in Asked(found, "/run/running").text.lower()
         metrics = Asked(found, "/metrics").text
     assert 'accelmark_device_power_watts{case="toy-pytorch-X1x1x1",device="0",node=' in metrics
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
+
+
+def test_a_round_without_steps_shows_none(tmp_path: Path) -> None:
+    (log,) = running(tmp_path / "runs").glob("*/round1/*/rank0.out.log")
+    log.write_text(perflog("TRAIN_START", {}, 0, 0))
+    with serving(tmp_path / "runs") as found:
+        page = Asked(found, "/live")
+        assert "utilisation" in page.text or "phase" in page.text
+        assert "step <b>" not in page.text
 
 
 def test_bundles_and_searches_are_listed_shown_and_compared(tmp_path: Path) -> None:

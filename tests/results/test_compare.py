@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.report.comparison import summary_line
+from accelmark.report.comparison import render_comparison, summary_line
 from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.context import context_lines
 from accelmark.results.compare.statistics import mean_difference, relative_difference
@@ -96,7 +96,9 @@ def test_a_slower_run_is_worse_and_a_faster_one_better(tmp_path: Path) -> None:
 
 def test_nothing_is_compared_with_a_run_without_a_round(tmp_path: Path) -> None:
     run = loaded(tmp_path / "a")
-    [pair] = compare([run, replace(run, rounds={})], force=True).pairs
+    compared = compare([run, replace(run, rounds={})], force=True)
+    assert 'class="figures compared"' not in render_comparison(compared)
+    [pair] = compared.pairs
     assert (pair.differing, pair.differences) == ((), ())
     assert summary_line(pair) == "No figure is compared: both runs need a round with a result."
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ from rich.console import Console
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.run.agent.rank_exit import escaped_line
-from accelmark.run.display.displays import PlainDisplay, headline, plain_progress
+from accelmark.run.controller.coordinator import Coordinator
+from accelmark.run.controller.evaluate import WeightsCheck
+from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
 from accelmark.run.display.live import Board, draw
 from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.record.states import JobStatus
@@ -116,6 +120,45 @@ def test_a_load_has_a_place_a_share_and_an_eta_in_both_displays() -> None:
         console.print(draw(Board(plan, statuses, progress=progress), 80))
     assert "scenario server" in capture.get()
     assert "1,234 requests  25\u202f%  ETA 1 m 15 s" in capture.get()
+
+
+def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("accelmark.run.display.displays.time.monotonic", lambda: now[0])
+    plan = make_plan(())
+    job = plan.jobs[0]
+    shown = LiveDisplay(plan, {job.directory: JobStatus("running")})
+    console = Console(width=80, force_terminal=True, color_system=None)
+
+    def drawn() -> str:
+        with console.capture() as capture:
+            console.print(draw(shown._board, 80))
+        return capture.get()
+
+    shown.progress(job, JobProgress("finished", 350))
+    assert "finished, 0 s" in drawn()
+    for now[0] in (300.0, 300.2, 312.0):
+        shown.preparing(job, "evaluating weights, replaying steps")
+    assert "evaluating weights, replaying steps, 12 s" in drawn()
+    shown.progress(job, JobProgress("training", 1))
+    assert "training" in drawn()
+
+
+def test_the_coordinator_goes_on_reporting_while_weights_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(*parts: Any) -> None:
+        for _ in range(3):
+            parts[-1]()
+
+    reported: list[str] = []
+    monkeypatch.setattr(WeightsCheck, "of", lambda *_: SimpleNamespace(run=run))
+    part: Any = SimpleNamespace(directory=None, _launcher=None, fetch=None, stop=None)
+    part.observer = SimpleNamespace(preparing=lambda _, what: reported.append(what))
+    job = make_plan(()).jobs[0]
+    work = job.job.work.model_copy(update={"is_checked": True})
+    asyncio.run(
+        Coordinator._check_weights(part, job.model_copy(update={"job": job.job.model_copy(update={"work": work})}))
+    )
+    assert reported == ["evaluating weights, replaying steps"] * 3
 
 
 def test_a_result_in_one_line_names_its_latencies() -> None:

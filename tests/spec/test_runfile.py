@@ -38,6 +38,9 @@ def test_a_single_word_is_a_case_and_a_path_is_a_cluster_file() -> None:
         ({"cases": []}, "cases: needs at least 1 of them"),
         ({"cases": [3]}, "cases.0: must be a mapping of keys, found 3"),
         ({"cases": "resnet_mini"}, "cases: must be a list, found 'resnet_mini'"),
+        ({"open": "perhaps"}, "open: must be true or false, found 'perhaps'"),
+        ({"timeout_s": "soon"}, "timeout_s: must be a number, found 'soon'"),
+        ({"name": 5}, "name: must be a text, found 5"),
     ],
 )
 def test_exactly_the_wrong_keys_are_named(values: dict[str, Any], problem: str) -> None:

@@ -56,7 +56,6 @@ def run(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
-    from accelmark.automl.controller.session import check_without_start
     from accelmark.compat.aiperf import load_search
 
     loaded, unused = load_search(shipped_file(config, "searches"))
@@ -66,6 +65,8 @@ def run(
     for line in unused:
         typer.secho(f"note: {line}", fg="yellow", err=True)
     if dry_run:
+        from accelmark.automl.controller.session import check_without_start
+
         dataset, unchecked = check_without_start(loaded)
         typer.echo(loaded.model_dump_json(indent=2))
         if dataset is not None:
@@ -74,9 +75,9 @@ def run(
         for line in unchecked:
             typer.echo(f"not checked: {line}", err=True)
         return
-    from accelmark.automl.controller.session import start_search
-
     with _live(as_json) as observer:
+        from accelmark.automl.controller.session import start_search  # takes a second
+
         found = start_search(loaded, runs, _announce, observer)
     _finish(found, as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
@@ -16,6 +17,7 @@ from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nea
 from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
+    from accelmark.cli.checks.conformance import Check
     from accelmark.compat.flagperf.convert import Converted
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
     from accelmark.spec.plugins.catalog import Folder
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _WIDE: Final = 110
-"""Columns of a terminal from which the list of cases shows families and sizes."""
+"""Columns of a terminal from which the list of cases shows families."""
+_SIZES: Final = {"mini": "on two CPU cores:", "standard": "on accelerators:"}
+"""Size of a case -> its heading in the list of cases, in their order there."""
 _ADAPTATION: Final = "adaptation"
 _FLAGPERF: Final = "flagperf"
 _CODE: Final = ".in"
@@ -88,7 +92,7 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
         "title": case.title,
         "family": case.family,
         "size": case.size,
-        "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
+        "tasks": list(case.tasks),
         "frameworks": sorted(files),
         "target": _criterion(case.train) if case.train else None,
         "data": list(case.data_names),
@@ -100,14 +104,19 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
     console = Console()
-    heads = ("family", "size") if console.width >= _WIDE else ()
+    heads = ("family",) if console.width >= _WIDE else ()
     table = options.plain_table("case", *heads, "tasks", "target", "description")
     for column in table.columns[:-1]:
         column.no_wrap = True
-    for row in rows:
-        if "problem" not in row:
+    good = [row for row in rows if "problem" not in row]
+    for size, title in _SIZES.items():
+        chosen = [row for row in good if row["size"] == size]
+        if chosen:
+            table.add_row(f"[bold]{title}[/bold]")
+        for row in chosen:
             shown = (*(row[head] or "-" for head in heads), ", ".join(row["tasks"]), row["target"] or "-")
             table.add_row(row["name"], *shown, row["title"])
+        table.add_section()
     console.print(table)
     for row in rows:
         if "problem" in row:
@@ -134,18 +143,25 @@ def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
     from accelmark.spec.layers import flatten, may_change
 
     typer.secho(f"{case.name}, version {case.version}: {case.title}", bold=True)
-    typer.echo(f"  {case.description}\n  licence: {case.licence}")
+    options.echo_wrapped(f"  {case.description}")
+    options.echo_wrapped(f"  licence: {case.licence}")
     for title, names in {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}.items():
-        typer.echo(f"  {title}: {', '.join(names) or 'none'}")
+        options.echo_wrapped(f"  {title}: {', '.join(names) or 'none'}")
     if case.train is not None:
         target = case.train.target
-        typer.echo(f"train: {row['target']}" + (f" ({target.why})" if target else ""))
+        options.echo_wrapped(f"train: {row['target']}" + (f" ({target.why})" if target else ""))
         for key, value in flatten(case.train.settings).items():
             typer.echo(f"  {key:<38} {value}" + ("" if may_change(key, case.train.mutable) else "  (immutable)"))
     if case.infer is not None:
-        typer.echo(f"infer: {case.infer.metric}, tolerance {case.infer.tolerance:g} ({case.infer.tolerance_why})")
+        options.echo_wrapped(
+            f"infer: {case.infer.metric}, tolerance {case.infer.tolerance:g} ({case.infer.tolerance_why})"
+        )
         for key, value in flatten({**case.infer.configurations, **case.infer.parameters}).items():
             typer.echo(f"  {key:<38} {value}")
+    if case.serve is not None:
+        options.echo_wrapped(f"serve: agreement >= {case.serve.min_agreement:g} ({case.serve.agreement_why})")
+        for key, value in flatten(case.serve.settings).items():
+            typer.echo(f"  {key:<38} {value}" + ("" if may_change(key, case.serve.mutable) else "  (immutable)"))
 
 
 def _criterion(train: TrainCaseSpec) -> str:
@@ -163,9 +179,7 @@ def _criterion(train: TrainCaseSpec) -> str:
 def new(
     kind: Kind,
     name: Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")],
-    into: Annotated[
-        Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")
-    ] = Path(),
+    into: Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/.")] = Path(),
 ) -> None:
     """Create the folder of a vendor or a case from a template.
 
@@ -248,17 +262,27 @@ def check(
         )
     from accelmark.cli.checks.conformance import case_checks, vendor_checks
 
-    checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
+    started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
     if as_json:
+        checks = list(started)
         typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
     else:
-        signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
-        for found in checks:
-            sign, colour = signs[found.state]
-            typer.secho(f"{sign} ", fg=colour, nl=False)
-            typer.echo(found.what + (f"\n    {found.do}" if found.do else ""))
+        checks = list(_shown(started, "training three steps on synthetic data" if run else "checking"))
     if any(found.state == "missing" for found in checks):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
+    """Print each check when it is done; meanwhile a terminal shows what is being done."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False)
+    signs = {"good": "[green]✓[/green]", "missing": "[red]✕[/red]", "advice": "[yellow]![/yellow]"}
+    with console.status(f"{doing} …"):
+        for found in checks:
+            console.print(f"{signs[found.state]} ", end="")
+            console.print(found.what + (f"\n    {found.do}" if found.do else ""), markup=False, soft_wrap=True)
+            yield found
 
 
 def import_files(

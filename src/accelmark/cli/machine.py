@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -66,7 +64,6 @@ def _show_vendors(rows: list[dict[str, Any]]) -> None:
     table = options.plain_table("vendor", "device", "on this machine", "telemetry", "chips")
     for row in rows:
         if "title" not in row:
-            table.add_row(row["name"], "", "", "", f"[red]{row['problem']}[/red]")
             continue
         state = ", ".join(dict.fromkeys(row["devices"])) or (row["problem"] or "yes") if row["here"] else "-"
         device = ", ".join(dict.fromkeys(row["frameworks"].values())) or "-"
@@ -76,6 +73,9 @@ def _show_vendors(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row.get("cannot_run"):
             console.print(f"\n{row['name']}: cannot run cases: {row['cannot_run']}", markup=False)
+    for row in rows:
+        if "title" not in row:
+            options.warn(f"vendor {row['name']} ({row['from']}) is left out: {row['problem']}")
 
 
 def doctor(as_json: options.AsJson = False) -> None:
@@ -92,13 +92,10 @@ def doctor(as_json: options.AsJson = False) -> None:
         found = {"machine": collect(devices), **seen.to_json(), "broken_packages": broken}
         typer.echo(json.dumps(found | {"environments": [one.to_json() for one in registered().values()]}, indent=2))
         return
-    width = shutil.get_terminal_size().columns
     environments = [f"  {one.framework}: {one.title} in {one.path}" for one in registered().values()]
     lines = [*inventory_lines(seen), *(["Environments", *environments] if environments else [])]
     for line in [*lines, *(["Broken packages", *(f"  {each}" for each in broken)] if broken else [])]:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
-            typer.echo(part)
+        options.echo_wrapped(line)
 
 
 def inventory_lines(seen: Inventory) -> list[str]:
@@ -212,7 +209,7 @@ def probe(
     from accelmark.report.charts import size_text
     from accelmark.run.probe import probe as measure
     from accelmark.spec.log.records import ProbeItem
-    from accelmark.spec.number_format import quantity
+    from accelmark.spec.number_format import duration, quantity
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import read_cluster
 
@@ -228,7 +225,8 @@ def probe(
     if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
     vendor_spec = load_vendor(here.vendor)
-    with options.host_problems_printed(as_json=as_json):
+    doing = f"measuring {', '.join(items)} for about {duration(budget)}"
+    with options.host_problems_printed(as_json=as_json), options.working(doing):
         found = measure(vendor_spec, here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
     if found.disturbed:
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"

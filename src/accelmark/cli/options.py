@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +79,23 @@ def plain_table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
+
+
+def echo_wrapped(line: str) -> None:
+    """Print a line of prose, wrapped between words to the width of the terminal."""
+    width = shutil.get_terminal_size().columns
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
+        typer.echo(part)
+
+
+@contextmanager
+def working(doing: str) -> Iterator[None]:
+    """Show on a terminal (stderr) that a step without output of its own goes on."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{doing} …"):
+        yield
 
 
 @contextmanager

@@ -77,8 +77,8 @@ def ensure(
     if data_dir is not None:
         raise DataError(_message(f"{spec.title} in {path} is missing or wrong", problems))
     if offline:
-        state = "is not in the cache" if not path.exists() else "is damaged in the cache"
-        what = f"{spec.title} {state} and --offline forbids fetching it; run once without --offline"
+        state = "not in the cache" if not path.exists() else "damaged in the cache"
+        what = f"{spec.title}: {state}, and --offline forbids fetching; run once without --offline"
         raise DataError(_message(f"{what}, or give a directory that contains it", problems))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

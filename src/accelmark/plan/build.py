@@ -194,7 +194,8 @@ class _Planner:
             found = detected.hardware if detected.is_present else f"no device of {vendor.name}"
             what = f"names {key.hardware}, but this machine has {found}"
             if detected.is_present and not self.run.options.open:
-                hint = f"write {detected.hardware}, or declare the run open (--open)"
+                other = f"choose --vendor {' or '.join(detected.others)}, " if detected.others else ""
+                hint = f"write {detected.hardware}, {other}or declare the run open (--open)"
                 raise SpecError([Problem(self.run.where, str(key), what, hint)])
             self.warnings.append(f"{key}: {what}")
         named = [

@@ -171,7 +171,7 @@ def _latencies(
         rise = math.log(max(latency_ms, low) / low) / math.log(high / low)
         return _TOP + (1 - rise) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [grid_line(y(value), f"{value:g} ms", width) for value in logarithmic_ticks(low, high)]
+    parts = [grid_line(y(value), f"{value:,g} ms", width) for value in logarithmic_ticks(low, high)]
     for share, label in _SHARES:
         parts.append(f'<path class="grid" d="M{x(share):.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
         parts.append(text_at(x(share), _HEIGHT - 24, label, "middle"))

@@ -86,7 +86,7 @@ def _page(
         left_out=max(0, len(individuals) - _MOST_DRAWN),
         config=directory.config().model_dump_json(indent=2),
         style=inline("page.css") + inline("search/search.css"),
-        script=inline("search/search.js"),
+        script=inline("theme.js") + inline("search/search.js"),
         plotly=plotly(),
         data=embed_json({"unit": time.unit, "plots": with_values}),
     )

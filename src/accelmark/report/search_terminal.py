@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +31,8 @@ _STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green"
 @contextmanager
 def live_view() -> Iterator[Observer]:
     """Show trials, score and idle share while a search runs; yield the observer that the controller calls."""
-    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+    starting = Spinner("dots", "checking the request and starting workers …")
+    with Live(starting, console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
         yield lambda state, scheduler: live.update(_progress(state, scheduler))
 
 

@@ -21,6 +21,14 @@ M = TypeVar("M", bound=BaseModel)
 
 _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
     "tuple_type": "must be a list",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "string_type": "must be a text",
     "extra_forbidden": "unknown key",
     "missing": "is missing",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from contextlib import closing
@@ -11,6 +12,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from rich.console import Console
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.controller.controller import Observer, SearchController
@@ -22,7 +24,7 @@ from accelmark.automl.search import searchers
 from accelmark.automl.search.tuning import STUDY_FILE
 from accelmark.report import search_page
 from accelmark.report.search_page import write_report
-from accelmark.report.search_terminal import show_summary
+from accelmark.report.search_terminal import live_view, show_summary
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
 from tests.automl.threads import thread_pool
@@ -285,3 +287,13 @@ def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_p
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     with pytest.raises(RunError, match="line 1"):
         read_journal(tmp_path)
+
+
+def test_a_terminal_shows_that_workers_start_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(
+        "accelmark.report.search_terminal.Console", lambda **_: Console(file=told, force_terminal=True, width=80)
+    )
+    with live_view():
+        pass
+    assert "starting workers" in told.getvalue()

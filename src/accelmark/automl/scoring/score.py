@@ -279,7 +279,7 @@ def verify_search(directory: SearchDirectory) -> Verified:
     return Verified(
         **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)], missing)),
         checked=(
-            f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
+            f"{len(state.trials)} trials and {len(epochs)} epochs read; {total:,} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
             f"{len(events) - unhashed} of {len(events)} journal lines have the hash of the line before",
         ),

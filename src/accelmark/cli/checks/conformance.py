@@ -22,7 +22,7 @@ from accelmark.spec.model import read_yaml
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.plugins.launcher import option_names
-from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.declaration import VendorTelemetry, telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
@@ -46,9 +46,19 @@ class Check:
     """How to correct it."""
 
 
-def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
-    """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them."""
+def vendor_checks(name: str, *, run: bool = False) -> Iterator[Check]:
+    """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them.
+
+    Each check is yielded when it is done; a training takes seconds, on a busy machine a minute.
+    """
     folder = find("vendors", name).path
+    described = _vendor_description(name, folder)
+    yield from described
+    if run and all(check.state != "missing" for check in described):
+        yield from _vendor_trials(name, folder)
+
+
+def _vendor_description(name: str, folder: Path) -> list[Check]:
     try:
         spec = load_vendor(name)
         telemetry = telemetry_of(spec, str(folder / "vendor.yaml"))
@@ -71,8 +81,7 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
     if spec.visible_devices_env is None and not spec.uses_host_cpu:
         do = "set visible_devices_env to the variable that limits the devices a process can use"
         checks.append(Check("missing", "a job cannot be limited to some devices", do))
-    reads = bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
-    if reads:
+    if _reads_devices(folder, telemetry):
         checks.append(Check("good", "has a telemetry source for its devices"))
     else:
         do = f"add telemetry.tool, telemetry.script, or {MODULE_FILE} with a class Source"
@@ -82,15 +91,18 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
         checks.append(Check("missing", "no README.md", "describe what runs, with which driver and framework version"))
     for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
         checks += _adaptation_checks(adaptation)
-    if run and all(check.state != "missing" for check in checks):
-        checks += _vendor_trials(name, folder, reads=reads)
     return checks
 
 
-def _vendor_trials(name: str, folder: Path, *, reads: bool) -> Iterator[Check]:
+def _reads_devices(folder: Path, telemetry: VendorTelemetry) -> bool:
+    return bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
+
+
+def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
     """Read the vendor's devices on this machine, and train three steps of each adapted case on them."""
     from accelmark.telemetry.detect import detect
 
+    reads = _reads_devices(folder, telemetry_of(load_vendor(name), str(folder / "vendor.yaml")))
     found = next(iter(detect([name])), None)
     if found is None:
         do = "repeat the check on a machine that has one, or correct telemetry.detect"
@@ -152,9 +164,15 @@ def _extern_checks(file: Path, where: str, framework: str) -> Iterator[Check]:
         yield Check("good", f"{where} replaces {', '.join(hooks) or 'nothing'}")
 
 
-def case_checks(name: str, *, run: bool) -> list[Check]:
-    """Check a case's folder; with ``run`` also train three steps on synthetic data."""
-    folder = find("cases", name).path
+def case_checks(name: str, *, run: bool) -> Iterator[Check]:
+    """Check a case's folder; with ``run`` also train three steps on synthetic data. Yields as ``vendor_checks``."""
+    described = _case_description(name, find("cases", name).path)
+    yield from described
+    if run and all(check.state != "missing" for check in described) and load_case(name).train is not None:
+        yield from trial(name, "cpu", evaluate=True)
+
+
+def _case_description(name: str, folder: Path) -> list[Check]:
     try:
         case = load_case(name)
     except AccelmarkError as error:
@@ -175,8 +193,6 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
     absent = [heading for heading in _HEADINGS if f"## {heading}" not in text]
     if absent:
         checks.append(Check("advice", "README.md lacks headings", f"add ## {', ## '.join(absent)}"))
-    if run and case.train is not None and all(check.state != "missing" for check in checks):
-        checks += trial(name, "cpu", evaluate=True)
     return checks
 
 

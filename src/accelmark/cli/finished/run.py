@@ -157,7 +157,8 @@ def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:
 
     if not target.is_dir():
         raise RequestError(f"{target}: --replay needs the run's directory, since bundles have no checkpoints")
-    places = evaluate_run(target, DataFetcher(offline=True), nonce)
+    with options.working("replaying steps in a fresh process"):
+        places = evaluate_run(target, DataFetcher(offline=True), nonce)
     try:
         return checked_again(places)
     finally:
@@ -234,7 +235,8 @@ def evaluate(
     from accelmark.run.controller.evaluate import evaluate_run
     from accelmark.run.record.measure import measure_run
 
-    places = evaluate_run(run, DataFetcher(offline))
+    with options.working("evaluating weights and replaying steps in a fresh process"):
+        places = evaluate_run(run, DataFetcher(offline))
     checked = checked_again(places)
     if any(again.counts for again in checked):
         measure_run(run, recompute=True)

@@ -156,7 +156,7 @@ def live_run(name: str, path: Path) -> LiveRun:
             total = f" of {progress.total_steps:,}" if progress.total_steps else ""
             facts = {
                 "phase": progress.phase,
-                "step": f"{progress.step:,}{total}",
+                "step": f"{progress.step:,}{total}" if progress.step else NOTHING,
                 "loss": NOTHING if progress.loss is None else digits(progress.loss),
                 "throughput": quantity(progress.throughput, units[directory]),
                 "remaining": NOTHING if progress.eta_s is None else duration(progress.eta_s),

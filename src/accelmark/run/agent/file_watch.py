@@ -50,7 +50,7 @@ class FileWatch:
         self._moved |= {self._watched[number] for number, events in self._inotify.read() if events & IN_MOVE_SELF}
         files = {name for name in self._before.keys() | now.keys() if self._before.get(name) != now.get(name)}
         found = sorted({f"{directory}/ (moved)" for directory in self._moved} | files)
-        more = [f"and {len(found) - _MAX_LISTED} more"] if len(found) > _MAX_LISTED else []
+        more = [f"and {len(found) - _MAX_LISTED:,} more"] if len(found) > _MAX_LISTED else []
         return (*found[:_MAX_LISTED], *more)
 
 

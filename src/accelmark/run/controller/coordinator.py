@@ -362,9 +362,12 @@ class Coordinator:
         check = WeightsCheck.of(self.directory, job) if is_checked else None
         if check is None:
             return
-        self.observer.preparing(job, "evaluating the weights and replaying steps in a fresh process")
+
+        def tick() -> None:
+            self.observer.preparing(job, "evaluating weights, replaying steps")
+
         try:
-            await check.run(self.directory, self._launcher, self.fetch, self.stop)
+            await check.run(self.directory, self._launcher, self.fetch, self.stop, tick)
         except AccelmarkError as error:
             self._event_log.note("note", f"its weights were not evaluated: {error}", job.directory)
             self.observer.note(f"{job.directory}: its weights were not evaluated: {error}")

@@ -92,12 +92,20 @@ class WeightsCheck:
         name = place.relative_to(directory.path).as_posix()
         return cls(round_dir, PlannedJob(directory=name, job=job.job.model_copy(update=changed), nodes=nodes))
 
-    async def run(self, directory: RunDirectory, launcher: Launcher, fetch: FetchData, stop: Cancellation) -> None:
-        """Run the job to its end; its records are in :func:`reevaluation_dir`.
+    async def run(
+        self,
+        directory: RunDirectory,
+        launcher: Launcher,
+        fetch: FetchData,
+        stop: Cancellation,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run the job to its end; its records are in :func:`reevaluation_dir`. Calls ``tick`` several times a second.
 
         Raises:
             AccelmarkError: a host cannot run it, or its data is not what it was.
         """
+        tick()
         place = directory.round_dir(self.job)
         shutil.rmtree(place, ignore_errors=True)
         nodes = await write_job(directory, self.job, launcher)
@@ -106,7 +114,7 @@ class WeightsCheck:
         agents = launcher.agents(nodes)
         await asyncio.gather(*(agent.prepare() for agent in agents))
         await start_agents(agents)
-        await wait_for_agents(agents, stop, lambda: None, interval_s=0.2)
+        await wait_for_agents(agents, stop, tick, interval_s=0.2)
 
 
 def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[str, str]:

@@ -126,7 +126,9 @@ class LiveDisplay(RunObserver):
         self._board.plan = plan
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Draw the step, at most a few times a second."""
+        """Draw the step, at most a few times a second; after a job has run, with its own time."""
+        if self._board.preparing != what and self._board.statuses[job.directory].state == "running":
+            self._since = time.monotonic()
         self._board.preparing = what
         if time.monotonic() - self._drawn > _DRAWN_EVERY_S:
             self._draw()
@@ -137,7 +139,7 @@ class LiveDisplay(RunObserver):
         if progress.loss is not None and progress.step != self._board.progress.step:
             losses.append(progress.loss)
             del losses[:-_MOST_LOSSES]
-        self._board.progress = progress
+        self._board.progress, self._board.preparing = progress, ""
         self._draw()
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:

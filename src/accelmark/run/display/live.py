@@ -51,7 +51,7 @@ class Board:
     seconds: float = 0.0
     """Since the current job changed its state."""
     preparing: str = ""
-    """The current step of preparing a job."""
+    """The current step of preparing a job, or of checking it after its end."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -105,7 +105,7 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     text = board.headlines.get(job.directory) if status.state == "succeeded" else None
     text = text or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
     if status.state in ("preparing", "running"):
-        doing = board.progress.phase if status.state == "running" else board.preparing or status.state
+        doing = board.preparing or (board.progress.phase if status.state == "running" else status.state)
         text = f"{doing}, {duration(board.seconds)}"
     line.append(f"  {text}", style="dim" if status.state in ("queued", "succeeded") else style)
     line.truncate(width, overflow="ellipsis")

@@ -141,6 +141,12 @@ class CaseSpec(Spec):
     infer: InferCaseSpec | None = None
     serve: ServeCaseSpec | None = None
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the case describes: ``train``, ``infer``, ``serve``."""
+        sides = {"train": self.train, "infer": self.infer, "serve": self.serve}
+        return tuple(task for task, side in sides.items() if side is not None)
+
     def requires_for(self, framework: str) -> tuple[str, ...]:
         """Return the case's own requirements with a framework."""
         return self.requires.get(framework, ()) if isinstance(self.requires, dict) else self.requires

@@ -19,6 +19,7 @@
   };
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  document.getElementById("theme").addEventListener("click", draw);
   const open = () => {
     const target = document.getElementById(location.hash.slice(1));
     if (target instanceof HTMLDetailsElement) target.open = true;
