@@ -68,7 +68,10 @@ def package_problems(
     """
     create = create_command(framework.name, environment)
     found: list[HostProblem] = []
-    if lacking := missing(needs, facts.versions.get, installed):
+    all_lacking = missing(needs, facts.versions.get, installed)
+    for one in (each for each in all_lacking if each.need.sdk):
+        found.append(HostProblem(name, describe([one]), f"install {one.requirement} from {one.need.sdk}"))
+    if lacking := [each for each in all_lacking if not each.need.sdk]:
         repair = create if environment is not None else install_command(lacking, facts.executable)
         if environment is None and any(one.need.needed_by == f"framework {framework.name}" for one in lacking):
             repair += f"; or, in an environment of its own: {create}"
