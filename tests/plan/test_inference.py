@@ -237,6 +237,7 @@ def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
     ("settings", "problem"),
     [
         ({"compiler": "openvino"}, r"compiler: openvino compiles one static graph, and an answer .*: inductor, eager"),
+        ({"compiler": "onnxruntime", "precision": "bf16"}, "compiler: onnxruntime compiles one static graph"),
         ({"engine_options": {"cuda_graphs": True}}, r"engine_options.cuda_graphs: a CUDA graph records one call"),
     ],
 )

@@ -93,7 +93,7 @@ def _shown(value: Any) -> str:
 
 
 def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
-    """Write the best settings of a search to the file that its plan names; a warning where none are better than as shipped."""
+    """Write the best settings of a search to the file that its plan names, or why they are not recommended."""
     from accelmark.results.store.files import write_atomic
     from accelmark.results.store.loaded_run import load_run
     from accelmark.results.tuning import tuned_result

@@ -62,7 +62,7 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
     if not trials and summary.tuning.budget_s is not None:
         conclusion = _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds)
         return Tuned(shipped, tuned, trials, conclusion, is_better=False)
-    if tuned is None and any(case.state in _NOT_ENDED for case in summary.cases):
+    if any(case.state in _NOT_ENDED for case in summary.cases):
         conclusion, is_better = "the search has not ended", False
     elif tuned is None:
         conclusion = "none was better than the settings as shipped by more than 1 %, which are the tuned ones"
