@@ -21,8 +21,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -172,58 +173,55 @@ def _environment() -> dict[str, str]:
 
 
 def ratio(one: list[float], other: list[float]) -> tuple[float, float, float]:
-    """Return the ratio of the medians of two rates measured in turn, with a bootstrap interval of 95 %."""
-    chance, found = random.Random(1), []
-    for _ in range(2000):
-        picked = chance.choices(range(len(one)), k=len(one))
-        found.append(
-            statistics.median(one[each] for each in picked) / statistics.median(other[each] for each in picked)
-        )
-    found.sort()
-    return statistics.median(one) / statistics.median(other), found[50], found[-50]
+    """Return the median ratio of two rates of the same round, with a bootstrap interval of 95 %."""
+    pairs = [ours / theirs for ours, theirs in zip(one, other, strict=True)]
+    chance = random.Random(1)
+    found = sorted(statistics.median(chance.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return statistics.median(pairs), found[50], found[-50]
 
 
-def measured(name: str, batch: int, sides: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float) -> Row:
-    """Measure one point."""
-    with tempfile.TemporaryDirectory() as text:
-        both: dict[str, Any] = {"batch_size": batch, "inference_duration_s": seconds, "repeat": 1}
-        if name in SYNTHETIC:
-            both["synthetic"] = True
-        if name in MOST_ITEMS:
-            both["max_batches"] = MOST_ITEMS[name] // batch
-        first = compiled(name, both | dict(sides["default"]), Path(text) / "default")
-        exported = {"exist_onnx_path": str(Path(text) / "default" / "engine" / "model.onnx")}
-        second = compiled(name, both | exported | dict(sides["tuned"]), Path(text) / "tuned")
-        with first as default, second as tuned:
-            crossings: dict[str, dict[str, float]] = {side: {} for side in OURS}
-            turns: dict[str, Turn] = {}
-            for side, (steps, file) in zip(OURS, (default, tuned), strict=True):
-                precision = steps.settings.precision
-                turns[side] = turn_of(steps, crossings[side])
-                given = dict(zip(steps.case.input_names, next(iter(steps.batches)).inputs, strict=True))
-                inputs = {key: list(value.shape[1:]) for key, value in given.items()}
-                if f"benchmark_app {precision}" not in turns:
-                    loops = LOOPS.get(precision, OTHER_LOOPS)
-                    turns[f"benchmark_app {precision}"] = benchmark_app(file, batch, seconds, inputs, precision)
-                    turns |= {f"{kind} {precision}": loop(kind, file, batch, seconds, precision) for kind in loops}
-            rates: dict[str, list[float]] = {each: [] for each in turns}
-            names = list(turns)
-            for number in range(rounds):
-                shift = number * len(names) // rounds
-                for each in (*names[shift:], *names[:shift]):
-                    rates[each].append(turns[each]())
-            precisions = {side: each[0].settings.precision for side, each in zip(OURS, (default, tuned), strict=True)}
-            titles = {side: each[0].settings.title for side, each in zip(OURS, (default, tuned), strict=True)}
+def measured(
+    name: str, batch: int, sides: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float, limit_s: float
+) -> Row:
+    """Measure one point, for AccelMark's ``sides`` and the others in their precisions; no round begins after a time."""
+    both: dict[str, Any] = {"batch_size": batch, "inference_duration_s": seconds, "repeat": 1}
+    if name in SYNTHETIC:
+        both["synthetic"] = True
+    if name in MOST_ITEMS:
+        both["max_batches"] = MOST_ITEMS[name] // batch
+    crossings: dict[str, dict[str, float]] = {side: {} for side in sides}
+    precisions, titles, turns = dict[str, str](), dict[str, str](), dict[str, Turn]()
+    with tempfile.TemporaryDirectory() as text, ExitStack() as stack:
+        for side, settings in sides.items():
+            exported = next((each / "engine" / "model.onnx" for each in Path(text).iterdir()), None)
+            given = both | ({"exist_onnx_path": str(exported)} if exported else {}) | dict(settings)
+            steps, file = stack.enter_context(compiled(name, given, Path(text) / side))
+            precision = precisions[side] = steps.settings.precision
+            titles[side], turns[side] = steps.settings.title, turn_of(steps, crossings[side])
+            values = dict(zip(steps.case.input_names, next(iter(steps.batches)).inputs, strict=True))
+            inputs = {key: list(value.shape[1:]) for key, value in values.items()}
+            if f"benchmark_app {precision}" not in turns:
+                loops = LOOPS.get(precision, OTHER_LOOPS)
+                turns[f"benchmark_app {precision}"] = benchmark_app(file, batch, seconds, inputs, precision)
+                turns |= {f"{kind} {precision}": loop(kind, file, batch, seconds, precision) for kind in loops}
+        rates: dict[str, list[float]] = {each: [] for each in turns}
+        names, began = list(turns), time.monotonic()
+        for number in range(rounds):
+            if time.monotonic() - began > limit_s:
+                break
+            shift = number % len(names)
+            for each in (*names[shift:], *names[:shift]):
+                rates[each].append(turns[each]())
     middle = {each: statistics.median(values) for each, values in rates.items()}
     best = {
         side: max((each for each in middle if each.endswith(f" {precisions[side]}")), key=middle.__getitem__)
-        for side in OURS
+        for side in sides
     }
-    of_best = {side: ratio(rates[side], rates[best[side]]) for side in OURS}
-    call_us = {side: batch / middle[side] * 1e6 for side in OURS}
-    call_us |= {f"{side} crossing": crossings[side]["added"] for side in OURS}
+    call_us = {side: batch / middle[side] * 1e6 for side in sides}
+    call_us |= {f"{side} crossing": crossings[side]["added"] for side in sides}
     versions = {library: version(library) for library in LIBRARIES} | {"processor": processor()}
-    return Row(name, batch, titles, middle, rates, of_best["default"], of_best["tuned"], best, call_us, versions)
+    ratios = {side: ratio(rates[side], rates[best[side]]) for side in sides}
+    return Row(name, batch, titles, middle, rates, best=best, call_us=call_us, versions=versions, **ratios)
 
 
 def processor() -> str:
@@ -235,13 +233,17 @@ def processor() -> str:
 def keep(row: Row) -> None:
     """Merge a row into the JSON file, and write the table of the page."""
     held = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    held[f"{row.model}:{row.batch}"] = asdict(row)
+    point, fresh = f"{row.model}:{row.batch}", asdict(row)
+    other = held.get(point, {})
+    for name in ("settings", "rates", "rounds", "best", "call_us"):
+        fresh[name] = other.get(name, {}) | fresh[name]
+    held[point] = fresh | {side: other[side] for side in OURS if side not in row.settings and side in other}
     RESULTS.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
     heads = ("model", "batch", "side", "settings", "items/s", "µs a call (crossing)", "best of the others, items/s",
              "ratio to it", "benchmark_app, items/s")  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for each in (held[point] for point in POINTS if point in held):
-        for side in OURS:
+        for side in (side for side in OURS if side in each["best"]):
             best, precision = each["best"][side], each["best"][side].rpartition(" ")[2]
             middle, low, high = each[side]
             cells = (
@@ -261,13 +263,16 @@ def main() -> None:
     parser.add_argument("--points", nargs="*", default=POINTS, metavar="MODEL:BATCH")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which no round of a point begins")
     parser.add_argument("--default", type=json.loads, default={}, help="settings of the default, as JSON")
     parser.add_argument("--tuned", type=json.loads, default={"compiler": "openvino", "precision": "int8"})
+    parser.add_argument("--sides", nargs="*", default=OURS, choices=OURS, help="those that are measured again")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     given = parser.parse_args()
     for point in given.points:
         name, batch = point.split(":")
-        row = measured(name, int(batch), {"default": given.default, "tuned": given.tuned}, given.rounds, given.seconds)
+        sides = {side: getattr(given, side) for side in OURS if side in given.sides}
+        row = measured(name, int(batch), sides, given.rounds, given.seconds, given.limit)
         print(json.dumps(asdict(row)), flush=True)
         if not given.dry:
             keep(row)

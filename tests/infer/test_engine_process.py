@@ -34,6 +34,7 @@ def _children(process: int) -> list[str]:
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("synthetic", [False, True])
 @pytest.mark.parametrize("step", list(_AT))
 @pytest.mark.parametrize(
     ("does", "words"),
@@ -45,10 +46,10 @@ def _children(process: int) -> list[str]:
     ],
 )
 def test_a_crash_hang_or_exception_names_step_and_engine(
-    take: Any, acme: Any, step: InferStep, does: str, words: str
+    take: Any, acme: Any, step: InferStep, does: str, words: str, *, synthetic: bool
 ) -> None:
     hangs = "sleep" in does
-    ran = take(acme(_AT[step].format(does), engine_timeout_s=10 if hangs else 60))
+    ran = take(acme(_AT[step].format(does), engine_timeout_s=10 if hangs else 60, synthetic=synthetic))
     finished = ran.finished
     assert (finished.state, finished.failed_step) == ("failed", step)
     assert "acme_rt" in finished.message
@@ -65,14 +66,15 @@ def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> 
 
 
 @pytest.mark.heavy
-def test_short_rows_name_the_engine(take: Any, acme: Any) -> None:
+@pytest.mark.parametrize("synthetic", [False, True])
+def test_short_rows_name_the_engine(take: Any, acme: Any, *, synthetic: bool) -> None:
     methods = """
     def __call__(self, inputs):
         (outputs,), _ = super().__call__(inputs)
         self.calls = getattr(self, "calls", 0) + 1
         return [outputs[: len(outputs) - (self.calls > 8)]], 0.0
     """
-    ran = take(acme(methods))
+    ran = take(acme(methods, synthetic=synthetic))
     assert ran.finished.end_reason == "wrong_shape"
     assert "engine acme_rt: returns 15 rows for 16 items" in ran.finished.message
 
@@ -89,20 +91,23 @@ class Case(Tiny):
 
 
 @pytest.mark.parametrize(
-    ("method", "step"),
+    ("method", "step", "synthetic"),
     [
-        pytest.param("create_model", "step 2 (create, pytorch)", marks=pytest.mark.heavy),
-        ("model_forward", "step 3 (validate, pytorch)"),
-        pytest.param("export_model", "step 4 (export, pytorch)", marks=pytest.mark.heavy),
+        pytest.param("create_model", "step 2 (create, pytorch)", False, marks=pytest.mark.heavy),
+        pytest.param("create_model", "step 2 (create, pytorch)", True, marks=pytest.mark.heavy),
+        ("model_forward", "step 3 (validate, pytorch)", False),
+        pytest.param("model_forward", "step 3 (validate, pytorch)", True, marks=pytest.mark.heavy),
+        pytest.param("export_model", "step 4 (export, pytorch)", False, marks=pytest.mark.heavy),
+        pytest.param("export_model", "step 4 (export, pytorch)", True, marks=pytest.mark.heavy),
     ],
 )
 def test_a_crash_of_the_framework_names_the_step(
-    make_job: Any, in_a_process: Any, tmp_path: Path, method: str, step: str
+    make_job: Any, in_a_process: Any, tmp_path: Path, method: str, step: str, *, synthetic: bool
 ) -> None:
     folder = tmp_path / "crashing"
     folder.mkdir()
     (folder / "infer_pytorch.py").write_text(_CRASHES.format(method=method))
-    job = make_job(compiler="onnxruntime")
+    job = make_job(compiler="onnxruntime", synthetic=synthetic)
     code, _, text = in_a_process(job.model_copy(update={"case": job.case.model_copy(update={"path": folder})}))
     ended = classify_rank(0, 0, code, read_log_end(tmp_path / "node" / "rank0.out.log"), None)
     assert (ended.state, ended.signal) == ("signaled", "SIGSEGV"), text

@@ -154,8 +154,9 @@ def test_synthetic_data_measures_speed_only(take: Any) -> None:
     assert ran.finished.valid
 
 
-def test_nan_in_the_outputs_makes_the_run_invalid(take: Any, make_job: Any) -> None:
-    ran = take(make_job(compiler="eager", parameters={"nan": True}))
+@pytest.mark.parametrize("synthetic", [False, True])
+def test_nan_in_the_outputs_makes_the_run_invalid(take: Any, make_job: Any, *, synthetic: bool) -> None:
+    ran = take(make_job(compiler="eager", parameters={"nan": True}, synthetic=synthetic))
     assert ran.finished.state == "completed"
     assert not ran.finished.valid
     assert "NaN" in ran.finished.invalid_reasons[0]

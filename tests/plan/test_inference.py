@@ -13,6 +13,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import InferJob
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import engine_specs, find
 from accelmark.spec.runfile import RunSpec
 
 _INFER = """
@@ -145,6 +146,15 @@ def test_entries_that_differ_in_engine_options_are_shown_together(toy: Path) -> 
 def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
         _plan({"key": "toy", "settings": {"compiler": "openvin"}})
+    with pytest.raises(SpecError, match=r"it is an engine of iluvatar: --vendor iluvatar"):
+        _plan({"key": "toy", "settings": {"compiler": "ixrt"}})
+
+
+@pytest.mark.parametrize(("vendor", "engine"), [("iluvatar", "ixrt"), ("kunlunxin", "xtcl")])
+def test_the_package_of_a_vendors_runtime_comes_from_its_sdk(vendor: str, engine: str) -> None:
+    spec = engine_specs(find("vendors", vendor).path)[engine]
+    assert set(spec.sdks) == {spec.module}
+    assert set(spec.sdks) <= set(spec.requires)
 
 
 def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
@@ -227,6 +237,7 @@ def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
     ("settings", "problem"),
     [
         ({"compiler": "openvino"}, r"compiler: openvino compiles one static graph, and an answer .*: inductor, eager"),
+        ({"compiler": "onnxruntime", "precision": "bf16"}, "compiler: onnxruntime compiles one static graph"),
         ({"engine_options": {"cuda_graphs": True}}, r"engine_options.cuda_graphs: a CUDA graph records one call"),
     ],
 )

@@ -102,6 +102,19 @@ def test_missing_packages_are_one_problem_with_the_command_that_installs_them() 
     )
 
 
+def test_a_package_of_an_sdk_is_not_installed_from_an_index() -> None:
+    needs = [
+        Need(requirement="onnx>=1.17", needed_by="engine acme_rt"),
+        Need(requirement="tensorrt", needed_by="engine acme_rt", sdk="Acme's SDK"),
+    ]
+    there = PackageFacts(executable="/usr/bin/python3", python=(3, 11, 2), versions={"onnx": None, "tensorrt": None})
+    found = package_problems("a", there, needs, [], load_framework("pytorch"))
+    assert [problem.hint for problem in found] == [
+        "install tensorrt from Acme's SDK",
+        "/usr/bin/python3 -m pip install 'onnx>=1.17'",
+    ]
+
+
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     found = host_problems("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "busy: load 7.0 on 8 cores"]

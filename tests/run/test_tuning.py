@@ -141,19 +141,54 @@ def test_the_best_settings_are_written_for_a_vendor(run: RunDirectory, capsys: p
     assert str(run.path.parent / "best.yaml") in capsys.readouterr().out
 
 
-def test_settings_that_are_not_better_over_all_rounds_are_not_written(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ((1.0, 1.0, 1.0), "the settings as shipped are better"),
+        ((4.5, 3.9, 4.4), "the interval contains 1, so no difference was shown; keep the settings as shipped"),
+        ((8.0, 0.0, 0.0), "too few rounds succeeded"),
+    ],
+)
+def test_settings_that_are_not_shown_to_be_better_are_not_written(
+    rates: tuple[float, ...], expected: str, run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for job in run.plan.jobs:
-        if job.job.role == "tuned":
-            file = run.path / job.directory / "result.json"
-            values = json.loads(file.read_text())
-            values["figures"]["inference_core"]["value"] = 1.0
-            file.write_text(json.dumps(values))
+    tuned = [job for job in run.plan.jobs if job.job.role == "tuned"]
+    for job, rate in zip(tuned, rates, strict=True):
+        file = run.path / job.directory / "result.json"
+        values = json.loads(file.read_text())
+        values["figures"]["inference_core"] = {"value": rate or None, "reason": None if rate else "made up for tests"}
+        file.write_text(json.dumps(values))
     summarise(run.path, audit_case)
     write_settings_file(run.path, as_json=False)
     assert not (run.path.parent / "best.yaml").exists()
-    assert "not written" in capsys.readouterr().err
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "not written" in shown
+    assert expected in shown
+    assert expected in re.sub(r"\s+", " ", render_page(load_run(run.path)))
+
+
+def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = run.path / run.plan.jobs[-1].directory / "result.json"
+    wrong = finding("error", "inference-accuracy", "", "the answers are wrong").model_dump(mode="json")
+    last.write_text(json.dumps(json.loads(last.read_text()) | {"findings": [wrong]}))
+    summarise(run.path, audit_case)
+    write_settings_file(run.path, as_json=False)
+    assert not (run.path.parent / "best.yaml").exists()
+    assert "not valid over all rounds" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_search_that_was_interrupted_does_not_say_that_nothing_was_better(plugins: Path, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 20)))
+    record_start(run.plan, run.path)
+    measured(run.path, run.plan.jobs[0], 100.0)
+    run.replace_plan(continued(run.plan, run.path, {job.directory: ENDED for job in run.plan.jobs[:1]}))
+    register_plan(run.path)
+    summarise(run.path, audit_case)
+    page = render_page(load_run(run.path))
+    assert "the search has not ended" in page
+    assert "none was better" not in page
 
 
 def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:

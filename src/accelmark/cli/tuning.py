@@ -93,11 +93,10 @@ def _shown(value: Any) -> str:
 
 
 def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
-    """Write the best settings of a search to the file that its plan names; a warning where they are none."""
-    from accelmark.results.figure_names import FigureName
+    """Write the best settings of a search to the file that its plan names, or why they are not recommended."""
     from accelmark.results.store.files import write_atomic
     from accelmark.results.store.loaded_run import load_run
-    from accelmark.results.tuning import is_worth_writing, tuned_result
+    from accelmark.results.tuning import tuned_result
     from accelmark.run.record.directory import RunDirectory
 
     plan = RunDirectory.open(run_dir).plan
@@ -105,10 +104,10 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
         return
     file, run = plan.tuning.settings_file, load_run(run_dir, curves=False)
     found = tuned_result(run.summary, run.rounds)
-    lower = plan.tuning.better == "lower"
-    if found is None or not is_worth_writing(found, FigureName(plan.tuning.figure), lower=lower):
+    if found is None or not found.is_better:
         if not as_json:
-            options.warn(f"{file}: not written: no settings are valid and better than those as shipped over all rounds")
+            why = "the search did not end" if found is None else found.conclusion
+            options.warn(f"{file}: not written: {why}")
         return
     write_atomic(file, settings_text(plan, found.conclusion))
     if not as_json:

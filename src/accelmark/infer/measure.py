@@ -55,9 +55,7 @@ class Score:
         if not self.evaluated or labels is None:
             return
         plain = [output.float() if output.is_floating_point() else output for output in outputs]
-        if plain[0].shape[0] != labels.shape[0]:
-            what = f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items"
-            raise InferenceError(f"{what}; export it with a dynamic batch", "wrong_shape")
+        _check_rows(plain, len(labels))
         for name, value in self.case.evaluator(plain, labels).items():
             if isinstance(value, Tensor):
                 items = value[:, :1].double() + self.num_items  # the same item in another pass is another one
@@ -137,6 +135,7 @@ class _Window:
 
     def _settle(self) -> None:
         for batch, outputs in self.held:
+            _check_rows(outputs, batch.num_items)
             self.items.append(batch.num_items)
             self.nonfinite += not is_finite(outputs)
             self.score.add(outputs, batch.labels)
@@ -158,6 +157,12 @@ class _Window:
         )
         emit(Event.FORWARD, window)
         return window
+
+
+def _check_rows(outputs: Sequence[Tensor], num_items: int) -> None:
+    if outputs[0].shape[0] != num_items:
+        what = f"the model returned {outputs[0].shape[0]} rows for {num_items} items"
+        raise InferenceError(f"{what}; export it with a dynamic batch", "wrong_shape")
 
 
 def is_finite(outputs: Sequence[Tensor]) -> bool:

@@ -177,7 +177,9 @@ class _Planner:
         known = known_engines(self.run.vendor_folder)
         if name is None or name in known:
             return
-        close = nearest(name, known)
+        vendors = catalog.folders("vendors").values()
+        owners = [each.name for each in vendors if name in catalog.engine_files(each.path / "engines")]
+        close = f"it is an engine of {', '.join(owners)}: --vendor {owners[0]}" if owners else nearest(name, known)
         if self.run.launcher.is_localhost and self.run.cluster.container is None:
             raise SpecError([Problem(self.run.where, "compiler", f"unknown engine {name!r}", close)])
         self.warnings.append(f"{key}: no engine {name!r} is known here ({close}): the hosts must have it")
@@ -232,10 +234,11 @@ def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[
     declared = {f"case {asked.key.model}": asked.case.requires_for(framework)}
     device = catalog.framework_device(asked.run.vendor, framework)
     declared[f"framework {framework}"] = (*load_framework(framework).requires, *device.requires)
+    sdks: dict[str, str] = {}
     if engine := engine_specs(asked.run.vendor_folder).get(planned.engine or ""):
-        declared[f"engine {planned.engine}"] = engine.requires
+        declared[f"engine {planned.engine}"], sdks = engine.requires, engine.sdks
     for needed_by, requirements in (declared | dict(planned.requires)).items():
-        yield from (Need(requirement=one, needed_by=needed_by) for one in requirements)
+        yield from (Need(requirement=one, needed_by=needed_by, sdk=sdks.get(one, "")) for one in requirements)
 
 
 def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:

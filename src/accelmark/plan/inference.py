@@ -39,9 +39,9 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     layers, files = _for_engine(layers, files, over, run.vendor_folder)
     resolved = resolve_inference(side, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
-    _check_precision(settings, resolved.provenance["precision"].layer, run.vendor_folder)
     if side.iterative:
         _check_iterative(settings, resolved.provenance, run.vendor_folder)
+    _check_precision(settings, resolved.provenance["precision"].layer, run.vendor_folder)
     data_dirs, warnings = _data(request, side, settings)
     _check_benchmarks(request, settings, resolved.provenance["compiler"].layer, data_dirs)
     if request.key.nproc > 1:

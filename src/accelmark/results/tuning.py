@@ -8,11 +8,14 @@ from typing import Final, NamedTuple
 from accelmark.results.compare.statistics import relative_difference
 from accelmark.results.figure_names import FigureName, format_figure
 from accelmark.results.schema import CaseResult, Finding, JobState, RoundResult, Summary
-from accelmark.spec.number_format import NOTHING, digits, duration
+from accelmark.spec.number_format import NOTHING, counted, digits, duration
 from accelmark.spec.settings.tuning import TuningSpec
 
 _ALLOWED: Final = ("real-data", "enough-rounds")
 """Rules whose errors do not exclude a trial: all rounds of the search have the same data, and a trial has one."""
+
+_NOT_ENDED: Final[tuple[JobState, ...]] = ("queued", "preparing", "running", "cancelled", "lost")
+"""States with which a search goes on, or can be continued."""
 
 
 class Trial(NamedTuple):
@@ -36,6 +39,8 @@ class Tuned(NamedTuple):
     trials: list[Trial]
     conclusion: str
     """One sentence."""
+    is_better: bool
+    """Whether the tuned settings are valid over all rounds and better than those as shipped, beyond the noise."""
 
 
 def is_eligible(state: JobState, findings: Iterable[Finding]) -> bool:
@@ -55,28 +60,27 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
     shipped, tuned = by_role["as shipped"][0], next(iter(by_role.get("tuned", ())), None)
     trials = [_trial(number, case, figure) for number, case in enumerate(by_role.get("trial", ()), start=1)]
     if not trials and summary.tuning.budget_s is not None:
-        return Tuned(shipped, tuned, trials, _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds))
-    return Tuned(shipped, tuned, trials, _conclusion(shipped, tuned, rounds, figure, len(trials)))
-
-
-def is_worth_writing(found: Tuned, figure: FigureName, *, lower: bool) -> bool:
-    """Return whether the tuned settings are valid and better than those as shipped, over all rounds."""
-    if found.tuned is None or not is_eligible(found.tuned.state, found.tuned.findings):
-        return False
-    before, after = found.shipped.mean_of(figure), found.tuned.mean_of(figure)
-    return before is None or (after is not None and (after < before) == lower and after != before)
+        conclusion = _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds)
+        return Tuned(shipped, tuned, trials, conclusion, is_better=False)
+    if any(case.state in _NOT_ENDED for case in summary.cases):
+        conclusion, is_better = "the search has not ended", False
+    elif tuned is None:
+        conclusion = "none was better than the settings as shipped by more than 1 %, which are the tuned ones"
+        is_better = False
+    else:
+        conclusion, is_better = _comparison(shipped, tuned, rounds, summary.tuning)
+    return Tuned(shipped, tuned, trials, f"{counted(len(trials), 'trial')}: {conclusion}", is_better)
 
 
 def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
     value, difference = case.mean_of(figure), case.mean_of(FigureName.METRIC_DIFFERENCE)
     eligible = is_eligible(case.state, case.findings)
-    why = next(iter(case.reasons), case.state)
     return Trial(
         number,
         case.variant or "",
         NOTHING if value is None else format_figure(figure, value, case.unit),
         NOTHING if difference is None else digits(difference, 2),
-        case.verdict if eligible and case.verdict == "VALID" else why,
+        case.verdict if eligible and case.verdict == "VALID" else _why(case),
     )
 
 
@@ -90,19 +94,39 @@ def _untried(tuning: TuningSpec, budget_s: float, shipped: CaseResult, rounds: M
     )
 
 
-def _conclusion(
-    shipped: CaseResult, tuned: CaseResult | None, rounds: Mapping[str, RoundResult], figure: FigureName, num: int
-) -> str:
-    if tuned is None:
-        return f"{num} trials: none was better than the settings as shipped by more than 1 %, which are the tuned ones"
+def _comparison(
+    shipped: CaseResult, tuned: CaseResult, rounds: Mapping[str, RoundResult], tuning: TuningSpec
+) -> tuple[str, bool]:
+    """Return the ratio of both as text, and whether the tuned settings are better: valid, with an interval beyond 1."""
     before, after = (
-        [value for name in case.rounds if name in rounds if (value := rounds[name].value_of(figure)) is not None]
+        [value for name in case.rounds if name in rounds if (value := rounds[name].value_of(FigureName(tuning.figure)))]
         for case in (shipped, tuned)
     )
-    if not before or not after:
-        return f"{num} trials: the tuned settings cannot be compared with those as shipped, of which no round succeeded"
+    if not is_eligible(tuned.state, tuned.findings):
+        return f"the tuned settings are not valid over all rounds ({_why(tuned)}); keep those as shipped", False
+    if not after:
+        return "no round of the tuned settings was measured; keep those as shipped", False
+    if not before:
+        return "the tuned settings cannot be compared with those as shipped, of which no round succeeded", True
     ratio, interval = relative_difference(before, after)
-    if ratio is None:
-        return f"{num} trials"
-    wide = f" (95 % interval {digits(1 + interval[0], 3)} to {digits(1 + interval[1], 3)})" if interval else ""
-    return f"{num} trials: tuned is {digits(1 + ratio, 3)} times as shipped{wide}, {len(after)} rounds each in turn"
+    if ratio is None or interval is None:
+        return "the tuned settings cannot be compared with those as shipped: too few rounds succeeded", False
+    low, high = 1 + interval[0], 1 + interval[1]
+    text = (
+        f"tuned is {digits(1 + ratio, 3)} times as shipped (95 % interval {digits(low, 3)} to {digits(high, 3)}), "
+        f"{len(after)} rounds each in turn"
+    )
+    if (high < 1) if tuning.better == "lower" else (low > 1):
+        return text, True
+    if (low > 1) if tuning.better == "lower" else (high < 1):
+        return f"{text}: the settings as shipped are better", False
+    longer = shipped.key.model_copy(update={"repeat": 3 * tuning.num_rounds})
+    return (
+        f"{text}: the interval contains 1, so no difference was shown; keep the settings as shipped, or measure more "
+        f"rounds on an idle host: {longer}",
+        False,
+    )
+
+
+def _why(case: CaseResult) -> str:
+    return next(iter(case.reasons), case.state)

@@ -12,8 +12,10 @@ from torch import Tensor
 from accelmark.spec.log.inference import AnswerCheck
 from accelmark.train.tasks.metrics import IGNORED
 
-MAX_FOLLOWED: Final = 1024
-"""Items for which the framework also answers the unchanged input."""
+_FOLLOWED: Final = (256, 1024)
+"""Smallest and largest number of items for which the framework also answers the unchanged input."""
+_FOLLOWED_VALUES: Final = 16384
+"""Values of answers that are enough between the two."""
 _TINY: Final = 1e-12
 
 
@@ -30,8 +32,14 @@ class Answers:
         self.errors: list[Tensor] = []
         self.agreeing = 0
         self.ranked = 0
-        self.followed = 0
+        self.followed = self._followed_values = 0
         self._moved = self._expected = 0.0
+
+    @property
+    def needs_unchanged(self) -> bool:
+        """Whether answers for unchanged inputs are still needed."""
+        fewest, most = _FOLLOWED
+        return self.followed < (most if self._followed_values < _FOLLOWED_VALUES else fewest)
 
     def add(self, found: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
         """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""
@@ -55,6 +63,7 @@ class Answers:
                 before = unchanged[index].float().reshape(items, -1)
                 self._moved += float(((one - before) * (two - before)).sum())
                 self._expected += float((two - before).square().sum())
+                self._followed_values += before.numel()
         self.followed += items if unchanged else 0
         self.errors.append(worst.nan_to_num(math.inf, math.inf))
 

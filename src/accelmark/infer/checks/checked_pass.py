@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.checks.answers import MAX_FOLLOWED, Answers
+from accelmark.infer.checks.answers import Answers
 from accelmark.infer.checks.repeat_check import CALLS, repeat_check
 from accelmark.infer.contract import check_excluded_time
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
@@ -25,9 +25,11 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
 
 _WINDOW_S: Final = 0.5
-"""Least duration of a window's calls, where memory allows it; a window crosses to the engine's process once."""
+"""About the duration of a window, where memory allows it; a window crosses to the engine's process once."""
 _CONCURRENT_WINDOW_S: Final = 2.0
 """The same for calls at the same time: at the end of a window some streams are idle while others finish theirs."""
+_STREAM_CALLS: Final = 50
+"""Least number of calls of each stream in such a window, if it is not longer than the passes: 1 % for that end."""
 _MAX_BYTES: Final = 256 * 2**20
 """Largest size of a window's inputs, and of its outputs."""
 _MAX_CALLS: Final = 10_000
@@ -157,16 +159,25 @@ class CheckedPass:
         )
         process.expect(output, size, 1)
         call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
-        window_s = _WINDOW_S if process.concurrency == 1 else _CONCURRENT_WINDOW_S
-        wanted = max(self.settings.log_freq, math.ceil(window_s * process.concurrency / call_s))
         largest = max(sum(process.slots.item_bytes()), sum(output.item_bytes()), 1) * size
-        num_batches = -(-self.batches.num_items // size)
-        fitting = max(1, min(wanted, _MAX_BYTES // largest, _MAX_CALLS))
-        self.window_passes = max(1, min(fitting // num_batches, self._num_passes(0)))
-        self.window_calls = min(fitting, num_batches * self.window_passes)
+        wanted, most = self._wanted_calls(), max(1, min(_MAX_BYTES // largest, _MAX_CALLS))
+        num_batches, num_passes = -(-self.batches.num_items // size), self._num_passes(0)
+        per_pass = _num_windows(num_batches, wanted, most)
+        if per_pass == 1:
+            num_windows = _num_windows(num_passes, wanted / num_batches, max(1, most // num_batches))
+            self.window_passes = math.ceil(num_passes / num_windows)
+        self.window_calls = math.ceil(num_batches * self.window_passes / per_pass)
         self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
         process.arrange(Slots.like(batch.inputs, size, self.window_calls), (0, size), batch.inputs)
         process.expect(output, size * self.window_calls, self.window_calls)
+
+    def _wanted_calls(self) -> int:
+        """Return about how many calls a window should have, where memory allows it."""
+        streams, call_s = self.process.concurrency, self.call_s
+        if streams == 1:
+            return max(self.settings.log_freq, math.ceil(_WINDOW_S / call_s))
+        least_s = max(_CONCURRENT_WINDOW_S, min(_STREAM_CALLS * call_s, self.settings.inference_duration_s))
+        return max(self.settings.log_freq, math.ceil(least_s * streams / call_s))
 
     def _num_passes(self, made: int) -> int:
         """Return the number of further passes after ``made``; none where the engine has computed for long enough.
@@ -256,16 +267,20 @@ class CheckedPass:
         return timed
 
     def _compare(self, chunk: _Chunk, outputs: Sequence[Tensor], *, whole: bool) -> None:
-        """Compare the answers of all calls, or of a random sample of them, with the framework's."""
+        """Compare the answers of as many calls as a pass has, or of a random sample, with the framework's."""
         reference = self.reference
         if reference is None:
             return
         calls = list(chunk.calls())
+        num_items = sum(chunk.sizes)
         if not whole:
-            sample = max(1, round(_SAMPLE * len(calls)))
-            self.num_not_compared += sum(each.stop - each.start for each in calls)
-            calls = self.chance.sample(calls, sample)
-            self.num_not_compared -= sum(each.stop - each.start for each in calls)
+            calls = self.chance.sample(calls, max(1, round(_SAMPLE * len(calls))))
+        elif self.window_passes > 1:
+            size = self.settings.batch_size
+            full = [each for each in calls if each.stop - each.start == size]
+            smaller = [each for each in calls if each.stop - each.start < size]
+            calls = smaller + self.chance.sample(full, min(len(full), -(-self.batches.num_items // size)))
+        self.num_not_compared += num_items - sum(each.stop - each.start for each in calls)
         rows = torch.cat([torch.arange(each.start, each.stop) for each in calls])
         size = self.settings.batch_size
         for part in torch.split(rows, size if self.iterative else max(size, 64)):
@@ -273,7 +288,7 @@ class CheckedPass:
             followed = found if self.iterative else []
             expected = reference([*(each[part] for each in chunk.inputs), *followed])
             unchanged: list[Tensor] = []
-            if self.answers.followed < MAX_FOLLOWED:
+            if self.answers.needs_unchanged:
                 unchanged = reference([*(each[part] for each in chunk.unchanged), *followed])
             self.answers.add(found, expected, unchanged)
             if whole and chunk.labels is not None:
@@ -309,3 +324,8 @@ class CheckedPass:
         # Of the time that the engine excludes, what only the first call excludes may be work that a cache saves later.
         least_s = min(other_s for _, other_s in taken)
         self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])
+
+
+def _num_windows(total: int, wanted: float, most: int) -> int:
+    """Return the number of windows of equal length, since the end of a short last one would weigh more."""
+    return max(1, round(total / wanted), math.ceil(total / most))

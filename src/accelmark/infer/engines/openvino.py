@@ -165,9 +165,12 @@ class Engine(Base):
         """Compute one batch."""
         compiled, given = self._prepared(inputs)
         request, size = self._request(compiled), inputs[0].shape[0]
-        results = request.infer([each.numpy() for each in given], share_inputs=True).to_tuple()
+        for position, tensor in enumerate(given):  # infer with inputs takes 0.05 ms longer
+            request.set_input_tensor(position, self.ov.Tensor(tensor.numpy(), shared_memory=True))
+        request.infer(share_outputs=True)
+        outputs = self._outputs(request, size)
         self.requests[id(compiled)].append(request)
-        return [from_numpy(results[place])[:size] for place in self.output_order], 0.0
+        return outputs, 0.0
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
         """Compute calls in inference requests that are started and waited for in turn, all in this thread."""

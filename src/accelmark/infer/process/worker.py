@@ -73,6 +73,8 @@ class Worker:
     """When each call of the window began, and ended."""
     ends: list[float]
     excluded: list[float]
+    results: list[Any]
+    """Outputs of the window's calls, until its times are reported."""
 
     def __init__(self, descriptors: tuple[int, int]) -> None:
         self.descriptors = descriptors
@@ -183,12 +185,14 @@ class Worker:
             append(engine(inputs))
             mark(clock())
         self._keep(results, self.sizes, self.room)
+        self.results = results  # freed after the window
         self.excluded = [other for _, other in results]
         self.begins, self.ends = instants[:-1], instants[1:]
 
     def _run_concurrently(self) -> None:
         found = self.engine.concurrently(self.calls)
-        self._keep([(outputs, 0.0) for outputs, _, _ in found], self.sizes, self.room)
+        self.results = [(outputs, 0.0) for outputs, _, _ in found]
+        self._keep(self.results, self.sizes, self.room)
         self.excluded = [0.0] * len(found)
         self.begins, self.ends = [begin for _, begin, _ in found], [end for _, _, end in found]
 
@@ -255,6 +259,7 @@ class Worker:
         """Write the times of the calls to shared memory, after the rank has taken the time of the window."""
         begins, ends, excluded = torch.tensor((self.begins, self.ends, self.excluded), dtype=torch.float64)
         self.times[:, : len(self.calls)] = torch.stack((ends - begins, excluded, begins))
+        self.results.clear()
 
     def usage(self) -> dict[str, Any]:
         """Return the engine's peak device memory."""

@@ -113,7 +113,7 @@ def vendor_line(summary: Summary) -> Text:
     """Return the vendor of a run, and the hooks and numbers of settings that it replaced in the standard cases."""
     line = Text(f"Vendor {summary.vendor}:")
     parts: list[str] = []
-    for case in summary.cases:
+    for case in (case for case in summary.cases if case.role in (None, "as shipped")):
         cost = case.adaptation
         changed = [*(hook.name for hook in cost.hooks), *cost.engines] if cost is not None else []
         changed += [counted(len(cost.keys), "setting")] if cost is not None and cost.keys else []

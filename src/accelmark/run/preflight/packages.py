@@ -67,8 +67,13 @@ def package_problems(
     virtual environment, if its ranks run in one.
     """
     create = create_command(framework.name, environment)
-    found: list[HostProblem] = []
-    if lacking := missing(needs, facts.versions.get, installed):
+    all_lacking = missing(needs, facts.versions.get, installed)
+    found = [
+        HostProblem(name, describe([one]), f"install {one.requirement} from {one.need.sdk}")
+        for one in all_lacking
+        if one.need.sdk
+    ]
+    if lacking := [one for one in all_lacking if not one.need.sdk]:
         repair = create if environment is not None else install_command(lacking, facts.executable)
         if environment is None and any(one.need.needed_by == f"framework {framework.name}" for one in lacking):
             repair += f"; or, in an environment of its own: {create}"

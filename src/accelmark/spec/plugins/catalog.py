@@ -63,6 +63,8 @@ class EngineSpec(Spec):
     """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
     requires: tuple[str, ...] = ()
     """Requirements to install, as pip takes them."""
+    sdks: dict[str, str] = Field(default_factory=dict)
+    """Requirement that no index has -> where it comes from."""
     precisions: tuple[InferPrecision, ...] = ()
     """Precisions that it computes in; empty: not declared, and ``--tune`` keeps that of the case."""
     generates: bool = False

@@ -28,6 +28,8 @@ class Need(Spec):
     """As for pip, ``accelmark[<extra>]`` included. Alternatives are separated by ``|``; the first is recommended."""
     needed_by: str
     """``case bert``, ``framework pytorch``, ``accelmark view``."""
+    sdk: str = ""
+    """Where the package comes from, if no index has it: another package there may have its name."""
 
 
 @final
