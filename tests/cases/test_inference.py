@@ -55,6 +55,7 @@ def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.heavy
 def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
     ran = infer("minilm", tmp_path, packaged("minilm"), compiler="onnxruntime", max_batches=8)
     assert ran.detail("create", "items") == 128
@@ -177,7 +178,9 @@ def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tm
     assert _accuracies(ran) == (0.5, 0.5), "its bias knows one of two masked tokens"
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("vit_l_16", VIT), ("bert_large", BERT)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [pytest.param("vit_l_16", VIT, marks=pytest.mark.heavy), ("bert_large", BERT)]
+)
 def test_without_weights_and_data_a_run_measures_speed_and_no_accuracy(
     tmp_path: Path, name: str, parameters: dict[str, int]
 ) -> None:

@@ -46,6 +46,8 @@ DIFFUSION = {
 REDUCED = {"whisper_small": WHISPER, "stable_diffusion": DIFFUSION}
 FAST = {"precision": "fp32", "batch_size": 2, "repeat": 3}
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
@@ -121,7 +123,6 @@ def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[st
     assert engine == pytest.approx(framework, abs=0.5), "on noise with 1 % of other noise"
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(REDUCED))
 def test_inductor_compiles_the_parts_of_a_step(
@@ -268,7 +269,6 @@ def _counted(name: str, directory: Path, steps: int) -> tuple[int, float]:
     return sum(each.numel() for each in model.parameters()), float(counter.get_total_flops())
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(REDUCED))
 def test_a_run_of_the_reduced_model_is_valid(

@@ -238,7 +238,7 @@ def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
     [
         ({"compiler": "openvino"}, r"compiler: openvino compiles one static graph, and an answer .*: inductor, eager"),
         ({"compiler": "onnxruntime", "precision": "bf16"}, "compiler: onnxruntime compiles one static graph"),
-        ({"engine_options": {"cuda_graphs": True}}, r"engine_options.cuda_graphs: a CUDA graph records one call"),
+        ({"engine_options": {"cuda_graphs": True}}, r"engine_options.cuda_graphs: a recorded graph holds one call"),
     ],
 )
 def test_engines_and_options_of_one_static_graph_are_refused_where_answers_take_dependent_steps(

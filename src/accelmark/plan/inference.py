@@ -105,7 +105,7 @@ def _check_iterative(settings: InferSettings, layers: Mapping[str, Provenance], 
         problems.append(Problem(layers["compiler"].layer, "compiler", what, f"engines that compute it: {able}"))
     if settings.engine_options.get("cuda_graphs"):
         layer = layers["engine_options.cuda_graphs"].layer
-        what = f"a CUDA graph records one call, and {why}"
+        what = f"a recorded graph holds one call, and {why}"
         problems.append(Problem(layer, "engine_options.cuda_graphs", what, "leave the option out"))
     if problems:
         raise SpecError(problems)
