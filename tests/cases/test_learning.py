@@ -24,7 +24,6 @@ Writer = Callable[[Path], Mapping[str, Path]]
 IMAGES: Mapping[str, Any] = {"model.image_size": 32, "model.num_classes": 2, "model.lr_batch_size": 8}
 UNMIXED: Mapping[str, Any] = {"model.mixup_alpha": 0.0, "model.cutmix_alpha": 0.0, "model.erase_probability": 0.0}
 CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
-    "resnet50": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.02}),
     "mobilenetv2": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 2e-3}),
     "efficientnet": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.01}),
     "vit": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3}),
