@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from accelmark.results.compare.statistics import relative_difference
 from accelmark.results.figure_names import FigureName, format_figure
 from accelmark.results.schema import CaseResult, Finding, JobState, RoundResult, Summary
-from accelmark.spec.number_format import NOTHING, digits, duration
+from accelmark.spec.number_format import NOTHING, counted, digits, duration
 from accelmark.spec.settings.tuning import TuningSpec
 
 _ALLOWED: Final = ("real-data", "enough-rounds")
@@ -93,16 +93,17 @@ def _untried(tuning: TuningSpec, budget_s: float, shipped: CaseResult, rounds: M
 def _conclusion(
     shipped: CaseResult, tuned: CaseResult | None, rounds: Mapping[str, RoundResult], figure: FigureName, num: int
 ) -> str:
+    tried = counted(num, "trial")
     if tuned is None:
-        return f"{num} trials: none was better than the settings as shipped by more than 1 %, which are the tuned ones"
+        return f"{tried}: none was better than the settings as shipped by more than 1 %, which are the tuned ones"
     before, after = (
         [value for name in case.rounds if name in rounds if (value := rounds[name].value_of(figure)) is not None]
         for case in (shipped, tuned)
     )
     if not before or not after:
-        return f"{num} trials: the tuned settings cannot be compared with those as shipped, of which no round succeeded"
+        return f"{tried}: the tuned settings cannot be compared with those as shipped, of which no round succeeded"
     ratio, interval = relative_difference(before, after)
     if ratio is None:
-        return f"{num} trials"
+        return tried
     wide = f" (95 % interval {digits(1 + interval[0], 3)} to {digits(1 + interval[1], 3)})" if interval else ""
-    return f"{num} trials: tuned is {digits(1 + ratio, 3)} times as shipped{wide}, {len(after)} rounds each in turn"
+    return f"{tried}: tuned is {digits(1 + ratio, 3)} times as shipped{wide}, {len(after)} rounds each in turn"
