@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import io
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.checks import conformance
 from accelmark.cli.checks.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
-from accelmark.cli.folders import new_folder
+from accelmark.cli.folders import _shown, new_folder
 from accelmark.cli.main import app
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
@@ -55,7 +58,12 @@ def test_checks_of_a_folder_are_given_before_its_training_begins(bench: Path, mo
     new_folder("vendors", "acme9", bench)
     new_folder("cases", "line9", bench)
     begun: list[str] = []
-    monkeypatch.setattr(conformance, "trial", lambda name, *_, **__: begun.append(name) or iter(()))
+
+    def trial(name: str, *_: object, **__: object) -> Iterator[Check]:
+        begun.append(name)
+        yield from ()
+
+    monkeypatch.setattr(conformance, "trial", trial)
     for checks, trained in (
         (vendor_checks("acme9", run=True), "resnet_mini"),
         (case_checks("line9", run=True), "line9"),
@@ -64,6 +72,24 @@ def test_checks_of_a_folder_are_given_before_its_training_begins(bench: Path, mo
         assert trained not in begun
         assert all(check.state != "missing" for check in checks)
         assert trained in begun
+
+
+def test_a_check_is_one_line_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    terminal = Console(file=told, force_terminal=True, color_system=None, width=40)
+    monkeypatch.setattr("rich.console.Console", lambda **_: terminal)
+    checks = [
+        Check("good", "a description that is longer than [the] terminal"),
+        Check("missing", "no README.md", "add it"),
+    ]
+    assert list(_shown(iter(checks), "training")) == checks
+    assert "\n✓ a description that is longer than [the] terminal\n" in plain(told.getvalue())
+    assert "✕ no README.md\n    add it\n" in plain(told.getvalue())
+
+
+def plain(text: str) -> str:
+    """Return what a terminal shows of a text, without control sequences."""
+    return "\n" + re.sub(r"\r|\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from accelmark.automl.controller.journal import SearchDirectory
 from accelmark.report.run_page import write_page
+from accelmark.report.search_page import write_report
 from accelmark.report.templating import fill, inline
 from accelmark.results.figures.scaling import scaling_curves
 from accelmark.results.rounds.summary import write_round
@@ -16,6 +19,7 @@ from accelmark.run.record.measure import measure_run
 from tests.made_run import Made, make_run
 from tests.report.conftest import IN_CHROMIUM
 from tests.results.compared_runs import loaded
+from tests.results.test_sources import RECORDED
 
 pytestmark = IN_CHROMIUM
 
@@ -89,6 +93,21 @@ def test_light_and_dark_follow_the_system_and_the_button(browser: Browser, repor
     assert light.complaints == dark.complaints == []
     light.page.context.close()
     dark.page.context.close()
+
+
+def test_the_page_of_a_search_has_the_button_too(browser: Browser, tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / "search")
+    page_file = write_report(SearchDirectory(tmp_path / "search"))[0]
+    page = browser.new_context(viewport={"width": 390, "height": 900}, color_scheme="light").new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(page_file.as_uri())
+    assert paper(page) == "rgb(255, 255, 255)"
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert paper(page) == "rgb(17, 20, 23)"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert complaints == []
+    page.context.close()
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, report: Path) -> None:

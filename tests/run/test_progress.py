@@ -22,6 +22,8 @@ from accelmark.run.controller.evaluate import WeightsCheck
 from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
 from accelmark.run.display.live import Board, draw
 from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.preflight import report
+from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import ServeJob, TrainJob
 from accelmark.spec.log.perflog import decode_line, encode_line
@@ -142,6 +144,31 @@ def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypat
     assert "evaluating weights, replaying steps, 12 s" in drawn()
     shown.progress(job, JobProgress("training", 1))
     assert "training" in drawn()
+
+
+def test_the_check_of_hosts_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def slow(_: Preflight) -> tuple[()]:
+        await asyncio.sleep(0.05)
+        return ()
+
+    monkeypatch.setattr(Preflight, "__init__", lambda *_: None)
+    monkeypatch.setattr(Preflight, "run", slow)
+    monkeypatch.setattr(report, "_SHOWN_EVERY_S", 0.01)
+    plan = make_plan(())
+    shown = LiveDisplay(plan, {job.directory: JobStatus() for job in plan.jobs})
+    seen: list[str] = []
+    monkeypatch.setattr(shown, "_draw", lambda: seen.append(shown._board.checking))
+    place: Any = SimpleNamespace(plan=plan, path=tmp_path)
+    launcher: Any = None
+    asyncio.run(report.run_preflight(place, launcher, plan.jobs, shown))
+    assert len(seen) >= 3
+    assert seen[0] == "checking 1 host, 0 s"
+    assert seen[-1] == ""
+    console = Console(width=80, force_terminal=True, color_system=None)
+    shown._board.checking = "checking 2 hosts, 4 s"
+    with console.capture() as capture:
+        console.print(draw(shown._board, 80))
+    assert "checking 2 hosts, 4 s" in capture.get()
 
 
 def test_the_coordinator_goes_on_reporting_while_weights_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,13 +275,14 @@ def check(
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     """Print each check when it is done; meanwhile a terminal shows what is being done."""
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(highlight=False, emoji=False)
-    signs = {"good": "[green]✓[/green]", "missing": "[red]✕[/red]", "advice": "[yellow]![/yellow]"}
+    console = Console(highlight=False)
+    signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
     with console.status(f"{doing} …"):
         for found in checks:
-            console.print(f"{signs[found.state]} ", end="")
-            console.print(found.what + (f"\n    {found.do}" if found.do else ""), markup=False, soft_wrap=True)
+            text = found.what + (f"\n    {found.do}" if found.do else "")
+            console.print(Text.assemble(signs[found.state], " ", text), soft_wrap=True)  # a print is a line of its own
             yield found
 
 

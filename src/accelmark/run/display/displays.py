@@ -46,6 +46,9 @@ class RunObserver:
     def planned(self, plan: Plan) -> None:
         """Report that a search has added jobs to the plan."""
 
+    def checking(self, what: str) -> None:
+        """Hosts are being checked before a start; ``what`` is empty at the end."""
+
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Report a step of preparing a job (a download, say); up to ten times a second."""
 
@@ -124,6 +127,11 @@ class LiveDisplay(RunObserver):
         for job in plan.jobs:
             self._board.statuses.setdefault(job.directory, JobStatus())
         self._board.plan = plan
+
+    def checking(self, what: str) -> None:
+        """Draw that hosts are being checked."""
+        self._board.checking = what
+        self._draw()
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Draw the step, at most a few times a second; after a job has run, with its own time."""

@@ -52,6 +52,8 @@ class Board:
     """Since the current job changed its state."""
     preparing: str = ""
     """The current step of preparing a job, or of checking it after its end."""
+    checking: str = ""
+    """The check of hosts before a start, while it goes on."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -70,6 +72,8 @@ def draw(board: Board, width: int) -> RenderableType:
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
+    if board.checking:
+        parts.append(Text(f"  {board.checking}", style="cyan", no_wrap=True, overflow="ellipsis"))
     parts.extend(_note(note, width) for note in board.notes[-2:])
     return Group(*parts)
 

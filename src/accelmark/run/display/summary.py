@@ -96,10 +96,9 @@ def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
         if found is None:
             return
         table = Table(box=None, header_style="dim", pad_edge=False)
-        for heading in ("trial", "settings", "figure", "difference", "outcome"):
-            table.add_column(
-                heading, overflow="fold", justify="right" if heading in ("figure", "difference") else "left"
-            )
+        numbers = ("figure", "accuracy diff.")
+        for heading in ("trial", "settings", *numbers, "outcome"):
+            table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
         for trial in found.trials:
             cells = (str(trial.number), trial.settings, trial.figure, trial.metric, trial.outcome)
             table.add_row(*map(Text, cells))

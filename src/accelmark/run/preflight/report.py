@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from accelmark.datasets.ensure import locate
 from accelmark.datasets.spec import dataset_specs
@@ -17,7 +20,18 @@ from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.number_format import counted, duration
 from accelmark.spec.plugins.catalog import load_case
+
+_SHOWN_EVERY_S: Final = 0.5
+
+
+async def _show(observer: RunObserver, what: str) -> None:
+    """Report to the observer that hosts are being checked, and for how long, until this is cancelled."""
+    started = time.monotonic()
+    while True:
+        observer.checking(f"{what}, {duration(time.monotonic() - started)}")
+        await asyncio.sleep(_SHOWN_EVERY_S)
 
 
 async def run_preflight(
@@ -29,7 +43,13 @@ async def run_preflight(
         HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
     """
     plan = directory.plan
-    problems = await Preflight(directory, launcher, jobs, given_data(plan)).run()
+    num_hosts = len({node.host for job in jobs for node in job.nodes})
+    shown = asyncio.create_task(_show(observer, f"checking {counted(num_hosts, 'host')}"))
+    try:
+        problems = await Preflight(directory, launcher, jobs, given_data(plan)).run()
+    finally:
+        shown.cancel()
+        observer.checking("")
     require_ready(problems, plan)
     for problem in problems:
         observer.note(f"warning: {problem}")
