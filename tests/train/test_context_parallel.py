@@ -91,6 +91,13 @@ def test_a_checkpoint_goes_on_with_other_parts(
 
 
 @heavy
+def test_parts_train_in_bf16_close_to_one_rank(tokens: Path, tmp_path: Path) -> None:
+    own = {"precision": "bf16"}
+    whole = trained(tokens, tmp_path / "one", "ddp", 1, 4, own=own)
+    assert trained(tokens, tmp_path / "mesh", "cp=2", 2, 4, own=own) == pytest.approx(whole, rel=0.01)
+
+
+@heavy
 def test_weights_are_evaluated_and_steps_replayed(tokens: Path, tmp_path: Path) -> None:
     over = {**SMALL, "parallelism": "cp=2", "end.max_steps": 6, "checkpoint.every_steps": 3, "checkpoint.keep": 2}
     path = job_of("llama2_7b", tmp_path, {"llama_tokens": tokens}, over)
