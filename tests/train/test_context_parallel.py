@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig
 
-from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+from accelmark.frameworks.pytorch.context_parallel import SequencePart
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm
 from accelmark.results.figures.step_errors import compare_steps
@@ -127,10 +127,11 @@ def half() -> Iterator[SequencePart]:
 def test_a_rank_keeps_little_more_than_its_share_of_the_activations(half: SequencePart) -> None:
     """Keys and values of whole sequences, and on CPUs masks, are kept in addition."""
     length = 1024
-    config = LlamaConfig(
-        vocab_size=1000, hidden_size=256, intermediate_size=896, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=2, max_position_embeddings=length, attn_implementation=CAUSAL,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": length,
+    }  # fmt: skip
+    config = LlamaConfig(**sizes, attn_implementation=CAUSAL)
     model, tokens = CausalLm(config), torch.zeros(1, length, dtype=torch.int64)
     kept = [kept_bytes(model, tokens, sequence) for sequence in (None, half)]
     assert 0.5 < kept[1] / kept[0] < 0.6
