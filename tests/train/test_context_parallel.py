@@ -127,11 +127,12 @@ def half() -> Iterator[SequencePart]:
 def test_a_rank_keeps_little_more_than_its_share_of_the_activations(half: SequencePart) -> None:
     """Keys and values of whole sequences, and on CPUs masks, are kept in addition."""
     length = 1024
-    sizes: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": length,
+        "attn_implementation": CAUSAL,
     }  # fmt: skip
-    config = LlamaConfig(**sizes, attn_implementation=CAUSAL)
+    config = LlamaConfig(**arguments)
     model, tokens = CausalLm(config), torch.zeros(1, length, dtype=torch.int64)
     kept = [kept_bytes(model, tokens, sequence) for sequence in (None, half)]
     assert 0.5 < kept[1] / kept[0] < 0.6
