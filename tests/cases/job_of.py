@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.job import CompareJob, JobSpec, TrainJob
+from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
@@ -54,7 +54,7 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
 def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     """Train, and return rank 0's events as (name, value)."""
     spec = JobSpec.model_validate_json(job.read_bytes())
-    work = spec.work.train if isinstance(spec.work, CompareJob) else spec.work
+    work = spec.work.train if isinstance(spec.work, CompareJob | EvaluateJob) else spec.work
     assert isinstance(work, TrainJob)
     started = num_ranks > 1 or work.settings.loader.num_workers
     code, output = _started(job, num_ranks) if started else _here(spec, job.parent)

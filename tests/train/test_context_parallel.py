@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig
 
-from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+from accelmark.frameworks.pytorch.context_parallel import SequencePart
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm
 from accelmark.results.figures.step_errors import compare_steps
@@ -91,6 +91,13 @@ def test_a_checkpoint_goes_on_with_other_parts(
 
 
 @heavy
+def test_parts_train_in_bf16_close_to_one_rank(tokens: Path, tmp_path: Path) -> None:
+    own = {"precision": "bf16"}
+    whole = trained(tokens, tmp_path / "one", "ddp", 1, 4, own=own)
+    assert trained(tokens, tmp_path / "mesh", "cp=2", 2, 4, own=own) == pytest.approx(whole, rel=0.01)
+
+
+@heavy
 def test_weights_are_evaluated_and_steps_replayed(tokens: Path, tmp_path: Path) -> None:
     over = {**SMALL, "parallelism": "cp=2", "end.max_steps": 6, "checkpoint.every_steps": 3, "checkpoint.keep": 2}
     path = job_of("llama2_7b", tmp_path, {"llama_tokens": tokens}, over)
@@ -120,10 +127,12 @@ def half() -> Iterator[SequencePart]:
 def test_a_rank_keeps_little_more_than_its_share_of_the_activations(half: SequencePart) -> None:
     """Keys and values of whole sequences, and on CPUs masks, are kept in addition."""
     length = 1024
-    config = LlamaConfig(
-        vocab_size=1000, hidden_size=256, intermediate_size=896, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=2, max_position_embeddings=length, attn_implementation=CAUSAL,
-    )  # fmt: skip
+    arguments: dict[str, Any] = {
+        "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": length,
+        "attn_implementation": CAUSAL,
+    }  # fmt: skip
+    config = LlamaConfig(**arguments)
     model, tokens = CausalLm(config), torch.zeros(1, length, dtype=torch.int64)
     kept = [kept_bytes(model, tokens, sequence) for sequence in (None, half)]
     assert 0.5 < kept[1] / kept[0] < 0.6

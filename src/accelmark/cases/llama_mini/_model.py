@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 _EPS: Final = 1e-5
 _ROPE_BASE: Final = 10000.0

@@ -186,7 +186,9 @@ class PyTorchBackend:
             eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
             compute_type=compute_type(training.module, training.autocast, device),
             # With cp, queries and keys have other lengths than in the calls that were seen.
-            attention_kernels=chosen_kernels(() if case.sequence else attention.found, device, training.autocast),
+            attention_kernels=chosen_kernels(
+                attention.found if case.sequence is None else (), device, training.autocast
+            ),
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions=library_versions(),

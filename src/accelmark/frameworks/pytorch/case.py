@@ -19,7 +19,7 @@ from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.tasks.task_families import ModelSettings
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 Batch = Mapping[str, Tensor]
 """Named tensors with the samples along the first dimension."""

@@ -94,7 +94,7 @@ def shard(
     if case.place.mesh.cp > 1:
         if not case.splits_sequences():
             raise RequestError(f"parallelism: cp cannot split the sequences of {type(model).__name__}")
-        from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+        from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
         case.sequence = SequencePart.open(device, case.place.mesh)
     if case.place.mesh.ep > 1:

@@ -12,7 +12,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 CAUSAL: Final = "accelmark_causal"
 """Name of :func:`causal_attention` in a configuration's ``attn_implementation``."""

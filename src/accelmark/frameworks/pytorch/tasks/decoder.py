@@ -23,7 +23,7 @@ from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.train.tasks.token_shards import TokenShards
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 _NAMES: Final = {
     "num_layers": "num_hidden_layers",

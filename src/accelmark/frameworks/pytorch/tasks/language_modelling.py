@@ -16,7 +16,7 @@ from accelmark.train.tasks.metrics import IGNORED, classification_metrics
 from accelmark.train.tasks.task_families import PredictedTokens
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh.context_parallel import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 
 class NextToken(PredictedTokens, TaskFamily):
