@@ -22,7 +22,6 @@ from accelmark.results.figure_names import INFER_FIGURES, FigureName
 from accelmark.results.rounds.summary import summarise
 from accelmark.results.schema import Figure, InferenceRound, RoundResult, finding
 from accelmark.results.store.loaded_run import load_run
-from accelmark.results.tuning import _conclusion
 from accelmark.run.controller.tuning import continued
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.directory import RunDirectory
@@ -239,9 +238,3 @@ def test_a_trial_that_failed_does_not_end_the_search(plugins: Path, tmp_path: Pa
     assert continued(plan, tmp_path, statuses) is plan, "a trial is running"
     statuses[plan.jobs[1].directory] = JobStatus("failed", "out of memory")
     assert continued(plan, tmp_path, statuses).jobs[2].job.role == "trial"
-
-
-def test_the_conclusion_of_a_search_counts_its_trials_in_words_that_fit() -> None:
-    shipped: Any = None  # read only where there are tuned settings
-    assert _conclusion(shipped, None, {}, FigureName.INFERENCE_CORE, 1).startswith("1 trial: none was better")
-    assert _conclusion(shipped, None, {}, FigureName.INFERENCE_CORE, 2).startswith("2 trials: none was better")
