@@ -119,6 +119,24 @@ def test_without_a_duration_there_are_as_many_passes_as_were_asked_for(take: Any
     assert sum(sum(w.items) for w in ran.of(Event.FORWARD) if w.phase == "inference") == 300
 
 
+@pytest.mark.parametrize(("log_freq", "expected"), [(5, [7, 7]), (3, [4, 3, 4, 3])])
+def test_windows_of_the_engine_are_of_about_equal_length(
+    take: Any, monkeypatch: pytest.MonkeyPatch, log_freq: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr("accelmark.infer.checks.checked_pass._WINDOW_S", 0.0)
+    ran = take(compiler="eager", repeat=2, log_freq=log_freq)
+    windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
+    assert [len(window.items) for window in windows] == expected, "seven batches a pass"
+
+
+def test_of_passes_that_share_a_window_as_many_calls_as_one_has_are_compared(take: Any) -> None:
+    ran = take(compiler="eager", repeat=4)
+    (check,) = ran.of(Event.ANSWER_CHECK)
+    assert check.num_not_compared > 0
+    assert check.num_items + check.num_not_compared >= 400
+    assert 100 <= check.num_scored <= 100 + 3 * 16, "seven batches of 16 items at most, and four of 4 items"
+
+
 def test_a_window_closes_every_log_freq_batches(take: Any) -> None:
     windows = take(compiler=None, log_freq=3).of(Event.FORWARD)
     assert [len(window.items) for window in windows] == [3, 3, 1]
