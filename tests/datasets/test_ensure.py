@@ -127,7 +127,7 @@ def test_a_damaged_cache_is_fetched_again(web: Web, cache: Path) -> None:
     spec = dataset(web.source())
     place = ensure(spec)
     (place / "b.txt").write_bytes(b"damaged")
-    with pytest.raises(DataError, match="is damaged in the cache"):
+    with pytest.raises(DataError, match="damaged in the cache"):
         ensure(spec, offline=True)
     assert (ensure(spec) / "b.txt").read_bytes() == CONTENT["b.txt"]
     assert leftovers(cache) == []
