@@ -1,4 +1,4 @@
-"""``accelmark check case resnet_mini --frameworks ...``: other frameworks compute what PyTorch computes."""
+"""``accelmark check case CASE --frameworks ...``: other frameworks compute what PyTorch computes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 STEPS = ("--synthetic", "--steps", "3", "--set", "threads=1", "--set", "batch_size=16", "--vendor", "cpu", "--json")
 
 
-@pytest.mark.parametrize("framework", ["jax", "mindspore", "paddle", "tensorflow"])
-def test_one_rank_and_two_compute_what_pytorch_computes(framework: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "framework"),
+    [
+        *(("resnet_mini", framework) for framework in ("jax", "mindspore", "paddle", "tensorflow")),
+        ("llama_mini", "mindspore"),
+    ],
+)
+def test_one_rank_and_two_compute_what_pytorch_computes(case: str, framework: str) -> None:
     """Also batch normalization, of which each rank has the statistics of its own batch, as in PyTorch."""
     cache = framework_environment(framework).parent / "cache"
-    given = ("check", "case", "resnet_mini", "--frameworks", framework, "--set", "precision=fp32", *STEPS)
+    given = ("check", "case", case, "--frameworks", framework, "--set", "precision=fp32", *STEPS)
     done = run_accelmark(*given, timeout_s=800, ACCELMARK_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
     (check,) = json.loads(done.stdout)

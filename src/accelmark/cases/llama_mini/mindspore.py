@@ -57,8 +57,9 @@ class LlamaMini(nn.Cell):
         """Return logits of shape (batch, length, vocabulary)."""
         length = tokens.shape[1]
         x = self.embedding(tokens)
+        cos, sin = self.cos.narrow(0, 0, length), self.sin.narrow(0, 0, length)
         for layer in self.layers:
-            x = layer(x, self.cos[:length], self.sin[:length])
+            x = layer(x, cos, sin)
         return self.head(self.norm(x))
 
 

@@ -18,7 +18,9 @@ class TrainCase(ArrayCase):
     """A standard workload in MindSpore: subclass it as ``Case`` in ``cases/<model>/mindspore.py``.
 
     The driver owns the loop, precision, parallelism, logging, timing, checkpoints and the end of training. It compiles
-    ``loss`` and ``eval_sums``, which compute with tensors and have no side effects.
+    ``loss`` and ``eval_sums``, which compute with tensors and have no side effects. Use ``narrow`` and ``ops.chunk`` in
+    them and in the model: functions that index a tensor with ``[]`` are not compiled, and a step takes several times as
+    long.
     """
 
     @abstractmethod

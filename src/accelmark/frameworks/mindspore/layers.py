@@ -80,6 +80,6 @@ def rotary_angles(width: int, length: int) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys of shape (batch, heads, length, width) by their position."""
-    half = x.shape[-1] // 2
-    swapped = ops.cat((x[..., half:], x[..., :half]), -1)
+    first, second = ops.chunk(x, 2, -1)
+    swapped = ops.cat((second, first), -1)
     return x * cos.astype(x.dtype) + swapped * sin.astype(x.dtype)

@@ -59,6 +59,7 @@ class Step:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose operations are captured from Python's bytecode, compiled and run as one graph.
 
+    MindSpore 2.10 captures no function that indexes or slices a tensor with ``[]``: it runs operation by operation.
     ``capture_mode="trace"`` of MindSpore 2.10 reads parameters only once, and training with it diverges.
     """
     jit: Callable[..., Any] = ms.jit(function, capture_mode="bytecode")

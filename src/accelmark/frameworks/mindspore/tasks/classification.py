@@ -21,6 +21,8 @@ class ImageClassification(ImageData, TrainCase):
         logits, label = model(batch["image"]).astype(ms.float32), batch["label"].astype(ms.int32)
         _, best = ops.topk(logits, min(max(self.accuracies.values()), self.num_classes))
         correct = (best == label.reshape(-1, 1)).astype(ms.float32)
-        sums = {name: correct[:, :count].sum() for name, count in self.accuracies.items()}
+        sums = {
+            name: correct.narrow(1, 0, min(count, self.num_classes)).sum() for name, count in self.accuracies.items()
+        }
         loss = ops.cross_entropy(logits, label, reduction="sum")
         return {**sums, "loss": loss, "count": ops.ones_like(label).astype(ms.float32).sum()}

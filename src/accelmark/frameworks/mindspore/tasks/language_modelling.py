@@ -14,8 +14,10 @@ class NextToken(TokenData, TrainCase):
 
     def _losses(self, model: nn.Cell, batch: Batch) -> Tensor:
         tokens = batch[self.tokens].astype(ms.int32)
-        logits = model(tokens[:, :-1]).astype(ms.float32)
-        return ops.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1), reduction="none")
+        length = tokens.shape[1] - 1
+        logits = model(tokens.narrow(1, 0, length)).astype(ms.float32)
+        labels = tokens.narrow(1, 1, length).reshape(-1)
+        return ops.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, reduction="none")
 
     def loss(self, model: nn.Cell, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token, in nats."""
