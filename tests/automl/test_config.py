@@ -201,9 +201,9 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("max_duration: 10m", "max_duration: .inf", "schedule.max_duration.*finite"),
-        ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*a valid number, found True"),
-        ("concurrency: 2", "concurrency: .inf", "schedule.concurrency.*a valid integer, found inf"),
-        ("concurrency: 2", "concurrency: true", "schedule.concurrency.*a valid integer, found True"),
+        ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*must be a number, found True"),
+        ("concurrency: 2", "concurrency: .inf", "schedule.concurrency.*must be a whole number, found inf"),
+        ("concurrency: 2", "concurrency: true", "schedule.concurrency.*must be a whole number, found True"),
         ("learning_rate: 5e-2", "learning_rate: .inf", "training.learning_rate.*finite"),
     ],
 )
