@@ -106,7 +106,7 @@ def test_all_mistakes_of_a_run_file_and_of_a_command_are_one_message(tmp_path: P
     key = "resnet_mini:torch:CPU:3:1"
     done = accelmark("train", key, "--vendor", "cpu", "--set", "lr=1", "--set", "seed=x", "--dry-run")
     assert "error: 4 problems" in done.stderr, done.stderr
-    for said in ("requests 3 hosts", "no framework 'torch'", "lr: unknown setting", "seed: input should be"):
+    for said in ("requests 3 hosts", "no framework 'torch'", "lr: unknown setting", "seed: must be a whole number"):
         assert said in done.stderr
 
 
