@@ -34,7 +34,7 @@ from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.arrays import ArrayPlace
 from accelmark.train.tasks.image_folder import ArrayImages
 from accelmark.train.tasks.samples import SampleBatches
-from benchmarks.inference_throughput import ratio
+from benchmarks.inference_peers import ratio
 
 RESULTS: Final = Path(__file__).parent / "results" / "loaders.json"
 CLASSES: Final = ("n01440764", "n01443537")
@@ -185,7 +185,7 @@ def measure(root: Path, rounds: int) -> list[Row]:
                 core[name].append((cpu_s() - used) / count)
     medians = {name: (float(np.median(wall[name])), float(np.median(core[name]))) for name in readers}
     return [
-        Row(name, 1 / times[0], 1 / times[1], ratio(wall[name], wall[PLAIN]), ratio(core[name], core[PLAIN]))
+        Row(name, 1 / times[0], 1 / times[1], ratio(wall[PLAIN], wall[name]), ratio(core[PLAIN], core[name]))
         for name, times in medians.items()
     ]
 

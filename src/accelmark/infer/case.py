@@ -145,7 +145,7 @@ class InferCase(ABC):
 
 def _with_noise(values: Tensor, generator: Generator) -> Tensor:
     noise = torch.empty(values.shape, dtype=torch.float32).normal_(generator=generator)
-    return values + (_NOISE * values.float().std() * noise).to(values.dtype)
+    return noise.mul_(_NOISE * values.float().std()).add_(values).to(values.dtype)
 
 
 def swap_neighbours(tokens: Tensor, movable: Tensor, generator: Generator) -> Tensor:

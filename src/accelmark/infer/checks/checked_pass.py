@@ -216,17 +216,13 @@ class CheckedPass:
 
     def _mixed(self, taken: Sequence[InferBatch]) -> _Chunk:
         """Return the items of batches in a random order, perturbed; the place of a smaller batch is random, too."""
-        changed = [self.case.perturbed(batch, self.generator) for batch in taken]
         order = torch.randperm(sum(batch.num_items for batch in taken), generator=self.generator)
         sizes = [batch.num_items for batch in taken]
         self.chance.shuffle(sizes)
+        unchanged = [torch.cat(parts)[order] for parts in zip(*(batch.inputs for batch in taken), strict=True)]
         labels = [batch.labels for batch in taken if batch.labels is not None]
-        return _Chunk(
-            [torch.cat(parts)[order] for parts in zip(*(batch.inputs for batch in taken), strict=True)],
-            [torch.cat(parts)[order] for parts in zip(*changed, strict=True)],
-            torch.cat(labels)[order] if labels else None,
-            sizes,
-        )
+        mixed = InferBatch(tuple(unchanged), torch.cat(labels)[order] if labels else None)
+        return _Chunk(unchanged, list(self.case.perturbed(mixed, self.generator)), mixed.labels, sizes)
 
     def _window(self, chunk: _Chunk, pass_number: int, load_s: float) -> ForwardWindow:
         timed = self._timed(chunk.inputs, list(chunk.calls()))

@@ -20,6 +20,8 @@ STD: Final = (0.229, 0.224, 0.225)
 _AREA: Final = (0.08, 1.0)
 _RATIO: Final = (3 / 4, 4 / 3)
 _TRIES: Final = 10
+MOST_NUMBERS: Final = 2 * _TRIES + 3
+"""Most random numbers of a training sample: two for each try of a box, two for its place, one for the flip."""
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 Uniform = Callable[[], float]
@@ -60,7 +62,7 @@ class FolderImages:
         if alter is not None:
             image = alter(image)
         return {
-            "image": np.ascontiguousarray(np.array(image).transpose(2, 0, 1)),
+            "image": np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)),
             "label": np.array(self._images.label(index)),
         }
 

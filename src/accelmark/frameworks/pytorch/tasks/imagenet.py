@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accelmark.frameworks.pytorch.tasks.augmentation import erase, rand_augment
-from accelmark.train.tasks.image_folder import FolderImages
+from accelmark.train.tasks.image_folder import MOST_NUMBERS, FolderImages
 
 
 @final
@@ -37,7 +37,8 @@ class ImageFolder(FolderImages):
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image``, uint8 of shape (3, size, size), and ``label``."""
         alter = partial(rand_augment, magnitude=self._rand_magnitude, random=random) if self._rand_magnitude else None
-        sample = self.sample(index, lambda: float(torch.rand((), generator=random, dtype=torch.float64)), alter)
+        numbers = iter(torch.rand(MOST_NUMBERS, generator=random, dtype=torch.float64).tolist())
+        sample = self.sample(index, lambda: next(numbers), alter)
         image = torch.from_numpy(sample["image"])
         if self._erase_probability:
             image = erase(image, self._erase_probability, random)
