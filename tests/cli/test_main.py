@@ -99,7 +99,8 @@ def test_all_mistakes_of_a_run_file_and_of_a_command_are_one_message(tmp_path: P
     assert done.returncode == 2, done.stdout + done.stderr
     for said in (
         "error: 8 problems", "did you mean 'name'?", "open: must be true or false", "did you mean 'resnet_mini'?",
-        "repeat 'zero'", "did you mean 'pytorch'?", "did you mean 'optimizer.lr'?", "batch_size: must be a whole number",
+        "repeat 'zero'", "did you mean 'pytorch'?", "did you mean 'optimizer.lr'?",
+        "batch_size: must be a whole number",
         "cases.3.task: input should be",
     ):  # fmt: skip
         assert said in done.stderr, done.stderr

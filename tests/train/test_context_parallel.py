@@ -29,7 +29,12 @@ from tests.train.test_mesh import NUM_BATCHES, SMALL, STEPS, first_steps, tokens
 __all__ = ["tokens"]
 
 heavy = pytest.mark.heavy
-DOCUMENTS: dict[str, Any] = {"case": "llama3_1_8b", "data": "c4_llama3", "model.end_of_document": 4, "model.eval_samples": 8}
+DOCUMENTS: dict[str, Any] = {
+    "case": "llama3_1_8b",
+    "data": "c4_llama3",
+    "model.end_of_document": 4,
+    "model.eval_samples": 8,
+}
 
 
 def takes_the_steps_of_one_rank(

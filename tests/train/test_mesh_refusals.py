@@ -86,6 +86,7 @@ def test_experts_are_spread_evenly_or_not_at_all() -> None:
 
 def test_sequences_are_split_only_where_the_case_takes_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+
     class Case:
         place = Place(0, 1, torch.device("cpu"), 1, 1, Mesh(dp=1, cp=2))
 

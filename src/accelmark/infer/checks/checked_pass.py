@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, final
 
 import torch
@@ -121,8 +121,10 @@ class CheckedPass:
         while number := self._num_passes(num_passes):
             places = self._places(number)
             self.planned_items = (num_passes + number) * self.batches.num_items
-            for first in range(0, number, self.window_passes):
-                for chunk, load_s in self._chunks(min(self.window_passes, number - first)):
+            # The first pass has windows of its own, since all of it is compared.
+            firsts = [*([0] if num_passes == 0 else []), *range(int(num_passes == 0), number, self.window_passes)]
+            for first, end in pairwise([*firsts, number]):
+                for chunk, load_s in self._chunks(end - first):
                     windows.append(self._window(chunk, num_passes + first + 1, load_s))
                     for _ in range(places.pop() if places else 0):
                         self._compute_again(chunk)
@@ -263,7 +265,7 @@ class CheckedPass:
         return timed
 
     def _compare(self, chunk: _Chunk, outputs: Sequence[Tensor], *, whole: bool) -> None:
-        """Compare the answers of as many calls as a pass has, or of a random sample, with the framework's."""
+        """Compare the answers of ``whole`` windows, or of a random sample of their calls, with the framework's."""
         reference = self.reference
         if reference is None:
             return
@@ -271,11 +273,6 @@ class CheckedPass:
         num_items = sum(chunk.sizes)
         if not whole:
             calls = self.chance.sample(calls, max(1, round(_SAMPLE * len(calls))))
-        elif self.window_passes > 1:
-            size = self.settings.batch_size
-            full = [each for each in calls if each.stop - each.start == size]
-            smaller = [each for each in calls if each.stop - each.start < size]
-            calls = smaller + self.chance.sample(full, min(len(full), -(-self.batches.num_items // size)))
         self.num_not_compared += num_items - sum(each.stop - each.start for each in calls)
         rows = torch.cat([torch.arange(each.start, each.stop) for each in calls])
         size = self.settings.batch_size
