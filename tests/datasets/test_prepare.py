@@ -30,7 +30,7 @@ from accelmark.spec.errors import DataError, RequestError
 from accelmark.train.tasks.image_folder import ArrayImages
 from accelmark.train.tasks.recommendation.click_log import ClickLog
 from accelmark.train.tasks.recordings import Recordings
-from accelmark.train.tasks.text_files import JsonLines, Parallel, Table
+from accelmark.train.tasks.text.files import JsonLines, Parallel, Table
 from accelmark.train.tasks.token_shards import TokenShards
 from accelmark.train.tasks.vision.coco import BoxedImages
 from tests.cases.tiny_data import save_tokenizer

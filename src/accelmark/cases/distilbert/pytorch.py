@@ -10,7 +10,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.frameworks.pytorch.tasks.text import LabelledText, TextClassification, TextClassifier, read_tokenizer
-from accelmark.train.tasks.text_files import Table
+from accelmark.train.tasks.text.files import Table
 
 
 class Case(TextClassification):

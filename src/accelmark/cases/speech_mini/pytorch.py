@@ -12,7 +12,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from accelmark.cases.speech_mini._prompts import RATE_HZ, Prompts, read_transcripts
 from accelmark.frameworks.pytorch.tasks.speech import FULL_SCALE, LETTERS, SpeechToLetters, spans
-from accelmark.train.tasks.text_scores import CharacterErrors
+from accelmark.train.tasks.text.scores import CharacterErrors
 
 _WINDOW: Final = 200
 _HOP: Final = 80

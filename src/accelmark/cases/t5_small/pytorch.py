@@ -9,8 +9,8 @@ from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import TextToText
 from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
-from accelmark.train.tasks.text_files import JsonLines
-from accelmark.train.tasks.text_scores import Rouge1
+from accelmark.train.tasks.text.files import JsonLines
+from accelmark.train.tasks.text.scores import Rouge1
 
 
 class Case(TextToText):

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import Translation
 from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
-from accelmark.train.tasks.text_files import Parallel
-from accelmark.train.tasks.text_scores import Bleu
+from accelmark.train.tasks.text.files import Parallel
+from accelmark.train.tasks.text.scores import Bleu
 
 
 class Case(Translation):

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from accelmark.cases.translation_mini._names import Names, characters, read_names, split_names
 from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import Translation
-from accelmark.train.tasks.text_scores import CharacterErrors
+from accelmark.train.tasks.text.scores import CharacterErrors
 
 
 class Case(Translation):

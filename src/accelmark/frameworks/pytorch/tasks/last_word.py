@@ -16,7 +16,7 @@ from accelmark.frameworks.pytorch.data.batches import IndexedBatches
 from accelmark.frameworks.pytorch.tasks.decoder import Pretraining
 from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.text_files import JsonLines
+from accelmark.train.tasks.text.files import JsonLines
 
 
 @final

@@ -18,8 +18,8 @@ from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.text_files import Records
-from accelmark.train.tasks.text_scores import TextScore
+from accelmark.train.tasks.text.files import Records
+from accelmark.train.tasks.text.scores import TextScore
 
 
 class EncoderDecoder(nn.Module):

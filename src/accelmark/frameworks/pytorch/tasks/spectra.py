@@ -14,7 +14,7 @@ from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import SequenceToSe
 from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.train.tasks.metrics import IGNORED
 from accelmark.train.tasks.recordings import RATE_HZ, Recordings
-from accelmark.train.tasks.text_scores import WordErrors
+from accelmark.train.tasks.text.scores import WordErrors
 
 END: Final = 50257
 START: Final = 50258

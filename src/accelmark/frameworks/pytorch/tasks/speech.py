@@ -15,7 +15,7 @@ from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.spec.errors import DataError
 from accelmark.train.tasks.recordings import RATE_HZ, Recordings, Utterances
-from accelmark.train.tasks.text_scores import TextScore, WordErrors
+from accelmark.train.tasks.text.scores import TextScore, WordErrors
 
 LETTERS: Final = "    |ETAOINHSRDLUMWCFGYPBVK'XJQZ"
 """Letters by number, as wav2vec2-base-960h has them: 0 is the blank, 1 to 3 are not used, 4 separates words."""

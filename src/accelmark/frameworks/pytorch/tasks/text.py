@@ -18,7 +18,7 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.text_files import Table
+from accelmark.train.tasks.text.files import Table
 
 
 @final
