@@ -122,8 +122,8 @@ class CheckedPass:
             places = self._places(number)
             self.planned_items = (num_passes + number) * self.batches.num_items
             # The first pass has windows of its own, since all of it is compared.
-            firsts = [*([0] if num_passes == 0 else []), *range(int(num_passes == 0), number, self.window_passes)]
-            for first, end in pairwise([*firsts, number]):
+            alone = int(num_passes == 0)
+            for first, end in pairwise([*range(alone), *range(alone, number, self.window_passes), number]):
                 for chunk, load_s in self._chunks(end - first):
                     windows.append(self._window(chunk, num_passes + first + 1, load_s))
                     for _ in range(places.pop() if places else 0):
