@@ -14,6 +14,8 @@ need ssh openssh-client
 need podman podman runc conmon netavark aardvark-dns slirp4netns catatonit uidmap iptables
 need runc runc
 need dockerd docker.io
+need mksquashfs squashfs-tools
+need squashfuse squashfuse
 need slurmctld slurm-wlm
 need munged munge
 compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || missing+=(libfaketime)

@@ -42,7 +42,8 @@ class Denoiser(nn.Module):
         self.net = net
         self.text_encoder: Any = text_encoder.requires_grad_(False)
         low, high = (each**0.5 for each in BETAS)
-        kept = (1 - torch.linspace(low, high, STEPS) ** 2).cumprod(0)
+        # The device is named: after a from_pretrained() of transformers 5.23, linspace may ignore the default one.
+        kept = (1 - torch.linspace(low, high, STEPS, device=torch.get_default_device()) ** 2).cumprod(0)
         self.register_buffer("kept", kept, persistent=False)
 
     def forward(self, latent: Tensor, noise: Tensor, step: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
