@@ -32,7 +32,7 @@ def bare_loop(backend: JaxBackend, batches: Iterator[Any]) -> None:
         model = nnx.merge(graph, parameters, rest, copy=True)
         model.train()
         loss = case.loss(model, batch)
-        return loss, nnx.split(model, nnx.Param, ...)[2]
+        return loss, nnx.to_pure_dict(nnx.split(model, nnx.Param, ...)[2])
 
     @partial(jax.jit, donate_argnums=(0, 1, 2))
     def step(parameters: Any, rest: Any, state: Any, batch: Any) -> Any:
@@ -44,6 +44,6 @@ def bare_loop(backend: JaxBackend, batches: Iterator[Any]) -> None:
     for batch in batches:
         state = backend._state
         moments = (clipped, state.moments, count)
-        parameters, rest, moments, _ = step(state.parameters, state.rest, moments, jax.device_put(batch))
+        parameters, rest, moments, _ = step(state.parameters, state.rest, moments, batch)
         clipped, moments, count = moments
         backend._state = state._replace(parameters=parameters, rest=rest, moments=moments)

@@ -47,7 +47,7 @@ class Losses:
 
     def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
         """Return a function that waits for the losses."""
-        return lambda: [float(loss) for loss in jax.device_get(kept)]
+        return lambda: [float(np.asarray(loss)) for loss in kept]  # jax.device_get takes 25 us more of each
 
 
 @final

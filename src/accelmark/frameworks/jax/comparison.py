@@ -89,6 +89,5 @@ def _arrays(state: Any) -> dict[str, Array]:
 def _named(path: Any, leaf: Any) -> tuple[str, tuple[int, ...] | None]:
     """Return the name of an array with PyTorch's name of its last part, and its axes in PyTorch's order."""
     parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-    parts = parts[:-1] if parts[-1] == "value" else parts
     axes = _KERNEL_AXES.get(leaf.ndim) if parts[-1] == "kernel" else None
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])]), axes

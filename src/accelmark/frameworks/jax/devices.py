@@ -53,8 +53,8 @@ class Devices:
 
     def batch(self, arrays: Any) -> Any:
         """Return this rank's batch as its part of the batch of all ranks."""
-        if not self._is_one_of_many:  # an array of all ranks takes 0.1 ms of Python
-            return jax.device_put(arrays, self.own)
+        if not self._is_one_of_many:  # a call copies them; device_put, and an array of all ranks, take 0.1 ms of Python
+            return arrays
         return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._split, array), arrays)
 
     def replicated(self, tree: Any) -> Any:

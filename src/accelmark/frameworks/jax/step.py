@@ -18,7 +18,7 @@ from accelmark.spec.settings.training import TrainSettings
 
 
 class State(NamedTuple):
-    """Everything that a step changes."""
+    """Everything that a step changes, as dictionaries of arrays: each of Flax's variables takes JAX some us a call."""
 
     parameters: Any
     rest: Any
@@ -59,7 +59,7 @@ class Step:
 
     def initial_state(self) -> State:
         """Return the state before the first step, on the default device."""
-        parameters, rest = jax.jit(lambda: nnx.split(self._model(), nnx.Param, ...)[1:])()
+        parameters, rest = jax.jit(lambda: _split(self._model()))()
         scaler = DynamicScale() if self._precision == "fp16" else None
         return State(parameters, rest, self._optimizer.init(parameters), scaler)
 
@@ -88,7 +88,7 @@ class Step:
             model.set_attributes(recomputes=False, raise_if_not_found=False)
         model.train()
         loss = self._case.loss(model, batch)
-        return loss, nnx.split(model, nnx.Param, ...)[2]
+        return loss, _split(model)[1]
 
     def _model(self) -> nnx.Module:
         return self._case.build_model(nnx.Rngs(self._seed))
@@ -159,6 +159,12 @@ class Step:
 
         self._case.loss(recorded, batch)
         return jax.tree.leaves(kept[0])[0]
+
+
+def _split(model: nnx.Module) -> tuple[Any, Any]:
+    """Return the parameters and the other variables of a model."""
+    parameters, rest = nnx.split(model, nnx.Param, ...)[1:]
+    return nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest)
 
 
 def _is_key(leaf: Any) -> bool:
