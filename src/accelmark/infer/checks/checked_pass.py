@@ -19,7 +19,7 @@ from accelmark.infer.checks.answers import Answers
 from accelmark.infer.checks.repeat_check import CALLS, repeat_check
 from accelmark.infer.contract import check_excluded_time
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
-from accelmark.infer.process.engine_process import Call, EngineProcess, TimedWindow
+from accelmark.infer.process.engine_process import EngineProcess, TimedWindow
 from accelmark.infer.process.memory import Slots
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
