@@ -181,9 +181,13 @@ def ratio(one: list[float], other: list[float]) -> tuple[float, float, float]:
 
 
 def measured(
-    name: str, batch: int, sides: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float, limit_s: float
-) -> Row:
-    """Measure one point, for AccelMark's ``sides`` and the others in their precisions; no round begins after a time."""
+    name: str, batch: int, sides: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float, limit_s: float,
+    before: Mapping[str, list[float]],
+) -> Row:  # fmt: skip
+    """Measure one point, for AccelMark's ``sides`` and the others in their precisions; no round begins after a time.
+
+    ``before`` are rates of earlier rounds, which the new ones are added to.
+    """
     both: dict[str, Any] = {"batch_size": batch, "inference_duration_s": seconds, "repeat": 1}
     if name in SYNTHETIC:
         both["synthetic"] = True
@@ -204,7 +208,7 @@ def measured(
                 loops = LOOPS.get(precision, OTHER_LOOPS)
                 turns[f"benchmark_app {precision}"] = benchmark_app(file, batch, seconds, inputs, precision)
                 turns |= {f"{kind} {precision}": loop(kind, file, batch, seconds, precision) for kind in loops}
-        rates: dict[str, list[float]] = {each: [] for each in turns}
+        rates: dict[str, list[float]] = {each: [*before.get(each, ())] for each in turns}
         names, began = list(turns), time.monotonic()
         for number in range(rounds):
             if time.monotonic() - began > limit_s:
@@ -230,9 +234,15 @@ def processor() -> str:
     return f"{found[1] if found else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
+def held_points() -> dict[str, Any]:
+    """Return the rows of the JSON file by their points."""
+    held: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    return held
+
+
 def keep(row: Row) -> None:
     """Merge a row into the JSON file, and write the table of the page."""
-    held = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    held = held_points()
     point, fresh = f"{row.model}:{row.batch}", asdict(row)
     other = held.get(point, {})
     for name in ("settings", "rates", "rounds", "best", "call_us"):
@@ -267,12 +277,14 @@ def main() -> None:
     parser.add_argument("--default", type=json.loads, default={}, help="settings of the default, as JSON")
     parser.add_argument("--tuned", type=json.loads, default={"compiler": "openvino", "precision": "int8"})
     parser.add_argument("--sides", nargs="*", default=OURS, choices=OURS, help="those that are measured again")
+    parser.add_argument("--append", action="store_true", help="add rounds to those of the file, of the same machine")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     given = parser.parse_args()
     for point in given.points:
         name, batch = point.split(":")
         sides = {side: getattr(given, side) for side in OURS if side in given.sides}
-        row = measured(name, int(batch), sides, given.rounds, given.seconds, given.limit)
+        before = held_points().get(point, {}).get("rounds", {}) if given.append else {}
+        row = measured(name, int(batch), sides, given.rounds, given.seconds, given.limit, before)
         print(json.dumps(asdict(row)), flush=True)
         if not given.dry:
             keep(row)

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from accelmark.cases.minilm.infer_pytorch import Case as MiniLM
+from accelmark.cases.resnet_mini.infer_pytorch import Case as ResNetMini
 from accelmark.infer.case import InferBatch, swap_neighbours
 from accelmark.infer.checks.answers import Answers
+from accelmark.infer.process.memory import Slots
 from accelmark.results.figures.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.train.tasks.metrics import IGNORED
@@ -102,3 +104,27 @@ def test_a_token_case_changes_its_inputs() -> None:
     assert (tokens != before).any(1).all()
     assert torch.equal(batch.inputs[0], before)
     assert torch.equal(mask, batch.inputs[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_noise_is_new_and_has_a_hundredth_of_the_inputs_deviation(dtype: torch.dtype, offset: float) -> None:
+    case = ResNetMini(InferSettings(batch_size=64), {}, {})
+    images = torch.randn(64, 1, 28, 28, generator=torch.Generator().manual_seed(1)) * 20 + offset
+    batch, generator = InferBatch((images.to(dtype),), None), torch.Generator().manual_seed(4)
+    once, again = (case.perturbed(batch, generator)[0] for _ in range(2))
+    for noise in (once.float() - batch.inputs[0].float(), again.float() - once.float()):
+        assert once.dtype == dtype
+        assert abs(noise.mean()) < 0.01
+        assert (noise != 0).float().mean() > 0.8
+    assert (once.float() - batch.inputs[0].float()).std() == pytest.approx(0.2, rel=0.03)
+
+
+def test_slots_that_follow_each_other_are_those_that_are_named_singly() -> None:
+    slots = Slots.like((torch.zeros(1, 3), torch.zeros(1, 5, 1, dtype=torch.int64)), 4, 3)
+    memory = torch.arange(slots.end).to(torch.uint8)
+    for number, (first, second) in enumerate(zip(*slots.blocks(memory, 1, 2, 3), strict=True), start=1):
+        for found, named in zip((first, second), slots.views(memory, number, 3), strict=True):
+            assert found.shape == named.shape
+            assert found.data_ptr() == named.data_ptr()
+            assert torch.equal(found.view(torch.uint8), named.view(torch.uint8))

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent.bytecode import stale_bytecode
+from accelmark.run.agent.bytecode import BytecodeCheck
 from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
@@ -165,13 +165,15 @@ def test_bytecode_of_other_code_with_the_sources_time_and_size_is_found(tmp_path
         cached.write_bytes(header + marshal.dumps(compile(text, str(source), "exec", dont_inherit=True)))
 
     write("FACTOR = 1\n", int(state.st_mtime))
-    assert stale_bytecode([tmp_path]) == ()
+    check = BytecodeCheck([tmp_path])
+    assert check.found() == ()
+    assert check.found() == ()
     write("FACTOR = 2\n", int(state.st_mtime) - 5)  # Python compiles the source again
-    assert stale_bytecode([tmp_path]) == ()
+    assert check.found() == ()
     write("FACTOR = 2\n", int(state.st_mtime))
-    assert stale_bytecode([tmp_path]) == (str(cached),)
+    assert check.found() == (str(cached),)
     cached.rename(tmp_path / "extra.pyc")
-    assert stale_bytecode([tmp_path]) == (str(tmp_path / "extra.pyc"),)
+    assert check.found() == (str(tmp_path / "extra.pyc"),)
 
 
 def test_events_are_timed_when_they_appear_in_the_log(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from accelmark.spec.settings.training import Scalar
 _IGNORED: Final = -100
 _NOISE: Final = 0.01
 """Standard deviation of the noise in relation to that of the input."""
+_DRAWN_DEVIATION: Final = 2**16 / math.sqrt(12)
+"""Standard deviation of the integers that become noise."""
 
 
 @final
@@ -144,8 +147,13 @@ class InferCase(ABC):
 
 
 def _with_noise(values: Tensor, generator: Generator) -> Tensor:
-    noise = torch.empty(values.shape, dtype=torch.float32).normal_(generator=generator)
-    return noise.mul_(_NOISE * values.float().std()).add_(values).to(values.dtype)
+    """Add evenly distributed integers of 16 bits, scaled: a normal distribution takes ten times as long to draw."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    drawn = np.random.Generator(np.random.SFC64(seed)).integers(0, 2**64, -(-values.numel() // 4), np.uint64)
+    noise = torch.from_numpy(drawn.view(np.int16)[: values.numel()]).view(values.shape)
+    plain = values.float()
+    deviation = float((plain - plain.mean()).norm()) / math.sqrt(plain.numel())  # std() takes four times as long
+    return plain.add(noise, alpha=_NOISE * deviation / _DRAWN_DEVIATION).to(values.dtype)
 
 
 def swap_neighbours(tokens: Tensor, movable: Tensor, generator: Generator) -> Tensor:

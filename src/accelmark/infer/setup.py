@@ -28,7 +28,7 @@ from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import InferStarted
-from accelmark.spec.plugins.catalog import folder_module, folders
+from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.inference import InferSettings, Note, file_at
 
@@ -197,6 +197,12 @@ def vendor_folder(job: JobSpec) -> Path | None:
     """Return the folder of the job's vendor, whose engines take precedence; None where there is none."""
     vendor = folders("vendors").get(job.vendor)
     return vendor.path if vendor is not None else None
+
+
+def declares_onnx(job: JobSpec, settings: InferSettings) -> bool:
+    """Return whether the engine is declared to need what exports ONNX files; known before its process has started."""
+    engine = engine_specs(vendor_folder(job)).get(settings.compiler or "")
+    return engine is not None and any(each.startswith("onnxscript") for each in engine.requires)
 
 
 def check_paths(engine: EngineFacts, settings: InferSettings) -> None:

@@ -27,6 +27,7 @@ from accelmark.infer.hashes import file_hash, model_hashes
 from accelmark.infer.language_model.case import LanguageModelCase
 from accelmark.infer.language_model.model import CausalModel
 from accelmark.infer.measure import Emit, Forward, Measured, measure
+from accelmark.infer.onnx.export import import_exporter
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
@@ -234,6 +235,8 @@ class SevenSteps:
 
     def _validate(self) -> None:
         if self.process is not None:
+            if why_skipped(InferStep.EXPORT, self.settings) is None and setup.declares_onnx(self.job, self.settings):
+                import_exporter()  # on this core, while the process starts on another
             self.process.wait_until_ready()
         precision: InferPrecision = "fp32" if self.settings.precision == "int8" else self.settings.precision
         engine = self._framework(precision)

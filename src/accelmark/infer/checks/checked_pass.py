@@ -6,6 +6,7 @@ import math
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -19,7 +20,7 @@ from accelmark.infer.checks.answers import Answers
 from accelmark.infer.checks.repeat_check import CALLS, repeat_check
 from accelmark.infer.contract import check_excluded_time
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
-from accelmark.infer.process.engine_process import Call, EngineProcess, TimedWindow
+from accelmark.infer.process.engine_process import EngineProcess, TimedWindow
 from accelmark.infer.process.memory import Slots
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
@@ -33,6 +34,8 @@ _STREAM_CALLS: Final = 50
 _MAX_BYTES: Final = 256 * 2**20
 """Largest size of a window's inputs, and of its outputs."""
 _MAX_CALLS: Final = 10_000
+_BLOCK_BYTES: Final = 2**20
+"""About the size of the inputs that are perturbed together: they stay in the processor's caches."""
 _CHECKS: Final = 12
 """Largest number of batches that are computed again, at random places of the passes: a tenth of all, at least six."""
 _FEWEST_CHECKS: Final = 6
@@ -42,6 +45,8 @@ _LONG_CALL_S: Final = 0.02
 """Duration of a call from which cold caches and waking threads do not show."""
 _SHORTFALL: Final = 0.1
 """Part of the duration by which the passes may be shorter."""
+_COMPARED: Final = 64
+"""About the least number of items that the framework computes together for the comparison."""
 _SAMPLE: Final = 0.1
 """Share of the calls after the first pass whose answers are compared."""
 
@@ -49,12 +54,12 @@ _SAMPLE: Final = 0.1
 @final
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Items of one window, in the order of their calls."""
+    """Items of one window, which are staged in the slots of their calls."""
 
-    unchanged: list[Tensor]
-    inputs: list[Tensor]
-    """The same items after their perturbation."""
+    order: Tensor
+    """For each item of the calls its place among those that were read."""
     labels: Tensor | None
+    """In the order of the calls."""
     sizes: list[int]
     """Items of each call."""
 
@@ -100,6 +105,8 @@ class CheckedPass:
         """Of engine and framework, over the same inputs: those of the first pass."""
         self.num_scored = 0
         self.call_s = 0.0
+        self.read: list[Tensor] = []
+        """The items of a window before their perturbation, as they were read."""
         self.window_calls = 1
         self.window_passes = 1
         """Passes that are computed in one window, where a pass is shorter than a window should be."""
@@ -119,14 +126,15 @@ class CheckedPass:
         windows: list[ForwardWindow] = []
         num_passes = 0
         while number := self._num_passes(num_passes):
-            places = self._places(number)
             self.planned_items = (num_passes + number) * self.batches.num_items
             # The first pass has windows of its own, since all of it is compared.
             alone = int(num_passes == 0)
-            for first, end in pairwise([*range(alone), *range(alone, number, self.window_passes), number]):
+            spans = list(pairwise([*range(alone), *range(alone, number, self.window_passes), number]))
+            places = iter(self._places([end - first for first, end in spans]))
+            for first, end in spans:
                 for chunk, load_s in self._chunks(end - first):
                     windows.append(self._window(chunk, num_passes + first + 1, load_s))
-                    for _ in range(places.pop() if places else 0):
+                    for _ in range(next(places, 0)):
                         self._compute_again(chunk)
             num_passes += number
         num_items = sum(sum(window.items) for window in windows)
@@ -172,6 +180,8 @@ class CheckedPass:
         self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
         process.arrange(Slots.like(batch.inputs, size, self.window_calls), (0, size), batch.inputs)
         process.expect(output, size * self.window_calls, self.window_calls)
+        rows = size * self.window_calls
+        self.read = [torch.empty(rows, *each.shape[1:], dtype=each.dtype) for each in batch.inputs]
 
     def _wanted_calls(self) -> int:
         """Return about how many calls a window should have, where memory allows it."""
@@ -194,44 +204,60 @@ class CheckedPass:
             return 0
         return max(0 if made else self.settings.repeat, math.ceil(left_s / max(pass_s, 1e-9)))
 
-    def _places(self, num_passes: int) -> list[int]:
-        """Return how often a batch is computed again after each window of so many passes."""
-        per_window = self.settings.batch_size * self.window_calls
-        per_passes = -(-self.batches.num_items * self.window_passes // per_window)
-        places = [0] * (per_passes * -(-num_passes // self.window_passes))
-        num_calls = -(-self.batches.num_items // self.settings.batch_size) * num_passes
-        number = max(_FEWEST_CHECKS, min(_CHECKS, num_calls // 10))
-        for _ in range(number if self.settings.repeat_check else 0):
-            places[self.chance.randrange(len(places))] += 1
-        return places
+    def _places(self, passes: Sequence[int]) -> list[int]:
+        """Return how often a batch is computed again after each window; ``passes`` have windows of their own."""
+        per_pass = -(-self.batches.num_items // self.settings.batch_size)
+        totals = [per_pass * each for each in passes]
+        calls = [min(self.window_calls, each - at) for each in totals for at in range(0, each, self.window_calls)]
+        number = max(_FEWEST_CHECKS, min(_CHECKS, sum(calls) // 10)) if self.settings.repeat_check else 0
+        chosen = Counter(self.chance.choices(range(len(calls)), calls, k=number))
+        return [chosen[window] for window in range(len(calls))]
 
     def _chunks(self, num_passes: int) -> Iterator[tuple[_Chunk, float]]:
         """Yield the items of each window of passes, and the seconds that reading them took."""
         iterator = chain.from_iterable(iter(self.batches) for _ in range(num_passes))
         while True:
-            began = time.perf_counter()
-            taken = [batch for _, batch in zip(range(self.window_calls), iterator, strict=False)]
-            load_s = time.perf_counter() - began
-            if not taken:
+            load_s, sizes, labels = 0.0, [], []
+            while len(sizes) < self.window_calls:
+                began = time.perf_counter()
+                batch = next(iterator, None)
+                load_s += time.perf_counter() - began
+                if batch is None:
+                    break
+                rows = slice(sum(sizes), sum(sizes) + batch.num_items)
+                for memory, each in zip(self.read, batch.inputs, strict=True):
+                    memory[rows] = each
+                sizes.append(batch.num_items)
+                labels += [] if batch.labels is None else [batch.labels]
+            if not sizes:
                 return
-            yield self._mixed(taken), load_s
+            yield self._mixed(sizes, torch.cat(labels) if labels else None), load_s
 
-    def _mixed(self, taken: Sequence[InferBatch]) -> _Chunk:
-        """Return the items of batches in a random order, perturbed; the place of a smaller batch is random, too."""
-        order = torch.randperm(sum(batch.num_items for batch in taken), generator=self.generator)
-        sizes = [batch.num_items for batch in taken]
+    def _mixed(self, sizes: list[int], labels: Tensor | None) -> _Chunk:
+        """Stage what was read in a random order, perturbed; the place of a smaller batch is random, too."""
+        order = torch.randperm(sum(sizes), generator=self.generator)
         self.chance.shuffle(sizes)
-        unchanged = [torch.cat(parts)[order] for parts in zip(*(batch.inputs for batch in taken), strict=True)]
-        labels = [batch.labels for batch in taken if batch.labels is not None]
-        mixed = InferBatch(tuple(unchanged), torch.cat(labels)[order] if labels else None)
-        return _Chunk(unchanged, list(self.case.perturbed(mixed, self.generator)), mixed.labels, sizes)
+        chunk = _Chunk(order, None if labels is None else labels[order], sizes)
+        most = max(1, _BLOCK_BYTES // (sum(self.process.slots.item_bytes()) * max(sizes)))
+        calls = list(chunk.calls())
+        for slot, number in _blocks(sizes, most):
+            rows = slice(calls[slot].start, calls[slot + number - 1].stop)
+            self.process.stage(slot, self._perturbed(order[rows]), number)
+        return chunk
+
+    def _perturbed(self, places: Tensor) -> tuple[Tensor, ...]:
+        """Return what was read at these places, perturbed."""
+        chosen = tuple(each.index_select(0, places) for each in self.read)
+        return self.case.perturbed(InferBatch(chosen, None), self.generator)
 
     def _window(self, chunk: _Chunk, pass_number: int, load_s: float) -> ForwardWindow:
-        timed = self._timed(chunk.inputs, list(chunk.calls()))
+        timed = self._timed(chunk.sizes)
         self.measured_s += timed.took_s - sum(timed.excluded_s)
         began = time.perf_counter()
         self.score.add(timed.outputs, chunk.labels)
-        nonfinite = sum(not is_finite([each[rows] for each in timed.outputs]) for rows in chunk.calls())
+        nonfinite = 0
+        if not is_finite(timed.outputs):
+            nonfinite = sum(not is_finite([each[rows] for each in timed.outputs]) for rows in chunk.calls())
         scored_s = time.perf_counter() - began
         # The clock of the engine's process counts only as far as its calls fill the window by this clock.
         scale = timed.took_s * 1000 / max(timed.computed_s, 1e-9)
@@ -253,13 +279,9 @@ class CheckedPass:
         self._compare(chunk, timed.outputs, whole=pass_number == 1)
         return window
 
-    def _timed(self, inputs: Sequence[Tensor], calls: Sequence[slice]) -> TimedWindow:
-        """Compute calls on these rows of ``inputs``."""
-        named: list[Call] = []
-        for slot, rows in enumerate(calls):
-            self.process.stage(slot, [each[rows] for each in inputs])
-            named.append((slot, rows.stop - rows.start))
-        timed = self.process.run(named, warm=self.call_s < _LONG_CALL_S)
+    def _timed(self, sizes: Sequence[int]) -> TimedWindow:
+        """Compute a call of each size, on what is staged."""
+        timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
         for other_s, took_s in zip(timed.excluded_s, timed.calls_s, strict=True):
             check_excluded_time(other_s, took_s, self.process.engine)
         return timed
@@ -269,54 +291,62 @@ class CheckedPass:
         reference = self.reference
         if reference is None:
             return
-        calls = list(chunk.calls())
-        num_items = sum(chunk.sizes)
+        slots = range(len(chunk.sizes))
         if not whole:
-            calls = self.chance.sample(calls, max(1, round(_SAMPLE * len(calls))))
-        self.num_not_compared += num_items - sum(each.stop - each.start for each in calls)
-        rows = torch.cat([torch.arange(each.start, each.stop) for each in calls])
-        size = self.settings.batch_size
-        for part in torch.split(rows, size if self.iterative else max(size, 64)):
-            found = [each[part] for each in outputs]
+            slots = self.chance.sample(slots, max(1, round(_SAMPLE * len(slots))))
+        self.num_not_compared += sum(chunk.sizes) - sum(chunk.sizes[slot] for slot in slots)
+        calls = list(chunk.calls())
+        together = 1 if self.iterative else max(1, _COMPARED // self.settings.batch_size)
+        for first in range(0, len(slots), together):
+            part = slots[first : first + together]
+            rows = torch.cat([torch.arange(calls[slot].start, calls[slot].stop) for slot in part])
+            inputs = self.process.staged_inputs([(slot, chunk.sizes[slot]) for slot in part])
+            found = [each[rows] for each in outputs]
             followed = found if self.iterative else []
-            expected = reference([*(each[part] for each in chunk.inputs), *followed])
+            expected = reference([*inputs, *followed])
             unchanged: list[Tensor] = []
             if self.answers.needs_unchanged:
-                unchanged = reference([*(each[part] for each in chunk.unchanged), *followed])
+                unchanged = reference([*(each.index_select(0, chunk.order[rows]) for each in self.read), *followed])
             self.answers.add(found, expected, unchanged)
             if whole and chunk.labels is not None:
-                own = reference([each[part] for each in chunk.inputs]) if self.iterative else expected
-                self.expected_score.add(own, chunk.labels[part])
-                self.compared_score.add(found, chunk.labels[part])
-                self.num_scored += len(part)
+                own = reference(inputs) if self.iterative else expected
+                self.expected_score.add(own, chunk.labels[rows])
+                self.compared_score.add(found, chunk.labels[rows])
+                self.num_scored += len(rows)
 
     def _compute_again(self, chunk: _Chunk) -> None:
         """Compute items that are new to the engine, and then the same items again, each time in a window of its own."""
-        size = max(chunk.sizes)
-        rows = torch.randperm(len(chunk.inputs[0]), generator=self.generator)
-        number = min(self.check_calls, len(rows) // size)
-        batch = InferBatch(
-            tuple(each[rows[: number * size]] for each in chunk.unchanged),
-            None if chunk.labels is None else chunk.labels[rows[: number * size]],
-        )
-        calls = [slice(first, first + size) for first in range(0, number * size, size)]
+        size, num_items = max(chunk.sizes), sum(chunk.sizes)
+        number = min(self.check_calls, num_items // size)
+        places = torch.randperm(num_items, generator=self.generator)[: number * size]
         # Left out: threads of what was computed before it, such as the framework's, may still spin.
-        self._timed(self.case.perturbed(batch, self.generator), calls)
-        inputs = self.case.perturbed(batch, self.generator)
+        self.process.stage(0, self._perturbed(places), number)
+        self._timed([size] * number)
+        inputs = self._perturbed(places)
         taken: list[list[float]] = []
         compared: list[list[Tensor]] = []
         for repetition in range(CALLS):
-            timed = self._timed(inputs, calls)
+            self.process.stage(0, inputs, number)
+            timed = self._timed([size] * number)
             taken.append([timed.took_s, sum(timed.excluded_s)])
             if repetition in (0, CALLS - 1):
                 compared.append(timed.outputs)
         if self.reference is not None:
-            own = [] if self.iterative else self.reference(list(inputs))
+            own = [] if self.iterative else self.reference([*inputs])
             for outputs in compared:
                 self.answers.add(outputs, own or self.reference([*inputs, *outputs]))
         # Of the time that the engine excludes, what only the first call excludes may be work that a cache saves later.
         least_s = min(other_s for _, other_s in taken)
         self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])
+
+
+def _blocks(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the number of calls of equal size that follow each other, at most ``most`` of them."""
+    first = 0
+    for place in range(1, len(sizes) + 1):
+        if place == len(sizes) or sizes[place] != sizes[first] or place - first == most:
+            yield first, place - first
+            first = place
 
 
 def _num_windows(total: int, wanted: float, most: int) -> int:

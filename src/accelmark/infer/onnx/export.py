@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -16,6 +18,13 @@ from accelmark.spec.errors import RequestError
 
 _PROTOBUF_LIMIT: Final = 1_900_000_000
 """Size of weights above which the exporter writes them to a separate file (protobuf's limit is 2 GiB)."""
+
+
+def import_exporter() -> None:
+    """Import what the export uses, which takes more than a second; what is missing is reported by the export."""
+    with contextlib.suppress(ImportError):
+        for name in ("onnx", "onnxscript", "torch._dynamo"):
+            importlib.import_module(name)
 
 
 def export_onnx(

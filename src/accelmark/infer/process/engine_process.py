@@ -189,12 +189,19 @@ class EngineProcess:
         self.outputs = mapped(self.first.outputs)
         self.ask("expect", answers=self.answers.values(), num_calls=num_calls)
 
-    def stage(self, slot: int, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Write a batch to a slot of ``staged``, which the engine cannot see before the window; return views of it."""
-        views = self.slots.views(self.staged, slot, inputs[0].shape[0])
-        for view, each in zip(views, inputs, strict=True):
-            view.copy_(each)
-        return views
+    def stage(self, slot: int, inputs: Sequence[Tensor], num_calls: int = 1) -> None:
+        """Write the items of calls of equal size to ``staged``, which the engine cannot see before the window.
+
+        The first call gets ``slot``, the next one the slot after it.
+        """
+        size = inputs[0].shape[0] // num_calls
+        for view, each in zip(self.slots.blocks(self.staged, slot, num_calls, size), inputs, strict=True):
+            view.copy_(each.view_as(view))
+
+    def staged_inputs(self, calls: Sequence[Call]) -> list[Tensor]:
+        """Return a copy of the items that are staged for calls."""
+        views = [self.slots.views(self.staged, *call) for call in calls]
+        return [torch.cat(parts) for parts in zip(*views, strict=True)]
 
     def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
         """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``.

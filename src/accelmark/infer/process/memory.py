@@ -71,11 +71,16 @@ class Slots:
 
     def views(self, memory: Tensor, slot: int, items: int) -> list[Tensor]:
         """Return the first ``items`` items of a slot as tensors."""
+        return [each[0] for each in self.blocks(memory, slot, 1, items)]
+
+    def blocks(self, memory: Tensor, slot: int, num_slots: int, items: int) -> list[Tensor]:
+        """Return the first ``items`` items of each of the slots from ``slot`` on, as tensors (slots, items, ...)."""
         found: list[Tensor] = []
         regions = self._regions()
         begin = self.first_byte + slot * sum(regions)
         for (dtype, shape), size, region in zip(self.rows, self.item_bytes(), regions, strict=True):
-            found.append(memory[begin : begin + items * size].view(getattr(torch, dtype)).view(items, *shape))
+            rows = memory.as_strided((num_slots, items * size), (sum(regions), 1), memory.storage_offset() + begin)
+            found.append(rows.view(getattr(torch, dtype)).view(num_slots, items, *shape))
             begin += region
         return found
 

@@ -28,7 +28,7 @@ import accelmark
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
-from accelmark.run.agent.bytecode import stale_bytecode
+from accelmark.run.agent.bytecode import BytecodeCheck
 from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.host import (
@@ -126,6 +126,7 @@ class Agent:
         self._logs = selectors.DefaultSelector()
         self._data: FileWatch | None = None
         self._code: FileWatch | None = None
+        self._bytecode: BytecodeCheck | None = None
 
     def run(self) -> NodeExit:
         """Run the job to its end; call :meth:`handle_signals` first."""
@@ -157,7 +158,7 @@ class Agent:
             stall=self._stall,
             changed_data=self._data.changed() if self._data is not None else (),
             changed_code=self._code.changed() if self._code is not None else (),
-            stale_bytecode=stale_bytecode(self._code_folders()),
+            stale_bytecode=(self._bytecode or BytecodeCheck(self._code_folders())).found(),
             others_cpu_s=self._background_load.cpu_s(),
         )
 
@@ -229,6 +230,7 @@ class Agent:
                 env=self._environment,
                 cwd=self._dir,
             )
+        self._bytecode = BytecodeCheck(self._code_folders())
         while (exit_code := self._ranks.poll()) is None:
             self._watch(self._limits.interval_s)
             self._reap_orphans()
