@@ -30,6 +30,8 @@ def load_pretrained(
     Raises:
         DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
     """
+    if not directory.is_dir():
+        raise DataError(f"{directory}: is no checkpoint of {model_class.__name__}: there is no such directory")
     try:
         loaded: Any = model_class.from_pretrained(
             directory,
