@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.model import Spec, parse, read_yaml
+from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 
 _KNOWN: Final = Path(__file__).parent / "known"
 IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
@@ -31,6 +40,12 @@ def _https(url: str) -> str:
     if parts.scheme != "https" or not parts.hostname:
         raise ValueError(f"{url!r} is not an https address")
     return url
+
+
+def _repository(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ValueError(f"{name!r} is no repository (OWNER/NAME)")
+    return name
 
 
 RelativePath = Annotated[str, AfterValidator(_inside)]
@@ -135,7 +150,7 @@ class TreePart(Spec):
 class Checkpoint(Spec):
     """Files of a repository at Hugging Face, which the user puts into the folder ``hf``."""
 
-    of: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
+    of: Annotated[str, AfterValidator(_repository)]
     """Owner and name of the repository."""
     files: tuple[str, ...] = ("model.safetensors",)
 
@@ -180,7 +195,11 @@ class DatasetSpec(Spec):
         if not isinstance(given, Mapping) or "checkpoint" not in given:
             return given
         rest = {key: value for key, value in given.items() if key != "checkpoint"}
-        found = Checkpoint.model_validate(given["checkpoint"])
+        try:
+            found = Checkpoint.model_validate(given["checkpoint"])
+        except ValidationError as error:
+            problems = problems_of(error, Checkpoint, "checkpoint")
+            raise ValueError("; ".join(f"checkpoint.{each.key}: {each.what}" for each in problems)) from error
         return {"tree": [found.part()], "how_to_get": found.how_to_get(), **rest}
 
     @model_validator(mode="after")
