@@ -40,7 +40,8 @@ class BatchMemory:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._states = _shared(torch.zeros(num_workers, _MOST_PARTS, dtype=torch.uint8))
+        states = torch.zeros(num_workers, _MOST_PARTS, dtype=torch.uint8)
+        self._states = _shared(states) if num_workers else states
         self._parts: list[Tensor] = []
         self._held: list[tuple[Any, tuple[int, int]]] = []
         self._epoch: int | None = None

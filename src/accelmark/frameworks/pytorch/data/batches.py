@@ -223,17 +223,25 @@ def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, T
     batch: dict[str, Tensor] = {}
     for number, sample in enumerate(samples):
         for name, part in sample.items():
-            rows = batch[name] if number else part.new_empty(count, *part.shape)
-            largest = [max(pair) for pair in zip(rows.shape[1:], part.shape, strict=True)]
-            if largest != list(rows.shape[1:]):
-                smaller, rows = rows, rows.new_zeros(count, *largest)
-                rows[:number][tuple(map(slice, smaller[:number].shape))] = smaller[:number]
-            row = rows[number]
-            if part.shape != row.shape:
-                row.zero_()
-            row[tuple(map(slice, part.shape))] = part
-            batch[name] = rows
+            if not number:
+                batch[name] = part.new_empty(count, *part.shape)
+            rows = batch[name]
+            if part.shape == rows.shape[1:]:
+                rows[number] = part
+            else:
+                batch[name] = rows = _with_room(rows, number, part)
+                rows[(number, *map(slice, part.shape))] = part
     return batch
+
+
+def _with_room(rows: Tensor, number: int, part: Tensor) -> Tensor:
+    """Return ``rows`` with zeros in the row of this number, enlarged where ``part`` does not fit."""
+    sizes = [max(pair) for pair in zip(rows.shape[1:], part.shape, strict=True)]
+    if sizes != list(rows.shape[1:]):
+        smaller, rows = rows, rows.new_zeros(len(rows), *sizes)
+        rows[(slice(number), *map(slice, smaller.shape[1:]))] = smaller[:number]
+    rows[number] = 0
+    return rows
 
 
 def _as_read(batch: Any) -> Any:
