@@ -230,7 +230,7 @@ def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, T
                 rows[number] = part
             else:
                 batch[name] = rows = _with_room(rows, number, part)
-                rows[(number, *map(slice, part.shape))] = part
+                rows[number][tuple(map(slice, part.shape))] = part
     return batch
 
 
