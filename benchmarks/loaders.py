@@ -1,8 +1,9 @@
 """Compare the loaders of ImageNet with a plain loop over the same decoder and transforms.
 
-Run ``python -m benchmarks.loaders [--rounds N] [--quick]`` on an idle machine. It writes made-up photographs of 500 x
-375 pixels in the layouts that cases read, reads them as a case does and as a person would without AccelMark, in turns,
-and prints the table of ``loaders.md``; the figures are written to ``results/loaders.json``, with ``--quick`` not.
+Run ``python -m benchmarks.loaders [--only TEXT] [--rounds N] [--quick]`` on an idle machine. It writes made-up
+photographs of 500 x 375 pixels in the layouts that cases read, each of them several times, so that an epoch takes more
+than 10 s, and reads them as a case does and as a person would without AccelMark, in turns. It prints the table of
+``loaders.md``, and replaces the measured loaders' rows of ``results/loaders.json``; with ``--quick`` it does not.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,9 +46,11 @@ HEIGHT: Final = 375
 QUALITY: Final = 90
 SIZE: Final = 224
 BATCH: Final = 64
+WARM_UP: Final = 8
+"""Batches."""
 PLAIN: Final = "plain loop"
-Read = Callable[[], int]
-"""Reads all images once, and returns their number."""
+Batches = Callable[[], Iterator[int]]
+"""Reads the images of the next epoch, and yields the number of those in each batch."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Row:
     loader: str
     per_second: float
     per_core_second: float
+    plain_per_second: float
+    plain_per_core_second: float
+    """Of the plain loop in the same rounds."""
+    first_batch_s: float
+    """From the start of the first epoch to its first batch, with the start of the worker; not in the other figures."""
     ratio: tuple[float, float, float]
     """By the wall clock, with an interval of 95 %."""
     core_ratio: tuple[float, float, float]
@@ -82,20 +92,25 @@ def photograph(seed: int) -> bytes:
     return stream.getvalue()
 
 
-def write(root: Path, num_images: int) -> float:
-    """Write ``folders/train/<class>/*.JPEG`` and ``shards/train/*.tar``; return the mean size of an image in bytes."""
+def write(root: Path, num_images: int, times: int = 1) -> float:
+    """Write ``folders/train/<class>/*.JPEG`` and ``shards/train/*.tar``; return the mean size of an image in bytes.
+
+    Each image is there ``times`` times: as links in the folders, as copies in the shards.
+    """
     sizes = []
     for number in range(num_images):
         folder = root / "folders" / "train" / CLASSES[number % len(CLASSES)]
         folder.mkdir(parents=True, exist_ok=True)
         content = photograph(number)
         (folder / f"{number:05}.JPEG").write_bytes(content)
+        for link in range(1, times):
+            os.link(folder / f"{number:05}.JPEG", folder / f"{number:05}_{link}.JPEG")
         sizes.append(len(content))
     pack(dataset_of("imagenet"), root / "folders", root / "shards", allow_subset=True)
     return sum(sizes) / len(sizes)
 
 
-def plain(root: Path) -> Read:
+def plain(root: Path) -> Batches:
     """Return the loop that a person would write: random resized crops, flipped, in batches of bytes."""
     files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted((root / name).iterdir())]
 
@@ -115,36 +130,34 @@ def plain(root: Path) -> Read:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(crop).transpose(2, 0, 1)
 
-    def read() -> int:
+    def read() -> Iterator[int]:
         random.shuffle(files)
-        count = 0
         for first in range(0, len(files) - BATCH + 1, BATCH):
             chosen = files[first : first + BATCH]
             batch = {
                 "image": torch.from_numpy(np.stack([image(path) for path, _ in chosen])),
                 "label": torch.tensor([label for _, label in chosen]),
             }
-            count += len(batch["image"])
-        return count
+            yield len(batch["image"])
 
     return read
 
 
-def loaders(root: Path) -> dict[str, Read]:
+def loaders(root: Path) -> dict[str, Batches]:
     """Return the loaders by name, as cases build them; each call of one reads the next epoch."""
     options: dict[str, Any] = {"num_classes": len(CLASSES), "size": SIZE, "train": True}
     place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
     arrays = ArrayPlace(0, 1, shared_seed=1)
 
-    def tensors(layout: str, num_workers: int) -> Read:
+    def tensors(layout: str, num_workers: int) -> Batches:
         loader = LoaderSettings(num_workers=num_workers, prefetch=4)
         batches = IndexedBatches(ImageFolder(root / layout, "train", **options), BATCH, place, loader, train=True)
-        return epochs(batches.epoch, lambda batch: batch["image"])
+        return epochs(batches.epoch)
 
-    def of_arrays(num_workers: int) -> Read:
+    def of_arrays(num_workers: int) -> Batches:
         loader = LoaderSettings(num_workers=num_workers, prefetch=4)
         batches = SampleBatches(ArrayImages(root / "folders", "train", **options), BATCH, arrays, loader, train=True)
-        return epochs(batches.epoch, lambda batch: batch["image"])
+        return epochs(batches.epoch)
 
     return {
         "PyTorch, class folders, no worker": tensors("folders", 0),
@@ -156,10 +169,10 @@ def loaders(root: Path) -> dict[str, Read]:
     }
 
 
-def epochs(epoch: Callable[[int], Iterator[Mapping[str, Any]]], images: Callable[[Mapping[str, Any]], Any]) -> Read:
+def epochs(epoch: Callable[[int], Iterator[Mapping[str, Any]]]) -> Batches:
     """Return a function that reads one epoch after the other."""
     number = iter(range(10**6))
-    return lambda: sum(len(images(batch)) for batch in epoch(next(number)))
+    return lambda: (len(batch["image"]) for batch in epoch(next(number)))
 
 
 def cpu_s() -> float:
@@ -169,52 +182,78 @@ def cpu_s() -> float:
     return own + sum(sum(child.cpu_times()[:2]) for child in process.children(recursive=True))
 
 
-def measure(root: Path, rounds: int) -> list[Row]:
-    """Read everything by each in turn, in a new order each round; the first round is not measured."""
-    readers = {PLAIN: plain(root / "folders" / "train"), **loaders(root)}
+def measure(root: Path, rounds: int, only: str = "") -> list[Row]:
+    """Read everything by the plain loop and each loader with ``only`` in its name, in a new order each round.
+
+    Before, some batches of each are read that are not measured.
+    """
+    chosen = {name: read for name, read in loaders(root).items() if only in name}
+    readers = {PLAIN: plain(root / "folders" / "train"), **chosen}
+    first: dict[str, float] = {}
+    for name, read in readers.items():
+        began, batches = time.perf_counter(), read()
+        next(batches)
+        first[name] = time.perf_counter() - began
+        list(islice(batches, WARM_UP))
     wall: dict[str, list[float]] = {name: [] for name in readers}
     core: dict[str, list[float]] = {name: [] for name in readers}
     order = list(readers)
-    for number in range(rounds + 1):
+    for number in range(rounds):
         random.Random(number).shuffle(order)
         for name in order:
             began, used = time.perf_counter(), cpu_s()
-            count = readers[name]()
-            if number:
-                wall[name].append((time.perf_counter() - began) / count)
-                core[name].append((cpu_s() - used) / count)
-    medians = {name: (float(np.median(wall[name])), float(np.median(core[name]))) for name in readers}
-    return [
-        Row(name, 1 / times[0], 1 / times[1], ratio(wall[PLAIN], wall[name]), ratio(core[PLAIN], core[name]))
-        for name, times in medians.items()
-    ]
+            count = sum(readers[name]())
+            wall[name].append((time.perf_counter() - began) / count)
+            core[name].append((cpu_s() - used) / count)
+    plainly = 1 / float(np.median(wall[PLAIN])), 1 / float(np.median(core[PLAIN]))
+    rows = []
+    for name in chosen:
+        own = 1 / float(np.median(wall[name])), 1 / float(np.median(core[name]))
+        ratios = ratio(wall[PLAIN], wall[name]), ratio(core[PLAIN], core[name])
+        rows.append(Row(name, *own, *plainly, first[name], *ratios))
+    return rows
 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table in Markdown."""
-    lines = ["| Loader | images/s | of plain loop | images/s and core | of plain loop |", "|---|---:|---:|---:|---:|"]
+    lines = [
+        "| Loader | images/s | plain loop | ratio | images/s and core | plain loop | ratio | first batch, s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
     for row in rows:
-        both = ["" if row.loader == PLAIN else "{:.3f} ({:.3f} to {:.3f})".format(*each)
-                for each in (row.ratio, row.core_ratio)]  # fmt: skip
-        lines.append(f"| {row.loader} | {row.per_second:.1f} | {both[0]} | {row.per_core_second:.1f} | {both[1]} |")
+        both = ["{:.3f} ({:.3f} to {:.3f})".format(*each) for each in (row.ratio, row.core_ratio)]
+        wall = f"{row.per_second:.1f} | {row.plain_per_second:.1f} | {both[0]}"
+        core = f"{row.per_core_second:.1f} | {row.plain_per_core_second:.1f} | {both[1]}"
+        lines.append(f"| {row.loader} | {wall} | {core} | {row.first_batch_s:.2f} |")
     return "\n".join(lines)
+
+
+def keep(rows: list[Row], images: int, mean_bytes: float) -> None:
+    """Replace the rows of these loaders in the results."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
+    new = {row.loader: asdict(row) for row in rows}
+    kept = {row["loader"]: row for row in found["rows"]} | new
+    written = {"images": images, "mean_bytes": mean_bytes, "rows": list(kept.values())}
+    RESULTS.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default="", help="measure the loaders with this text in their names")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--quick", action="store_true", help="three rounds; writes nothing")
+    parser.add_argument("--times", type=int, default=20, help="files of each image")
+    parser.add_argument("--quick", action="store_true", help="three rounds of few images; writes nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as text:
-        root = Path(text)
-        mean_bytes = write(root, given.images)
-        rows = measure(root, 3 if given.quick else given.rounds)
-    print(f"{given.images} images of {mean_bytes / 1000:.0f} kB\n{table(rows)}")
+        root, times = Path(text), 1 if given.quick else given.times
+        mean_bytes = write(root, given.images, times)
+        rows = measure(root, 3 if given.quick else given.rounds, given.only)
+    images = given.images * times
+    print(f"{images} images of {mean_bytes / 1000:.0f} kB\n{table(rows)}")
     if not given.quick:
-        found = {"mean_bytes": mean_bytes, "rows": [asdict(row) for row in rows]}
-        RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        keep(rows, images, mean_bytes)
 
 
 if __name__ == "__main__":

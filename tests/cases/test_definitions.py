@@ -284,6 +284,26 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
             assert declared == asked, code
 
 
+LONG: Mapping[str, str] = {
+    "mask2former": "its settings are 13 sizes of a Swin-T, a decoder of pixels and one of masks",
+    "rt_detr": "it reads weights under its authors' names, and scales batches to sizes of its own",
+}
+"""Standard training cases of 100 lines or more, and why."""
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if load_case(name).size == "standard"])
+def test_a_standard_training_case_has_less_than_a_hundred_lines(name: str) -> None:
+    """``case.yaml`` without inference and serving, ``pytorch.py``, and modules that nothing but ``pytorch.py`` uses."""
+    folder = folders("cases")[name].path
+    code = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+    users = {part: {stem for stem, text in code.items() if part in text} for part in code if part.startswith("_")}
+    counted = ["pytorch", *(part for part, using in users.items() if using == {"pytorch"})]
+    parts = re.split(r"^(?=\w+:)", (folder / "case.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = [code[stem] for stem in counted] + [part for part in parts if not part.startswith(("infer:", "serve:"))]
+    lines = sum(text.count("\n") for text in texts)
+    assert (lines >= 100) == (name in LONG), f"{lines} lines"
+
+
 def test_cases_without_requirements_import_only_what_the_framework_installs() -> None:
     blocked = ["PIL", "safetensors", "tokenizers", "transformers"]
     modules = ["accelmark.frameworks.pytorch.backend"]

@@ -12,9 +12,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from accelmark.cases.llama2_7b_finetune._samsum import packed_rows
+from accelmark.cases.llama2_7b_finetune.pytorch import dialogues
 from accelmark.frameworks.pytorch.model.low_rank import LowRank, adapt
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm
+from accelmark.frameworks.pytorch.tasks.fine_tuning import packed_rows
+from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
@@ -89,20 +91,23 @@ def samsum(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_dialogues_are_packed_into_rows_without_padding(samsum: tuple[Path, Path]) -> None:
-    rows = packed_rows(*samsum, 10)
+    file, tokenizer = samsum[0], read_tokenizer(samsum[1], 10)
+    rows = packed_rows(dialogues(file), tokenizer, 10, file)
     assert rows.shape[1] == 10
     assert rows.dtype == torch.int32
     flat = rows.flatten().tolist()
     assert flat.count(9) in {4, 5}, "each of the dialogues but perhaps the last ends with the end token"
-    assert flat[:10] == packed_rows(*samsum, 4).flatten().tolist()[:10]
+    assert flat[:10] == packed_rows(dialogues(file), tokenizer, 4, file).flatten().tolist()[:10]
 
 
 def test_files_that_are_not_samsum_are_refused_by_name(samsum: tuple[Path, Path]) -> None:
     train, tokenizer = samsum
     with pytest.raises(DataError, match=r"train\.json: has \d+ tokens, less than a row of 1000"):
-        packed_rows(train, tokenizer, 1000)
+        packed_rows(dialogues(train), read_tokenizer(tokenizer, 10), 1000, train)
     with pytest.raises(DataError, match=r"train\.json: is no tokenizer"):
-        packed_rows(train, train, 10)
+        read_tokenizer(train, 10)
+    with pytest.raises(DataError, match=r"tokenizer\.json: has 10 tokens, the model 9"):
+        read_tokenizer(tokenizer, 9)
     train.write_text('[{"text": "x"}]', encoding="utf-8")
     with pytest.raises(DataError, match=r"train\.json: is no part of SAMSum.*'dialogue'"):
-        packed_rows(train, tokenizer, 10)
+        dialogues(train)

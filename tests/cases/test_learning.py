@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.tasks.decoder import CausalLm, Pretraining
+from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
 from accelmark.frameworks.pytorch.tasks.vision.conversation import InstructionTuning
 from accelmark.spec.log.events import Event
 from tests.cases import tiny_data
@@ -23,6 +25,12 @@ from tests.cases.test_definitions import NEEDS, SMALL, case_of
 Writer = Callable[[Path], Mapping[str, Path]]
 IMAGES: Mapping[str, Any] = {"model.image_size": 32, "model.num_classes": 2, "model.lr_batch_size": 8}
 UNMIXED: Mapping[str, Any] = {"model.mixup_alpha": 0.0, "model.cutmix_alpha": 0.0, "model.erase_probability": 0.0}
+SHORT: Mapping[str, Any] = {
+    "optimizer.lr": 1e-2,
+    "model.seq_length": 15,
+    "gradient_accumulation_steps": 1,
+    "end.at_target": False,
+}
 CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "mobilenetv2": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 2e-3}),
     "efficientnet": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.01}),
@@ -46,15 +54,44 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "rt_detr": (tiny_data.coco, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
     "segformer": (tiny_data.ade20k, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
     "mask2former": (tiny_data.ade20k, {"optimizer.lr": 1e-3, "model.num_classes": 2}),
+    "bert": (
+        tiny_data.tokens("bert_tokens", 1000),
+        {
+            "optimizer.lr": 1e-2,
+            "end.max_samples": None,
+            "model.vocab_size": 1100,
+            "model.seq_length": 18,
+            "model.max_positions": 18,
+            "model.max_predictions": 4,
+        },
+    ),
+    "llama2_7b": (tiny_data.tokens("llama_tokens"), SHORT),
+    "gpt3_6_7b": (tiny_data.tokens("gpt_tokens"), SHORT),
+    "mixtral_8x7b": (tiny_data.tokens("mistral_tokens"), SHORT),
+    "qwen1_5_moe": (tiny_data.tokens("qwen_tokens"), SHORT),
+    "llama3_1_8b": (tiny_data.tokens("c4_llama3", indexed=True), {**SHORT, "model.eval_samples": 8}),
+    "gpt_oss_20b": (tiny_data.tokens("c4_llama3", indexed=True), {**SHORT, "model.eval_samples": 8}),
+    "deepseek_v3": (tiny_data.tokens("c4_llama3", indexed=True), {**SHORT, "model.eval_samples": 8}),
+    "llama2_7b_finetune": (tiny_data.samsum, {**SHORT, "model.vocab_size": 400}),
+    "llama2_70b_lora": (tiny_data.tokens("gov_report"), SHORT),
 }
-"""Case -> its data, and settings in addition to its reduced size. A new standard case adds a row."""
+"""Case -> its data, and settings in addition to its reduced size. A new standard case adds a row.
+
+Not those of which another has all code and the layout of data: ``aquila2_7b`` and ``llama3_70b`` (``llama2_7b``).
+"""
 STEPS = 24
 CHECKPOINT = 16
 
 
 def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Path]) -> None:
     """Put random weights where the published checkpoint belongs."""
+    if isinstance(case, MaskedTokens):
+        pretrained: Any = case.build_model()
+        pretrained.net.save_pretrained(data[case.shards] / "initial")
     if weights is None or weights not in data:
+        return
+    if isinstance(case, Pretraining):  # whose model may have low-rank changes, which a checkpoint has not
+        CausalLm.initialized(case.config(), seed=3).net.save_pretrained(data[weights] / "hf")
         return
     model: Any = case.build_model()
     if isinstance(case, InstructionTuning):

@@ -205,5 +205,5 @@ def test_bert_without_its_checkpoint_says_where_to_put_it(tmp_path: Path, wordpi
     job = JobSpec.model_validate_json(job_of("bert", tmp_path / "run", {"bert_tokens": wordpieces}, BERT).read_bytes())
     assert isinstance(job.work, TrainJob)
     case = BertCase(job.work.settings, job.data_dirs, Place(0, 1, torch.device("cpu"), 1, 1))
-    with pytest.raises(DataError, match=r"initial/model\.safetensors: the initial checkpoint is missing"):
+    with pytest.raises(DataError, match=r"bert/initial: is no checkpoint of BertForMaskedLM: there is no such"):
         case.build_model()

@@ -128,7 +128,8 @@ def test_segments_are_cut_with_their_image(tmp_path: Path) -> None:
 
 
 def test_samples_of_different_sizes_are_filled_up_with_zeros() -> None:
-    batch = collated([{"box": torch.ones(2, 4)}, {"box": torch.ones(3, 4)}, {"box": torch.zeros(0, 4)}])
+    boxes = torch.ones(2, 4), torch.ones(3, 4), torch.zeros(0, 4)
+    batch = collated([{"box": box} for box in boxes], 3)
     assert batch["box"].sum((1, 2)).tolist() == [8, 12, 0]
     assert batch["box"].shape == (3, 3, 4)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,37 @@ def lambada(root: Path) -> Mapping[str, Path]:
     lines = [json.dumps({"text": passage}) + "\n" for passage in passages]
     (root / "lambada/val/test.jsonl").write_text("".join(lines), encoding="utf-8")
     return {"lambada": root / "lambada"}
+
+
+def tokens(name: str, first: int = 0, *, indexed: bool = False) -> Callable[[Path], Mapping[str, Path]]:
+    """Return a writer of shards of ten tokens in turns: bare files, or an indexed data set of Megatron-LM."""
+
+    def write(root: Path) -> Mapping[str, Path]:
+        for split in ("train", "val"):
+            folder = root / name / split
+            folder.mkdir(parents=True)
+            shard = (first + np.arange(16 * 40 + 1) % 10).astype("<u2")
+            shard.tofile(folder / "a.bin")
+            if indexed:
+                head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 1, 2)
+                rest = np.array([len(shard)], "<i4").tobytes() + np.array([0, 0, 1], "<i8").tobytes()
+                (folder / "a.idx").write_bytes(head + rest)
+            else:
+                np.save(folder / "b.npy", shard[: 16 * 20 + 1])
+        return {name: root / name}
+
+    return write
+
+
+def samsum(root: Path) -> Mapping[str, Path]:
+    """Dialogues of numbers with their translations as summaries, and a tokenizer next to Llama's weights."""
+    (root / "samsum" / "corpus").mkdir(parents=True)
+    for split, count in (("train", 40), ("val", 12)):
+        entries = [{"id": "1", "dialogue": english, "summary": german} for english, german in sentences(count)]
+        (root / "samsum" / "corpus" / f"{split}.json").write_text(json.dumps(entries), encoding="utf-8")
+    texts = [text for pair in sentences(40) for text in pair]
+    save_tokenizer(root / "llama2_7b_weights/hf/tokenizer.json", texts, ["<unk>", "</s>"])
+    return {"samsum": root / "samsum", "llama2_7b_weights": root / "llama2_7b_weights"}
 
 
 def cnn_dailymail(root: Path) -> Mapping[str, Path]:

@@ -68,3 +68,14 @@ def test_every_case_of_this_tree_declares_readable_data() -> None:
     assert [spec.name for spec in declared["minilm_finetune"]] == ["shakespeare", "minilm"]
     assert [spec.name for spec in declared["resnet_mini"]] == ["fashion_mnist"]
     assert declared["llama_mini"][0] == declared["minilm_finetune"][0]
+
+
+def test_a_checkpoint_is_short_for_a_layout_and_where_to_get_it() -> None:
+    own = {"name": "base", "title": "Weights", "licence": "MIT"}
+    files = ["config.json", "model.safetensors", "tokenizer.json"]
+    (short,) = dataset_specs([{**own, "checkpoint": {"of": "google/t5", "files": files}}], "case.yaml")
+    tree = [{"path": "hf", "suffixes": [".safetensors", ".json"], "by_class": False}]
+    how = "Put config.json and model.safetensors and tokenizer.json of https://huggingface.co/google/t5 into hf/."
+    assert [short] == list(dataset_specs([{**own, "how_to_get": how, "tree": tree}], "case.yaml"))
+    with pytest.raises(SpecError, match=r"case\.yaml: data\.0.*checkpoint.*'t5-small' is no repository"):
+        dataset_specs([{**own, "checkpoint": {"of": "t5-small"}}], "case.yaml")

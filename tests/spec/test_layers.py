@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from accelmark.spec.errors import SpecError
 from accelmark.spec.layers import Layer, flatten, may_change, nest, resolve
+from accelmark.spec.model import parse
+from accelmark.spec.plugins.case import MUTABLE_GROUPS, TrainCaseSpec
 
 BASE = Layer.of(
     "case.yaml", {"batch_size": 8, "end": {"max_steps": 10}, "optimizer": {"lr": 0.1}, "model": {"width": 4, "p": 0.5}}
@@ -79,3 +81,16 @@ def test_synthetic_data_is_allowed_everywhere_because_it_marks_the_run() -> None
     assert may_change("loader.synthetic", [])
     assert may_change("loader.num_workers", ["loader"])
     assert not may_change("loaders", ["loader"])
+
+
+def test_a_case_names_groups_of_mutable_settings_and_its_tokens_are_those_of_a_sequence() -> None:
+    train = {"unit": "token", "settings": {"batch_size": 1}, "mutable": ["batch", "channels_last", "execution"]}
+    case = parse(TrainCaseSpec, train, "case.yaml")
+    assert case.mutable == (*MUTABLE_GROUPS["batch"], "channels_last", *MUTABLE_GROUPS["execution"])
+    assert may_change("optimizer.fused", case.mutable)
+    assert not may_change("optimizer.lr", case.mutable)
+    assert case.units_per_sample_key == "seq_length"
+    assert parse(TrainCaseSpec, {**train, "units_per_sample": 7}, "case.yaml").units_per_sample_key is None
+    assert parse(TrainCaseSpec, {**train, "unit": "image"}, "case.yaml").units_per_sample_key is None
+    with pytest.raises(SpecError, match=r"names 'exection', which is no setting .*'execution'"):
+        parse(TrainCaseSpec, {**train, "mutable": ["exection"]}, "case.yaml")

@@ -165,3 +165,45 @@ def test_more_bad_samples_than_tolerated_end_the_epoch_as_any_does_in_evaluation
         list(IndexedBatches(Damaged(), 4, place(), loader, train=train).epoch(0))
     if limit == 2:
         assert "3 training samples cannot be read; --tolerate-bad-samples allows 2" in str(caught.value)
+
+
+class Rows(Noisy):
+    """Samples of different sizes that show their index."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def __len__(self) -> int:
+        return self._total
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        return {"x": torch.full((1 + index % 3, 2), index + 1), "half": torch.tensor(index).bfloat16()}
+
+
+def rows(total: int, *, train: bool) -> IndexedBatches:
+    return IndexedBatches(Rows(total), 2, place(), LoaderSettings(num_workers=1, prefetch=2), train=train)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_batches_of_a_worker_that_are_kept_are_not_written_again(train: bool) -> None:
+    """Parts of them, too, and where there are more than the memory has parts."""
+    kept = [(batch["x"][1:], batch["half"]) for batch in rows(200, train=train).epoch(0)]
+    alone = IndexedBatches(Rows(200), 2, place(), LoaderSettings(), train=train)
+    expected = [(batch["x"][1:], batch["half"]) for batch in alone.epoch(0)]
+    assert len(kept) == 100
+    assert all(
+        torch.equal(one, other) for pair in zip(kept, expected, strict=True) for one, other in zip(*pair, strict=True)
+    )
+
+
+def test_the_memory_of_freed_batches_is_used_again_also_after_an_epoch_that_was_not_read_to_its_end() -> None:
+    batches = rows(100, train=True)
+    for epoch in range(6):
+        for number, batch in enumerate(batches.epoch(epoch)):
+            assert batch["x"].max() > 0
+            if epoch < 5 and number == 3:
+                break
+    memory = batches._samples.memory
+    assert memory is not None
+    used = int((memory._states != 0).sum())
+    assert used <= 4, "two batches are read ahead, one is written, one is in use"

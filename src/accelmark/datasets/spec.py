@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.model import Spec, parse, read_yaml
+from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 
 _KNOWN: Final = Path(__file__).parent / "known"
 IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
@@ -31,6 +40,12 @@ def _https(url: str) -> str:
     if parts.scheme != "https" or not parts.hostname:
         raise ValueError(f"{url!r} is not an https address")
     return url
+
+
+def _repository(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ValueError(f"{name!r} is no repository (OWNER/NAME)")
+    return name
 
 
 RelativePath = Annotated[str, AfterValidator(_inside)]
@@ -132,6 +147,23 @@ class TreePart(Spec):
         return f"{pattern}, or shards {self.path}/*.tar of them" if self.shards else pattern
 
 
+class Checkpoint(Spec):
+    """Files of a repository at Hugging Face, which the user puts into the folder ``hf``."""
+
+    of: Annotated[str, AfterValidator(_repository)]
+    """Owner and name of the repository."""
+    files: tuple[str, ...] = ("model.safetensors",)
+
+    def part(self) -> TreePart:
+        """Return the layout, which does not ask for ``config.json``."""
+        suffixes = dict.fromkeys(PurePosixPath(file).suffix for file in self.files if file != "config.json")
+        return TreePart(path="hf", suffixes=tuple(suffixes), by_class=False)
+
+    def how_to_get(self) -> str:
+        """Return what the user has to do."""
+        return f"Put {' and '.join(self.files)} of https://huggingface.co/{self.of} into hf/."
+
+
 class DatasetSpec(Spec):
     """Named data or weights: either exact ``files``, or the layout (``tree``) of a directory that the user provides."""
 
@@ -155,6 +187,20 @@ class DatasetSpec(Spec):
         """SHA-256 over the declared files' sorted (path, sha256); of a tree, over its layout."""
         lines = [f"{file.path}\0{file.sha256}" for file in self.files] or [part.describe() for part in self.tree]
         return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_checkpoint(cls, given: Any) -> Any:
+        """Replace ``checkpoint``, a :class:`Checkpoint`, by its layout and instructions."""
+        if not isinstance(given, Mapping) or "checkpoint" not in given:
+            return given
+        rest = {key: value for key, value in given.items() if key != "checkpoint"}
+        try:
+            found = Checkpoint.model_validate(given["checkpoint"])
+        except ValidationError as error:
+            problems = problems_of(error, Checkpoint, "checkpoint")
+            raise ValueError("; ".join(f"checkpoint.{each.key}: {each.what}" for each in problems)) from error
+        return {"tree": [found.part()], "how_to_get": found.how_to_get(), **rest}
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetSpec:

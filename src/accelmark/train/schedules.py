@@ -35,6 +35,21 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
     return factor
 
 
+def tri_stage_factor(total_steps: int) -> Callable[[int], float]:
+    """Return fairseq's ``tri_stage`` as a function of the optimizer step, from 0.
+
+    For a tenth of the steps the rate rises from 1 % of its peak, for four tenths it is constant, and then it falls
+    exponentially to 5 %.
+    """
+
+    def factor(step: int) -> float:
+        done = min(1.0, (step + 1) / total_steps)
+        rise, fall = min(1.0, 0.01 + 0.99 * done / 0.1), max(0.0, done - 0.5) / 0.5
+        return rise * math.exp(fall * math.log(0.05))
+
+    return factor
+
+
 def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: int) -> float:
     """Return the peak of the learning rate, which ``optimizer.lr`` names for a global batch of ``batch_size``.
 

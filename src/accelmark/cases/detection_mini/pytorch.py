@@ -14,6 +14,7 @@ from transformers.loss.loss_for_object_detection import generalized_box_iou
 
 from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 from accelmark.frameworks.pytorch.tasks.vision.detection import BoxedSamples, Detection, Labels
 from accelmark.train.tasks.image_folder import Uniform
 from accelmark.train.tasks.vision.scenes import Scene
@@ -29,9 +30,9 @@ class Pyramid(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        resnet: Any = ResNetConfig  # its types do not mention out_features
         stages = [width // 2, width, 2 * width]
-        config = resnet(
+        config = backbone_config(
+            ResNetConfig,
             embedding_size=width // 2,
             hidden_sizes=stages,
             depths=[1, 1, 1],
@@ -133,11 +134,6 @@ class Case(Detection):
         count = self.number("train_images" if train else "eval_images")
         canvases = Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items"))
         return BoxedSamples(canvases, lambda scene, uniform: self.changed(scene, uniform, train=train))
-
-    @property
-    def synthetic_size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.number("image_size"), self.number("image_size")
 
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
         """Return the canvas, in training flipped or not."""

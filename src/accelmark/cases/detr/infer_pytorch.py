@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 
-from accelmark.cases.detr._network import best_classes, detector
-from accelmark.frameworks.pytorch.tasks.vision.detection import precision_rows
+from accelmark.cases.detr._network import detector
+from accelmark.frameworks.pytorch.tasks.vision.detection import best_classes, precision_rows
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.weights import load_weights

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from accelmark.cases.detr._network import best_classes, detector
-from accelmark.frameworks.pytorch.model.pretrained import load_backbone
+from accelmark.cases.detr._network import detector
 from accelmark.frameworks.pytorch.tasks.vision.detection import Detection
-from accelmark.train.tasks.image_folder import MEAN, STD, Uniform
+from accelmark.train.tasks.image_folder import Uniform
 from accelmark.train.tasks.vision.scenes import Scene, multi_scale
 
 
@@ -20,25 +15,16 @@ class Case(Detection):
 
     samples = "coco"
     weights = "resnet50_weights"
-    mean, std = MEAN, STD
+    backbone_name = "model.backbone.model"
+    block_class = "GradientCheckpointingLayer"
 
     def network(self) -> PreTrainedModel:
         """Build DETR (Carion et al. 2020, arXiv:2005.12872); the first convolution and stage are not trained."""
         net = detector(self.number, auxiliary_loss=True)
-        backbone = self.backbone(net)
-        load_backbone(backbone, self.data_dirs.get(self.weights))
+        backbone = self.with_weights(net)
         for name, parameter in backbone.named_parameters():  # transformers freezes all stages of its own ResNet
             parameter.requires_grad_("embedder" not in name and "stages.0." not in name)
         return net
-
-    def backbone(self, net: Any) -> PreTrainedModel:
-        """Return the part that starts from published weights."""
-        part: PreTrainedModel = net.model.backbone.model
-        return part
-
-    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the layers of encoder and decoder."""
-        return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     @property
     def synthetic_size(self) -> tuple[int, int]:
@@ -50,7 +36,3 @@ class Case(Detection):
         """Return one of 11 sizes, cropped or not and flipped or not; in evaluation the largest."""
         side, longest = self.number("shorter_side"), self.number("longer_side")
         return multi_scale(scene, side, longest, uniform) if train else scene.shorter(side, longest)
-
-    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best class of each query."""
-        return best_classes(logits)

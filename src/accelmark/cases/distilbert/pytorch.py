@@ -24,18 +24,15 @@ class Case(TextClassification):
 
     def build_model(self) -> nn.Module:
         """Build DistilBERT (Sanh et al. 2019, arXiv:1910.01108) with its weights, and a new classifier."""
-        config = DistilBertConfig(
-            vocab_size=self.number("vocab_size"),
-            dim=self.number("hidden_size"),
-            hidden_dim=self.number("intermediate_size"),
-            n_layers=self.number("num_layers"),
-            n_heads=self.number("num_heads"),
-        )
-        new = ("pre_classifier", "classifier")
-        directory = self.data_dirs.get(self.weights)
-        return TextClassifier(
-            initial_net(DistilBertForSequenceClassification, with_padding(config), directory, new=new)
-        )
+        names = {
+            "hidden_size": "dim",
+            "intermediate_size": "hidden_dim",
+            "num_layers": "n_layers",
+            "num_heads": "n_heads",
+        }
+        config = with_padding(DistilBertConfig(**self.dimensions(**names)))
+        directory, new = self.data_dirs.get(self.weights), ("pre_classifier", "classifier")
+        return TextClassifier(initial_net(DistilBertForSequenceClassification, config, directory, new=new))
 
     def dataset(self, *, train: bool) -> LabelledText:
         """Return the sentences of ``train.tsv`` or of ``dev.tsv``."""

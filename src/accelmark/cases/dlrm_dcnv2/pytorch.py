@@ -2,67 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
-import torch
-from torch import Tensor, nn
-
-from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.tasks.recommendation import ClickPrediction
-
-
-def layers(widths: Sequence[int]) -> nn.Sequential:
-    """Return linear layers, each followed by a ReLU."""
-    return nn.Sequential(*(part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())))
-
-
-class CrossLayer(nn.Module):
-    """A low-rank cross layer of DCN v2 (Wang et al. 2020, arXiv:2008.13535, equation 2)."""
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width)
-        for linear in (self.down, self.up):
-            nn.init.xavier_normal_(linear.weight)
-        nn.init.zeros_(self.up.bias)
-
-    def forward(self, first: Tensor, given: Tensor) -> Tensor:
-        """Return ``first`` x the layer's output + ``given``, of the shape of both."""
-        crossed: Tensor = first * self.up(self.down(given)) + given
-        return crossed
-
-
-class Network(nn.Module):
-    """Layers for dense features, embedding tables, cross layers over both, and layers up to a logit."""
-
-    def __init__(
-        self, tables: EmbeddingTables, dense: Sequence[int], cross: Sequence[int], over: Sequence[int]
-    ) -> None:
-        super().__init__()
-        width = dense[-1] * (1 + len(tables.rows))
-        self.tables, self.dense = tables, layers(dense)
-        self.cross = nn.ModuleList(CrossLayer(width, rank) for rank in cross)
-        self.over = nn.Sequential(layers([width, *over]), nn.Linear(over[-1], 1))
-
-    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        """Return a logit for each sample."""
-        first = given = torch.cat([self.dense(dense)[:, None], self.tables(ids)], 1).flatten(1)
-        for layer in self.cross:
-            given = layer(first, given)
-        logits: Tensor = self.over(given).squeeze(1)
-        return logits
 
 
 class Case(ClickPrediction):
     """DLRM-DCNv2 of MLPerf Training."""
 
     samples = "criteo"
-
-    def build_model(self) -> nn.Module:
-        """Build the network with random weights."""
-        self.check_settings()
-        dense, over = self.numbers("dense_widths"), self.numbers("over_widths")
-        tables = EmbeddingTables(self.numbers("table_rows"), self.numbers("table_ids"), dense[-1])
-        ranks = [self.number("cross_rank")] * self.number("cross_layers")
-        return Network(tables, [self.number("num_dense"), *dense], ranks, over)

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Final
 
 from torch import Tensor
 from transformers import LlamaConfig
 
-from accelmark.cases.llama2_7b_finetune._samsum import packed_rows
-from accelmark.frameworks.pytorch.tasks.fine_tuning import LowRankTuning
+from accelmark.frameworks.pytorch.tasks.fine_tuning import LowRankTuning, packed_rows
+from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
+from accelmark.spec.errors import DataError
+
+_PROMPT: Final = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n{summary}</s>"
+
+
+def dialogues(file: Path) -> Sequence[str]:
+    """Return the dialogues of SAMSum (Gliwa et al. 2019, arXiv:1911.12237) with their summaries.
+
+    Raises:
+        DataError: the file is missing or has another layout.
+    """
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        return [_PROMPT.format(dialogue=entry["dialogue"], summary=entry["summary"]) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file}: is no part of SAMSum, a list of dialogues with summaries: {error!r}") from error
 
 
 class Case(LowRankTuning):
@@ -22,5 +41,5 @@ class Case(LowRankTuning):
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return rows of packed dialogues and summaries."""
         file = self.data_dirs["samsum"] / "corpus" / ("train.json" if train else "val.json")
-        tokenizer = self.data_dirs["llama2_7b_weights"] / "hf" / "tokenizer.json"
-        return {"tokens": packed_rows(file, tokenizer, self.number("seq_length") + 1)}
+        tokenizer = read_tokenizer(self.data_dirs["llama2_7b_weights"] / "hf" / "tokenizer.json", self.vocab_size)
+        return {"tokens": packed_rows(dialogues(file), tokenizer, self.number("seq_length") + 1, file)}

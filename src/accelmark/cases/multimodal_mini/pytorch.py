@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+from transformers import CLIPVisionConfig, LlavaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from accelmark.cases import resnet_mini
@@ -16,8 +16,7 @@ from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.multimodal_mini._captions import Captions, words
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
-from accelmark.frameworks.pytorch.tasks.vision.conversation import IMAGE, Answers, ImageAnswers
+from accelmark.frameworks.pytorch.tasks.vision.conversation import Answers, ImageAnswers
 from accelmark.infer.weights import load_weights
 
 _WEIGHTS: Final = Path(resnet_mini.__path__[0]) / "weights.safetensors"
@@ -55,26 +54,9 @@ class Case(ImageAnswers):
 
     def config(self) -> LlavaConfig:
         """Return the configuration; ``build_model`` replaces its vision model, which only states a width."""
-        text = LlamaConfig(
-            vocab_size=self.number("vocab_size"),
-            hidden_size=self.number("hidden_size"),
-            intermediate_size=self.number("intermediate_size"),
-            num_hidden_layers=self.number("num_layers"),
-            num_attention_heads=self.number("num_heads"),
-            max_position_embeddings=self.number("seq_length"),
-        )
         vision = CLIPVisionConfig(hidden_size=_FEATURES, num_hidden_layers=1, num_attention_heads=1)
-        attention = {"text_config": CAUSAL, "vision_config": "sdpa"}
-        config: Any = LlavaConfig  # which does not declare attn_implementation
-        found: LlavaConfig = config(
-            vision_config=vision,
-            text_config=text,
-            image_token_index=IMAGE,
-            vision_feature_layer=-1,
-            vision_feature_select_strategy="full",
-            attn_implementation=attention,
-        )
-        return found
+        text = {"max_position_embeddings": self.number("seq_length")}
+        return self.configured(vision, text, vision_feature_layer=-1, vision_feature_select_strategy="full")
 
     def build_model(self) -> nn.Module:
         """Build the model with the packaged weights of the vision model, and random ones."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.cases.dlrm_dcnv2 import pytorch
 from accelmark.cases.recommendation_mini._clicks import MadeUpClicks
+from accelmark.frameworks.pytorch.tasks.recommendation import ClickPrediction
 
 
-class Case(pytorch.Case):
+class Case(ClickPrediction):
     """The network of ``dlrm_dcnv2`` at small size; the log is made up at the start, the same in every run."""
 
     def log(self, *, train: bool) -> MadeUpClicks:

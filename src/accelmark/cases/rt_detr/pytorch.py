@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from transformers import PreTrainedModel, RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
 
-from accelmark.frameworks.pytorch.model.pretrained import load_backbone
+from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 from accelmark.frameworks.pytorch.tasks.vision.detection import Detection
 from accelmark.train.tasks.image_folder import Uniform
 from accelmark.train.tasks.vision.scenes import Scene, distorted
 
-_PARTS: Final = (("conv", "convolution"), ("norm", "normalization"))
 PUBLISHED_NAMES: Final = {
-    rf"^{before}\.{old}\.": f"{after}.{new}."
-    for old, new in _PARTS
-    for before, after in (
-        *((rf"conv1\.conv1_{number + 1}", f"embedder.embedder.{number}") for number in range(3)),
-        *(
-            (
-                rf"res_layers\.{stage}\.blocks\.(\d)\.branch2{letter}",
-                rf"encoder.stages.{stage}.layers.\1.layer.{number}",
-            )
-            for stage in range(4)
-            for number, letter in enumerate("abc")
-        ),
-        (r"res_layers\.0\.blocks\.0\.short", "encoder.stages.0.layers.0.shortcut"),
-        (r"res_layers\.([123])\.blocks\.0\.short\.conv", r"encoder.stages.\1.layers.0.shortcut.1"),
-    )
+    r"^conv1\.conv1_1\.": "embedder.embedder.0.",
+    r"^conv1\.conv1_2\.": "embedder.embedder.1.",
+    r"^conv1\.conv1_3\.": "embedder.embedder.2.",
+    r"^res_layers\.": "encoder.stages.",
+    r"\.blocks\.": ".layers.",
+    r"\.branch2a\.": ".layer.0.",
+    r"\.branch2b\.": ".layer.1.",
+    r"\.branch2c\.": ".layer.2.",
+    r"\.short\.conv\.(conv|norm)\.": r".shortcut.1.\1.",
+    r"\.short\.": ".shortcut.",
+    r"\.conv\.": ".convolution.",
+    r"\.norm\.": ".normalization.",
 }
 """Names in the weights that RT-DETR's authors publish, with those of transformers."""
 
@@ -40,14 +36,15 @@ class Case(Detection):
 
     samples = "coco"
     weights = "resnet50_vd_weights"
+    backbone_name = "model.backbone.model"
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
     def network(self) -> PreTrainedModel:
         """Build RT-DETR-R50 (Zhao et al. 2023, arXiv:2304.08069)."""
         width = self.number("hidden_size")
-        backbone: Any = RTDetrResNetConfig  # its types do not mention out_features
         config = RTDetrConfig(
-            backbone_config=backbone(
+            backbone_config=backbone_config(
+                RTDetrResNetConfig,
                 depths=[self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)],
                 out_features=["stage2", "stage3", "stage4"],
             ),
@@ -62,18 +59,8 @@ class Case(Detection):
         )
         config.num_labels = self.number("num_classes")
         net = RTDetrForObjectDetection(config)
-        load_backbone(self.backbone(net), self.data_dirs.get(self.weights), renamed=PUBLISHED_NAMES)
+        self.with_weights(net, renamed=PUBLISHED_NAMES)
         return net
-
-    def backbone(self, net: Any) -> PreTrainedModel:
-        """Return the part that starts from published weights."""
-        part: PreTrainedModel = net.model.backbone.model
-        return part
-
-    @property
-    def synthetic_size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.number("image_size"), self.number("image_size")
 
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
         """Return a square, in training with other colours, crops and flips."""

@@ -24,12 +24,10 @@ class Case(TextToText):
     def network(self) -> PreTrainedModel:
         """Build T5-small (Raffel et al. 2019, arXiv:1910.10683) with its weights."""
         config = T5Config(
-            vocab_size=self.number("vocab_size"),
-            d_model=self.number("hidden_size"),
+            **self.dimensions(
+                hidden_size="d_model", intermediate_size="d_ff", num_layers="num_layers", num_heads="num_heads"
+            ),
             d_kv=self.number("hidden_size") // self.number("num_heads"),
-            d_ff=self.number("intermediate_size"),
-            num_layers=self.number("num_layers"),
-            num_heads=self.number("num_heads"),
         )
         config.decoder_start_token_id = self.pad
         return initial_net(T5ForConditionalGeneration, with_padding(config), self.data_dirs.get(self.weights))

@@ -15,13 +15,6 @@ class Case(ImageNetTraining):
 
     def network(self) -> PreTrainedModel:
         """Build ViT-B/16 (Dosovitskiy et al. 2020, arXiv:2010.11929, table 1)."""
-        config = ViTConfig(
-            hidden_size=self.number("hidden_size"),
-            num_hidden_layers=self.number("num_layers"),
-            num_attention_heads=self.number("num_heads"),
-            intermediate_size=self.number("intermediate_size"),
-            image_size=self.number("image_size"),
-            patch_size=16,
-        )
+        config = ViTConfig(**self.dimensions(), image_size=self.number("image_size"), patch_size=16)
         config.num_labels = self.num_classes
         return ViTForImageClassification(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.frameworks.pytorch.tasks.speech import LETTERS, Letters, SpeechToLetters
+from accelmark.train.schedules import tri_stage_factor
 
 
 class Case(SpeechToLetters):
@@ -28,10 +28,7 @@ class Case(SpeechToLetters):
         width = self.number("conv_width")
         config = Wav2Vec2Config(
             vocab_size=len(LETTERS),
-            hidden_size=self.number("hidden_size"),
-            intermediate_size=self.number("intermediate_size"),
-            num_hidden_layers=self.number("num_layers"),
-            num_attention_heads=self.number("num_heads"),
+            **self.dimensions(),
             conv_dim=[width] * 7,
             layerdrop=0.0,
             activation_dropout=0.1,
@@ -40,16 +37,8 @@ class Case(SpeechToLetters):
         new = ("lm_head", "wav2vec2.masked_spec_embed")
         net: Any = initial_net(Wav2Vec2ForCTC, config, self.data_dirs.get(self.weights), new=new)
         net.freeze_feature_encoder()
-        # transformers creates the vector of masked frames on the CPU, also under the meta device.
-        net = net.to(torch.get_default_device())
         return Letters(net, self.real("masked_time"), self.real("masked_channels"))
 
     def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int, steps_per_epoch: int) -> Any:
-        """Return fairseq's ``tri_stage``: a tenth rises from 1 %, four tenths are constant, the rest falls to 5 %."""
-
-        def factor(step: int) -> float:
-            done = min(1.0, (step + 1) / total_steps)
-            rise, fall = min(1.0, 0.01 + 0.99 * done / 0.1), max(0.0, done - 0.5) / 0.5
-            return rise * math.exp(fall * math.log(0.05))
-
-        return LambdaLR(optimizer, factor)
+        """Return fairseq's ``tri_stage``, with which the published weights were fine-tuned."""
+        return LambdaLR(optimizer, tri_stage_factor(total_steps))

@@ -83,7 +83,7 @@ class TrainCase(ModelSettings, ABC):
     """
 
     block_class: ClassVar[str | None] = None
-    """Name of the class of the model's repeated blocks, if it has any."""
+    """Name of the class of the model's repeated blocks or of a base class of theirs, if it has any."""
     sequence: SequencePart | None = None
     """This rank's part of each sequence, once the model is spread with cp; None: every rank has whole sequences."""
 
@@ -145,7 +145,11 @@ class TrainCase(ModelSettings, ABC):
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated blocks of ``model``: units of activation checkpointing and of FSDP2's sharding."""
-        return [module for module in model.modules() if type(module).__name__ == self.block_class]
+        return [
+            module
+            for module in model.modules()
+            if any(each.__name__ == self.block_class for each in type(module).__mro__)
+        ]
 
     def split_layers(self) -> Mapping[str, Split]:
         """Return the linear layers that tensor parallelism splits, by their names in a block; empty: it cannot."""

@@ -23,6 +23,21 @@ from accelmark.spec.settings.training import TrainSettings
 
 Family = Literal["vision", "language", "speech", "recommendation", "generation", "graph", "multimodal"]
 Unit = Literal["image", "token", "sequence", "sample"]
+_UNITS: Final = frozenset({"units_per_sample", "units_per_sample_key"})
+MUTABLE_GROUPS: Final = {
+    "batch": ("batch_size", "eval_batch_size", "gradient_accumulation_steps"),
+    "execution": (
+        "precision",
+        "parallelism",
+        "compile",
+        "activation_checkpointing",
+        "attention",
+        "optimizer.fused",
+    ),
+    "batch_recipe": ("optimizer.lr", "schedule.warmup_steps", "evaluate.every_steps"),
+}
+"""Names in ``mutable`` -> the settings that they allow: how samples are divided into batches, how a chip computes, and
+what follows the global batch by the rules of MLPerf."""
 
 
 class Target(Spec):
@@ -83,7 +98,7 @@ class TrainCaseSpec(Spec):
     units_per_sample: int = Field(default=1, ge=1)
     """Units in one sample, for example tokens in a sequence."""
     units_per_sample_key: str | None = None
-    """Key under ``model`` that gives the units in a sample instead, for example ``seq_length``."""
+    """Key under ``model`` that gives the units in a sample instead; by default ``seq_length`` for tokens."""
     target: Target | None = None
     reference_loss: ReferenceLoss | None = None
     calibration: tuple[float, ...] = ()
@@ -101,14 +116,23 @@ class TrainCaseSpec(Spec):
     mutable: tuple[str, ...]
     """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``.
 
-    Those of :data:`accelmark.spec.layers.ALWAYS_MUTABLE` need not be listed.
+    Names of :data:`MUTABLE_GROUPS` become their settings. Those of :data:`accelmark.spec.layers.ALWAYS_MUTABLE` need
+    not be listed.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_of_a_sequence(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("unit") == "token" and not _UNITS & given.keys():
+            return {**given, "units_per_sample_key": "seq_length"}
+        return given
 
     @field_validator("mutable")
     @classmethod
-    def _names_settings(cls, mutable: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _names_settings(cls, listed: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        mutable = tuple(name for entry in listed for name in MUTABLE_GROUPS.get(entry, (entry,)))
         known = {*setting_defaults(TrainSettings), *flatten(info.data.get("settings", {}))}
-        sections = {key.rpartition(".")[0] for key in known} - {""}
+        sections = {*MUTABLE_GROUPS, *(key.rpartition(".")[0] for key in known)} - {""}
         unknown = [entry for entry in mutable if not any(f"{key}.".startswith(f"{entry}.") for key in known)]
         if unknown:
             named = (f"names {entry!r}, which is no setting ({nearest(entry, known | sections)})" for entry in unknown)

@@ -255,5 +255,10 @@ class ServeCaseSpec(Spec):
     """Task of lm-evaluation-harness -> published accuracy of these weights; one of them has to be reproduced."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Defaults of :class:`ServeSettings`."""
-    mutable: tuple[str, ...] = ()
-    """Settings that a run may change; ``a`` allows all of ``a.*``."""
+    mutable: tuple[str, ...] = (
+        "server", "server_options", "endpoint", "served_model", "api", "precision", "benchmarks", "benchmark_limit",
+        "benchmark_timeout_s", "threads", "load", "slo", "scenarios", "scenario_duration_s", "scenario_queries",
+        "request_timeout_s", "start_timeout_s",
+    )  # fmt: skip
+    """Settings that a run may change; ``a`` allows all of ``a.*``. By default all but prompts, their seed
+    and ``num_compared``."""

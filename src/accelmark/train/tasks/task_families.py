@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import Scalar, TrainSettings
 from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+
+_DIMENSIONS: Final = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+}
+"""Size of a Transformer under ``model`` -> argument of most of transformers' configurations."""
 
 
 class ModelSettings:
@@ -28,6 +37,17 @@ class ModelSettings:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"model.{name} is {value!r}, not a number")
         return float(value)
+
+    def dimensions(self, **names: str) -> dict[str, Any]:
+        """Return those sizes of a Transformer that are settings, as arguments of a configuration of transformers.
+
+        ``names`` has the configuration's own names of sizes, such as ``hidden_size="d_model"``.
+        """
+        return {
+            names.get(name, usual): self.number(name)
+            for name, usual in _DIMENSIONS.items()
+            if name in self.settings.model
+        }
 
     def numbers(self, name: str) -> list[int]:
         """Return one of the case's own settings that lists whole numbers.

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from accelmark.frameworks.pytorch.case import Batch, Place
+from accelmark.frameworks.pytorch.data.batch_memory import BatchMemory, StoredBatch
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.samples import EVALUATION_EPOCH, ArraySource, BadSamples
 from accelmark.train.tasks.shares import Share, seed_of
 
-_Found = tuple[Batch, dict[int, str]] | DataError
+_Found = tuple[Batch | StoredBatch, dict[int, str]] | DataError
 """A batch with the errors of samples that were replaced, or the error of one that was not."""
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
 """Augments a training batch, with random numbers from the generator only."""
@@ -134,8 +135,9 @@ class IndexedBatches:
         workers: dict[str, Any] = {}
         if loader.num_workers:
             workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
+        self._samples = _Samples(source, place.shared_seed, augment, self.bad_samples)
         self._loader: DataLoader[_Found] = DataLoader(
-            _Samples(source, place.shared_seed, augment, self.bad_samples),
+            self._samples,
             batch_sampler=self._order,
             collate_fn=_as_read,
             num_workers=loader.num_workers,
@@ -150,12 +152,15 @@ class IndexedBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over this rank's batches of epoch ``number``."""
         self._order.epoch = number if self._train else EVALUATION_EPOCH
+        if self._samples.memory is None or not self._train:  # whose workers are new in each evaluation
+            self._samples.memory = BatchMemory(self._loader.num_workers)
+        memory = self._samples.memory
         for found in self._loader:
             if isinstance(found, DataError):
                 raise found
             batch, errors = found
             self.bad_samples.add(errors)
-            yield batch
+            yield memory.read(batch)
 
 
 class _Order:
@@ -179,6 +184,7 @@ class _Samples(Dataset[Any]):
 
     def __init__(self, source: SampleSource, seed: int, augment: Augment | None, bad: BadSamples) -> None:
         self._source, self._seed, self._augment, self._bad = source, seed, augment, bad
+        self.memory: BatchMemory | None = None
 
     def __getitem__(self, item: Any) -> tuple[Mapping[str, Tensor], dict[int, str]]:
         epoch, index = item
@@ -189,30 +195,53 @@ class _Samples(Dataset[Any]):
         return self._bad.read(read, index, len(self._source))
 
     def __getitems__(self, items: list[tuple[int, int]]) -> _Found:
+        replaced: dict[int, str] = {}
+
+        def samples() -> Iterator[Mapping[str, Tensor]]:
+            for item in items:
+                sample, errors = self[item]
+                replaced.update(errors)
+                yield sample
+
         try:
-            samples, errors = zip(*(self[item] for item in items), strict=True)
+            batch = collated(samples(), len(items))
         except DataError as error:
             return error  # the loader would put the worker's traceback into its message
-        batch = collated(samples)
         if self._augment is not None:
             batch = self._augment(batch, generator_for(self._seed, *items[0], 1))
-        return batch, {number: error for part in errors for number, error in part.items()}
+        worker = get_worker_info()
+        if worker is None or self.memory is None:
+            return batch, replaced
+        return self.memory.stored(batch, worker.id, items[0][0]), replaced
 
 
-def collated(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the samples as one batch; tensors of different sizes are filled up with zeros at their ends."""
-    return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
+def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, Tensor]:
+    """Return ``count`` samples as one batch; tensors of different sizes are filled up with zeros at their ends.
 
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    if len({part.shape for part in parts}) == 1:
-        stacked: Tensor = default_collate(list(parts))
-        return stacked
-    sizes = [max(each) for each in zip(*(part.shape for part in parts), strict=True)]
-    batch = parts[0].new_zeros(len(parts), *sizes)
-    for row, part in zip(batch, parts, strict=True):
-        row[tuple(map(slice, part.shape))] = part
+    Each is copied before the next is read, so that one small piece of memory serves all samples.
+    """
+    batch: dict[str, Tensor] = {}
+    for number, sample in enumerate(samples):
+        for name, part in sample.items():
+            if not number:
+                batch[name] = part.new_empty(count, *part.shape)
+            rows = batch[name]
+            if part.shape == rows.shape[1:]:
+                rows[number] = part
+            else:
+                batch[name] = rows = _with_room(rows, number, part)
+                rows[number][tuple(map(slice, part.shape))] = part
     return batch
+
+
+def _with_room(rows: Tensor, number: int, part: Tensor) -> Tensor:
+    """Return ``rows`` with zeros in the row of this number, enlarged where ``part`` does not fit."""
+    sizes = [max(pair) for pair in zip(rows.shape[1:], part.shape, strict=True)]
+    if sizes != list(rows.shape[1:]):
+        smaller, rows = rows, rows.new_zeros(len(rows), *sizes)
+        rows[(slice(number), *map(slice, smaller.shape[1:]))] = smaller[:number]
+    rows[number] = 0
+    return rows
 
 
 def _as_read(batch: Any) -> Any:

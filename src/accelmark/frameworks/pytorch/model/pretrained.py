@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from accelmark.spec.errors import DataError, first_line
+
+C = TypeVar("C", bound=PreTrainedConfig)
 
 
 def load_pretrained(
@@ -28,6 +30,8 @@ def load_pretrained(
     Raises:
         DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
     """
+    if not directory.is_dir():
+        raise DataError(f"{directory}: is no checkpoint of {model_class.__name__}: there is no such directory")
     try:
         loaded: Any = model_class.from_pretrained(
             directory,
@@ -55,8 +59,16 @@ def initial_net(
     On the meta device no weights are read.
     """
     if directory is None or torch.get_default_device().type == "meta":
-        return model_class(config)
+        # transformers creates some weights on the CPU, also under the meta device.
+        net: Any = model_class(config)
+        moved: PreTrainedModel = net.to(torch.get_default_device())
+        return moved
     return load_pretrained(model_class, config, directory / "hf", new=new)
+
+
+def backbone_config(config_class: Callable[..., C], **values: Any) -> C:
+    """Return the configuration of a backbone; its class does not declare ``out_features`` and ``out_indices``."""
+    return config_class(**values)
 
 
 def load_backbone(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
+import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.data.batches import FromArrays
 from accelmark.frameworks.pytorch.model.low_rank import adapt
 from accelmark.frameworks.pytorch.tasks.decoder import Pretraining
+from accelmark.spec.errors import DataError
 from accelmark.train.tasks.token_shards import TokenShards
 
 
@@ -35,3 +39,17 @@ class LowRankTuning(Pretraining):
         row = self.number("seq_length") + 1
         split = "train" if train else "val"
         return FromArrays(TokenShards(self.data_dirs[self.shards], split, row, row, self.vocab_size))
+
+
+def packed_rows(texts: Sequence[str], tokenizer: Tokenizer, length: int, file: Path) -> Tensor:
+    """Return the tokens of all texts of ``file``, one after another, in rows of ``length`` tokens without padding.
+
+    The tokens that fill no row are left out. Shape (rows, length), int32.
+
+    Raises:
+        DataError: there are too few tokens.
+    """
+    tokens = torch.tensor([token for one in tokenizer.encode_batch(texts) for token in one.ids], dtype=torch.int32)
+    if len(tokens) < length:
+        raise DataError(f"{file}: has {len(tokens)} tokens, less than a row of {length}")
+    return tokens[: len(tokens) // length * length].view(-1, length)

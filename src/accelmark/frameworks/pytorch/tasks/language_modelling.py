@@ -10,10 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.data.batches import FromArrays, generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
+from accelmark.train.tasks.masked_windows import MaskedWindows
 from accelmark.train.tasks.metrics import IGNORED, classification_metrics
 from accelmark.train.tasks.task_families import PredictedTokens
+from accelmark.train.tasks.token_shards import TokenShards
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.context_parallel import SequencePart
@@ -58,6 +60,16 @@ class NextToken(PredictedTokens, TaskFamily):
 
 class MaskedTokens(TaskFamily):
     """Masked tokens: a batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions)."""
+
+    shards: ClassVar[str]
+    """Name of the data set."""
+
+    def dataset(self, *, train: bool) -> FromArrays:
+        """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
+        length, vocabulary = self.number("seq_length"), self.number("vocab_size")
+        split = "train" if train else "val"
+        shards = TokenShards(self.data_dirs[self.shards], split, length - 2, length - 2, vocabulary)
+        return FromArrays(MaskedWindows(shards, self.number("max_predictions"), vocabulary))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random tokens, positions and labels."""

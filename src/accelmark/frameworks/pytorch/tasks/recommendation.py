@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
 from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.model.deep_cross_network import DeepCrossNetwork
+from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.arrays import Arrays
@@ -66,10 +68,11 @@ class ClickBatches:
 
 
 class ClickPrediction(TrainCase):
-    """Whether a user clicks; a case states the network, which returns logits for ``dense`` and ``ids``.
+    """Whether a user clicks, by a network that returns logits for ``dense`` and ``ids``.
 
     Under ``model`` are ``num_dense``, and as texts with commas ``table_rows`` and ``table_ids``: the number of rows of
-    each embedding table, and the number of its ids in a sample.
+    each embedding table, and the number of its ids in a sample. The network has layers of ``dense_widths`` for dense
+    features, ``cross_layers`` of rank ``cross_rank``, and layers of ``over_widths`` up to a logit.
     """
 
     samples: ClassVar[str]
@@ -83,6 +86,14 @@ class ClickPrediction(TrainCase):
             raise RequestError("gradient_clip_norm: gradients of embedding tables are not clipped; leave it null")
         if self.settings.optimizer.name != "adagrad":
             raise RequestError("optimizer.name: embedding tables are trained by adagrad")
+
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights."""
+        self.check_settings()
+        dense, over = self.numbers("dense_widths"), self.numbers("over_widths")
+        tables = EmbeddingTables(self.numbers("table_rows"), self.numbers("table_ids"), dense[-1])
+        ranks = [self.number("cross_rank")] * self.number("cross_layers")
+        return DeepCrossNetwork(tables, [self.number("num_dense"), *dense], ranks, over)
 
     def log(self, *, train: bool) -> Clicks:
         """Return the days in ``train``, or the first half of the last day in ``val``."""

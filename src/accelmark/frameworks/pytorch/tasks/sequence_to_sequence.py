@@ -11,7 +11,6 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
@@ -100,6 +99,7 @@ class SequenceToSequence(TaskFamily):
     ``model``.
     """
 
+    block_class = "GradientCheckpointingLayer"
     score: ClassVar[TextScore]
     label_smoothing: ClassVar[float] = 0.0
     generation: ClassVar[Mapping[str, Any]] = {}
@@ -124,10 +124,6 @@ class SequenceToSequence(TaskFamily):
     def build_model(self) -> nn.Module:
         """Build the encoder and decoder."""
         return EncoderDecoder(self.network())
-
-    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the layers of encoder and decoder."""
-        return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return made-up sources, and targets without padding."""

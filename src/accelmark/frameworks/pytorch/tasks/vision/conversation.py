@@ -12,10 +12,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import CLIPVisionModel, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
@@ -127,6 +135,18 @@ class ImageAnswers(TaskFamily):
     def config(self) -> LlavaConfig:
         """Return the configuration that the settings describe."""
 
+    def configured(self, vision: CLIPVisionConfig, text: Mapping[str, Any], **values: Any) -> LlavaConfig:
+        """Return a configuration with a Llama of the settings' size; ``text`` has further arguments of it."""
+        config: Any = LlavaConfig  # which does not declare attn_implementation
+        found: LlavaConfig = config(
+            vision_config=vision,
+            text_config=LlamaConfig(**self.dimensions(), **text),
+            image_token_index=IMAGE,
+            attn_implementation={"text_config": CAUSAL, "vision_config": "sdpa"},
+            **values,
+        )
+        return found
+
     def initialize(self, net: LlavaForConditionalGeneration) -> None:
         """Give a model of the meta device its initial weights on the CPU."""
         initialize_normal(net, 0.02, self.place.shared_seed)
@@ -191,13 +211,26 @@ def _summed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 class InstructionTuning(ImageAnswers):
     """Training on conversations in LLaVA's layout from published weights of the parts, where there is data.
 
-    Under ``model`` is also ``eval_samples``: so many conversations are held out, at equal distances.
+    Under ``model`` are also the sizes of Llama and of CLIP's vision model, and ``eval_samples``: so many conversations
+    are held out, at equal distances.
     """
 
     samples: ClassVar[str]
     """Name of the data set, in the layout of :class:`Conversations`."""
     weights: ClassVar[str]
     """Name of the data set with the folders ``vicuna``, ``clip`` and ``projector``."""
+
+    def config(self) -> LlavaConfig:
+        """Return the configuration of LLaVA-1.5 (Liu et al. 2023, arXiv:2310.03744) with Vicuna v1.5."""
+        vision = CLIPVisionConfig(
+            hidden_size=self.number("vision_width"),
+            intermediate_size=self.number("vision_intermediate_size"),
+            num_hidden_layers=self.number("vision_layers"),
+            num_attention_heads=self.number("vision_heads"),
+            image_size=self.number("image_size"),
+            patch_size=self.number("patch_size"),
+        )
+        return self.configured(vision, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
 
     def initialize(self, net: LlavaForConditionalGeneration) -> None:
         """Load the published weights, or draw random ones where there is no data."""

@@ -16,7 +16,7 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.vision.network import ByteImageNetwork, DenseTask
 from accelmark.frameworks.pytorch.tasks.vision.precision import FullPrecision, sum_of_outputs
-from accelmark.train.tasks.image_folder import Uniform
+from accelmark.train.tasks.image_folder import MEAN, STD, Uniform
 from accelmark.train.tasks.vision.coco import BoxedImages, centred
 from accelmark.train.tasks.vision.scenes import Scene, Scenes
 from accelmark.train.tasks.vision.scores import box_precision
@@ -70,8 +70,8 @@ class BoxedSamples:
 class Detection(DenseTask):
     """Detection on COCO's layout; a case states the network, how images are changed, and how boxes are read out."""
 
-    mean: ClassVar[Sequence[float]]
-    std: ClassVar[Sequence[float]]
+    mean: ClassVar[Sequence[float]] = MEAN
+    std: ClassVar[Sequence[float]] = STD
     """Of the channels, for values from 0 to 1."""
     own_rate = ("backbone", 0.1)
 
@@ -79,14 +79,14 @@ class Detection(DenseTask):
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
         """Return a sample at the size for the model, in training at random."""
 
-    @abstractmethod
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return score, class and query of each detection, each of shape (batch, detections)."""
+        return best_classes(logits)
 
     @property
-    @abstractmethod
     def synthetic_size(self) -> tuple[int, int]:
         """Height and width of made-up images."""
+        return self.number("image_size"), self.number("image_size")
 
     def build_model(self) -> nn.Module:
         """Build the detector."""
@@ -145,6 +145,12 @@ class Detection(DenseTask):
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``map`` and ``map50``."""
         return box_precision(rows["boxes"], rows["detections"])
+
+
+def best_classes(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return score, class and number of each query; the last logit is for none."""
+    score, label = logits.softmax(2)[..., :-1].max(2)
+    return score, label, label.new_ones(label.shape).cumsum(1) - 1
 
 
 def precision_rows(score: Tensor, label: Tensor, detected: Tensor, batch: Batch) -> dict[str, Tensor]:

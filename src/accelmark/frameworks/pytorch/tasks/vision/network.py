@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from accelmark.frameworks.pytorch.model.pretrained import load_backbone
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.train.tasks.image_folder import MEAN, STD
@@ -43,12 +44,26 @@ class DenseTask(TaskFamily):
 
     samples: ClassVar[str]
     """Name of the data set."""
+    weights: ClassVar[str] = ""
+    """Name of the data set with published weights."""
+    backbone_name: ClassVar[str] = ""
+    """Name of the part that starts from published weights; empty: all of the network."""
     own_rate: ClassVar[tuple[str, float]]
     """A part of the names of weights, and what their learning rate is multiplied with."""
 
     @abstractmethod
     def network(self) -> PreTrainedModel:
         """Return the network with its initial weights."""
+
+    def backbone(self, net: nn.Module) -> Any:
+        """Return the part of the network that starts from published weights."""
+        return net.get_submodule(self.backbone_name)
+
+    def with_weights(self, net: nn.Module, **names: Any) -> Any:
+        """Return that part, with its weights where there is data; ``names`` are those of :func:`load_backbone`."""
+        backbone = self.backbone(net)
+        load_backbone(backbone, self.data_dirs.get(self.weights), **names)
+        return backbone
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer, with ``own_rate``."""

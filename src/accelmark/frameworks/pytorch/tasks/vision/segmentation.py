@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.vision.network import ByteImageNetwork, DenseTask
+from accelmark.frameworks.pytorch.tasks.vision.precision import FullPrecision, sum_of_outputs
 from accelmark.train.tasks.image_folder import Uniform
 from accelmark.train.tasks.vision.scores import mean_overlap
 from accelmark.train.tasks.vision.segments import Segmented, SegmentedImages, Segments, at_shorter_side, random_part
@@ -121,6 +122,36 @@ class Segmentation(DenseTask):
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``miou`` and ``pixel_accuracy``."""
         return mean_overlap(rows["segments"])
+
+
+class MaskClassification(Segmentation):
+    """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network on the default device, which some of its weights ignore."""
+        net: Any = self.network()
+        net.criterion = FullPrecision(net.criterion)
+        return Segmenter(net.to(torch.get_default_device()))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the model's own loss for a mask of each class in an image, normalised by those of the rank's batch.
+
+        On the meta device it is ``sum_of_outputs``.
+        """
+        if batch["image"].is_meta:
+            return sum_of_outputs(model, batch["image"])
+        present = [segments[segments > 0].unique() for segments in batch["segments"]]
+        pairs = zip(batch["segments"], present, strict=True)
+        masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
+        found = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
+        loss: Tensor = found.loss.sum()
+        return loss
+
+    def scores(self, model: nn.Module, image: Tensor) -> Tensor:
+        """Return the sum over queries of class probability times mask."""
+        found = model(image)
+        classes = found.class_queries_logits.softmax(2)[..., :-1]
+        return torch.einsum("bqc,bqhw->bchw", classes, found.masks_queries_logits.sigmoid())
 
 
 def _at_size(scores: Tensor, size: Any) -> Tensor:
