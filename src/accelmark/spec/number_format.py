@@ -138,7 +138,7 @@ class Scale:
 def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
     """Return the scale that shows ``value`` in few digits.
 
-    Ratios become percentages, long times minutes or hours, large memory GiB; joules, watts and operations take an SI
+    Ratios become percentages, long times minutes or hours, memory KiB or GiB; joules, watts and operations take an SI
     prefix. Rounds of one figure are shown on the scale of their mean.
     """
     size = abs(value)
@@ -148,6 +148,8 @@ def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
         return Scale("min", 60, significant) if size < 7200 else Scale("h", 3600, significant)
     if unit == "MiB" and size >= 10 * 1024:
         return Scale("GiB", 1024, significant)
+    if unit == "MiB" and 0 < size < 1:
+        return Scale("KiB", 1 / 1024, significant)
     base, given = (unit, 1.0) if unit in _PREFIXED else (unit[1:], _EXPONENTS.get(unit[:1], 1.0))
     if base in _PREFIXED and size:
         least, most, count = _PREFIXED[base]

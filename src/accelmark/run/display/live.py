@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final, get_args
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -78,11 +78,10 @@ def draw(board: Board, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _note(note: str, width: int) -> RenderableType:
+def _note(note: str, width: int) -> Text:
     """Return a note on at most two lines."""
-    text = Text(note, style="yellow")
-    text.truncate(2 * (width - 4), overflow="ellipsis")
-    return Padding(text, (0, 0, 0, 2))
+    lines = textwrap.wrap(note, width - 2, max_lines=2, placeholder=" …")
+    return Text("\n".join(f"  {line}" for line in lines), style="yellow")
 
 
 def heading(board: Board) -> Text:
