@@ -329,9 +329,11 @@ def import_files(
     if not texts:
         typer.echo("wrote nothing: the files contain no setting that AccelMark has")
     if converted.left_over:
-        typer.echo("not converted:")
+        typer.echo("not converted, or changed:")
         for item in converted.left_over:
-            typer.echo(f"  {item}")
+            options.echo_wrapped(f"  {item}")
+    if "run.yaml" in texts:
+        typer.echo(f"Next:  accelmark run {out / 'run.yaml'} --dry-run")
 
 
 def _files(converted: Converted) -> dict[str, str]:
