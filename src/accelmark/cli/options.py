@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +90,10 @@ def setting_text(value: Any) -> str:
 
 
 def echo_wrapped(line: str) -> None:
-    """Print a line of prose, wrapped between words to the width of the terminal."""
+    """Print a line of prose, on a terminal wrapped between words to its width."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        typer.echo(line)
+        return
     width = shutil.get_terminal_size().columns
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
