@@ -61,7 +61,8 @@ def _front_page() -> str:
         page = found[1].removeprefix("docs/")
         return f"]({page})" if page != found[1] else f"]({_SOURCE}{page})"
 
-    return _LINK.sub(link, (_ROOT / "README.md").read_text(encoding="utf-8"))
+    # Without a table of contents, its widest commands fit a screen of 1,280 pixels.
+    return "---\nhide: [toc]\n---\n" + _LINK.sub(link, (_ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 def _table(*heading: str, rows: Iterator[tuple[str, ...]]) -> str:

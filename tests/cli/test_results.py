@@ -112,6 +112,7 @@ def test_sql_queries_are_answered(runs: Path) -> None:
     [
         ("SELEC 1", "invalid SQL"),
         ("SELECT nothing FROM results", "the query failed"),
+        ("SELECT * FROM runs", "runs does not exist.*'results'"),
         ("DROP TABLE results", "read-only"),
         ("INSERT INTO results SELECT * FROM results", "read-only"),
         ("WITH x AS (SELECT 1) DELETE FROM results", "read-only|invalid"),

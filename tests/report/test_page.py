@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from accelmark.report.plots import plots_of
-from accelmark.report.run_page import render_page, write_page
+from accelmark.report.run_page import interval_text, render_page, write_page
 from accelmark.report.templating import embed_json
+from accelmark.results.figure_names import FigureName
 from accelmark.results.rounds.summary import write_round
-from accelmark.results.schema import Finding, Point, RoundResult, TelemetrySeries
+from accelmark.results.schema import Finding, Point, RoundResult, Spread, TelemetrySeries
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
@@ -189,3 +190,9 @@ def test_telemetry_of_a_long_start_does_not_squeeze_the_curves_of_a_short_traini
 
     assert drawn(1.5) == (-2, 3)
     assert drawn(100) == (-14, 119)
+
+
+def test_a_difference_near_zero_has_an_absolute_interval() -> None:
+    spread = Spread(mean=-0.0002, stdev=0.0006, ci95=(-0.0017, 0.0013), num_rounds=3)
+    assert interval_text(FigureName.METRIC_DIFFERENCE, spread) == "± 0.0015"
+    assert interval_text(FigureName.ENGINE_METRIC, spread).startswith("± 750")

@@ -223,10 +223,20 @@ def test_the_display_never_wraps(width: int) -> None:
     board = Board(plan, statuses, progress=progress, losses=[1 / n for n in range(1, 100)], notes=["x" * 300])
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        console.print(draw(board, width))
+        console.print(draw(board, width - 1))
     lines = capture.get().splitlines()
-    assert all(len(shown) <= width for shown in lines)
-    assert len(lines) <= 16
+    assert all(len(shown) < width for shown in lines)  # what is typed behind a full line would begin a new one
+    assert len(lines) <= 17
+
+
+def test_the_end_of_a_job_has_a_second_line_where_the_first_is_full() -> None:
+    plan = make_plan(())
+    reason = "interrupted by a request to stop, measurements are partial"
+    board = Board(plan, {plan.jobs[0].directory: JobStatus("cancelled", reason)})
+    console = Console(width=80, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(draw(board, 79))
+    assert reason in " ".join(capture.get().split())
 
 
 def test_a_note_about_a_setting_is_a_text_among_the_warnings(tmp_path: Path) -> None:

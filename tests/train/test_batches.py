@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -110,6 +114,27 @@ def test_a_persistent_worker_follows_the_epoch() -> None:
     epochs = [[batch["x"].tolist() for batch in batches.epoch(number)] for number in (0, 1, 0)]
     assert epochs[0] != epochs[1]
     assert epochs[0] == epochs[2]
+
+
+ENDING = """
+import multiprocessing
+from accelmark.spec.settings.training import LoaderSettings
+from accelmark.train.loop.rank import end_process
+from tests.train.test_batches import IndexedBatches, Noisy, place
+
+batches = IndexedBatches(Noisy(), 4, place(), LoaderSettings(num_workers=1), train=True)
+epoch = batches.epoch(0)
+next(epoch)
+print(multiprocessing.active_children()[0].pid, flush=True)
+end_process(3)
+"""
+
+
+def test_a_rank_that_ends_within_an_epoch_leaves_no_worker() -> None:
+    command = [sys.executable, "-c", ENDING]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert not psutil.pid_exists(int(ended.stdout))
 
 
 def test_training_noise_changes_with_the_epoch_and_evaluation_noise_never() -> None:

@@ -342,7 +342,7 @@ def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: Serve
     """Check that the windows are long enough."""
     least_s = MIN_WINDOW_S[entry.reference.size]
     short = [
-        f"{stage.label}: {stage.window_s[1] - stage.window_s[0]:.1f} s"
+        f"{stage.label}: {stage.window_s[1] - stage.window_s[0]:.2f} s"
         for stage in serving.planned_stages
         if stage.window_s is not None and stage.window_s[1] - stage.window_s[0] < least_s
     ]

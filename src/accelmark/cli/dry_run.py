@@ -93,10 +93,10 @@ def _print_settings(job: PlannedJob, given: Sequence[Path]) -> None:
         typer.echo(f"  checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights")
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
-        replaced = "".join(f", overrides {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))
+        replaced = "".join(
+            f", overrides {options.setting_text(value)} ({layer})" for layer, value in reversed(provenance.replaced)
+        )
         mark = "  OPEN" if provenance.forced else ""
-        typer.echo(f"  {key:<{width}}  {_short(provenance.value):<12}  {provenance.layer}{replaced}{mark}")
-
-
-def _short(value: Any) -> str:
-    return "-" if value is None else json.dumps(value) if isinstance(value, dict | list | tuple | bool) else str(value)
+        typer.echo(
+            f"  {key:<{width}}  {options.setting_text(provenance.value):<12}  {provenance.layer}{replaced}{mark}"
+        )

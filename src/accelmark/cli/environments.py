@@ -88,12 +88,9 @@ def list_environments(as_json: options.AsJson = False) -> None:
     if not found:
         typer.echo("no environment on this machine; create one: accelmark env create FRAMEWORK")
         return
-    from rich.console import Console
-
-    table = options.plain_table("framework", "packages", "directory", "created")
     for one in found:
-        table.add_row(one.framework, one.title, str(one.path), one.created_at)
-    Console(highlight=False).print(table)
+        typer.echo(f"{one.framework}: {one.path}, created {one.created_at}")  # unbroken, so that it can be copied
+        options.echo_wrapped(f"  {one.title}")
 
 
 @app.command(cls=Verb)

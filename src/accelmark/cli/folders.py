@@ -107,7 +107,8 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
     heads = ("family",) if console.width >= _WIDE else ()
     table = options.plain_table("case", *heads, "tasks", "target", "description")
     for column in table.columns[:-1]:
-        column.no_wrap = True
+        column.no_wrap = bool(heads) or column.header != "tasks"
+        column.max_width = None if column.no_wrap else len("train, infer,")
     good = [row for row in rows if "problem" not in row]
     for size, title in _SIZES.items():
         chosen = [row for row in good if row["size"] == size]
@@ -151,17 +152,23 @@ def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
         target = case.train.target
         options.echo_wrapped(f"train: {row['target']}" + (f" ({target.why})" if target else ""))
         for key, value in flatten(case.train.settings).items():
-            typer.echo(f"  {key:<38} {value}" + ("" if may_change(key, case.train.mutable) else "  (immutable)"))
+            typer.echo(
+                f"  {key:<38} {options.setting_text(value)}"
+                + ("" if may_change(key, case.train.mutable) else "  (immutable)")
+            )
     if case.infer is not None:
         options.echo_wrapped(
             f"infer: {case.infer.metric}, tolerance {case.infer.tolerance:g} ({case.infer.tolerance_why})"
         )
         for key, value in flatten({**case.infer.configurations, **case.infer.parameters}).items():
-            typer.echo(f"  {key:<38} {value}")
+            typer.echo(f"  {key:<38} {options.setting_text(value)}")
     if case.serve is not None:
         options.echo_wrapped(f"serve: agreement >= {case.serve.min_agreement:g} ({case.serve.agreement_why})")
         for key, value in flatten(case.serve.settings).items():
-            typer.echo(f"  {key:<38} {value}" + ("" if may_change(key, case.serve.mutable) else "  (immutable)"))
+            typer.echo(
+                f"  {key:<38} {options.setting_text(value)}"
+                + ("" if may_change(key, case.serve.mutable) else "  (immutable)")
+            )
 
 
 def _criterion(train: TrainCaseSpec) -> str:
@@ -322,9 +329,11 @@ def import_files(
     if not texts:
         typer.echo("wrote nothing: the files contain no setting that AccelMark has")
     if converted.left_over:
-        typer.echo("not converted:")
+        typer.echo("not converted, or changed:")
         for item in converted.left_over:
-            typer.echo(f"  {item}")
+            options.echo_wrapped(f"  {item}")
+    if "run.yaml" in texts:
+        typer.echo(f"Next:  accelmark run {out / 'run.yaml'} --dry-run")
 
 
 def _files(converted: Converted) -> dict[str, str]:

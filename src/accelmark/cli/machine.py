@@ -84,7 +84,8 @@ def doctor(as_json: options.AsJson = False) -> None:
     from accelmark.run.environments.registry import registered
     from accelmark.telemetry.inventory import inventory
 
-    seen, broken = inventory(), broken_frameworks()
+    with options.working("importing the frameworks of this machine"):
+        seen, broken = inventory(), broken_frameworks()
     if as_json:
         from accelmark.telemetry.host.sysinfo import collect
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer import Argument, Option
@@ -81,11 +84,20 @@ def plain_table(*headings: str) -> Table:
     return table
 
 
+def setting_text(value: Any) -> str:
+    """Return a setting's value as YAML has it; null is a dash."""
+    return "-" if value is None else json.dumps(value) if isinstance(value, dict | list | tuple | bool) else str(value)
+
+
 def echo_wrapped(line: str) -> None:
-    """Print a line of prose, wrapped between words to the width of the terminal."""
+    """Print a line of prose, on a terminal wrapped between words to its width."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        typer.echo(line)
+        return
     width = shutil.get_terminal_size().columns
     indent = " " * (len(line) - len(line.lstrip()) + 4)
-    for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    for part in wrapper.wrap(line) or [""]:
         typer.echo(part)
 
 

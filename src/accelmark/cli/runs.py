@@ -214,7 +214,8 @@ def stop(
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
     from accelmark.run.controller.stop import stop as stop_run
 
-    was_running = stop_run(run, at_once=at_once)
+    with options.working("stopping"):
+        was_running = stop_run(run, at_once=at_once)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
     else:

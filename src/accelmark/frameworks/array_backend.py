@@ -6,6 +6,7 @@ A framework subclasses :class:`ArrayBackend`. It keeps the same state on every r
 from __future__ import annotations
 
 import math
+import platform
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -217,7 +218,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
             train_samples=batches.num_samples,
             eval_samples=None if self._eval_batches is None else self._eval_batches.num_samples,
             hooks={},
-            library_versions=libraries,
+            library_versions={"python": platform.python_version(), **libraries},
             own_part_unknown=self.own_part_unknown,
         )
 

@@ -18,7 +18,7 @@ from accelmark.results.equivalence import EQUIVALENCE_RULE
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
-from accelmark.results.schema import CaseResult, InferenceRound, RoundResult
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
@@ -69,7 +69,7 @@ class FigureRow(NamedTuple):
     explanation: str
     value: str
     interval: str
-    """Half the relative 95 % interval."""
+    """Half the 95 % interval, relative but for a difference."""
     wide: bool
     rounds: list[str]
 
@@ -214,16 +214,22 @@ def _tile(title: str, name: FigureName, result: CaseResult) -> Tile:
 
 def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[RoundResult]) -> FigureRow:
     spread = result.figures[name]
-    half = spread.relative_half95
     scale = scale_of(spread.mean or 0.0, unit_of(name, result.unit))
     return FigureRow(
         title=title,
         explanation=FIGURES[name].explanation,
         value=_metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
-        interval=NOTHING if half is None else f"± {percent(half)}",
-        wide=half is not None and half > NARROW,
+        interval=interval_text(name, spread),
+        wide=name is not F.METRIC_DIFFERENCE and (spread.relative_half95 or 0.0) > NARROW,
         rounds=[_metric_texts(each.value_of).get(name) or scale.number(each.value_of(name)) for each in rounds],
     )
+
+
+def interval_text(name: FigureName, spread: Spread) -> str:
+    """Return half the 95 % interval relative to the mean; of a difference, whose mean is near 0, half the interval."""
+    if name is F.METRIC_DIFFERENCE and spread.half95 is not None:
+        return f"± {digits(spread.half95, 2)}"
+    return NOTHING if spread.relative_half95 is None else f"± {percent(spread.relative_half95)}"
 
 
 def _hosts(result: RoundResult) -> Iterable[tuple[str, list[tuple[str, str]]]]:

@@ -43,10 +43,8 @@ def plotly() -> Markup:
 
 
 def plain(value: Any) -> str:
-    """Return a setting's value as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "null" if value is None else str(value)
+    """Return a setting's value as YAML has it."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | tuple | dict | None) else str(value)
 
 
 @cache

@@ -35,10 +35,9 @@ def digits(value: float, significant: int = 4) -> str:
         return NOTHING
     if value == 0:
         return "0"
-    # The exponent of the rounded number: 9.9996 has four digits as 10.00.
-    mantissa, exponent = f"{value:.{significant - 1}e}".split("e")
-    size = int(exponent)
+    size = _exponent(value, significant)
     if size < -4 or size >= 12:
+        mantissa = f"{value:.{significant - 1}e}".partition("e")[0]
         superscript = str(size).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
         return f"{mantissa}\u00d710{superscript}".replace("-", "\u2212")
     return f"{value:,.{max(significant - 1 - size, 0)}f}".replace("-", "\u2212")
@@ -68,7 +67,12 @@ def subtracted(first: float, second: float) -> tuple[str, str, str]:
 
 def _decimals(value: float, significant: int) -> int:
     """Return the decimals that show ``value`` with ``significant`` digits."""
-    return max(significant - 1 - math.floor(math.log10(abs(value))), 0) if value else 0
+    return max(significant - 1 - _exponent(value, significant), 0) if value else 0
+
+
+def _exponent(value: float, significant: int) -> int:
+    """Return the exponent of the rounded number: 9.9996 has four digits as 10.00."""
+    return int(f"{value:.{significant - 1}e}".partition("e")[2])
 
 
 def counted(number: int, noun: str) -> str:
@@ -138,7 +142,7 @@ class Scale:
 def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
     """Return the scale that shows ``value`` in few digits.
 
-    Ratios become percentages, long times minutes or hours, large memory GiB; joules, watts and operations take an SI
+    Ratios become percentages, long times minutes or hours, memory KiB or GiB; joules, watts and operations take an SI
     prefix. Rounds of one figure are shown on the scale of their mean.
     """
     size = abs(value)
@@ -148,6 +152,8 @@ def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
         return Scale("min", 60, significant) if size < 7200 else Scale("h", 3600, significant)
     if unit == "MiB" and size >= 10 * 1024:
         return Scale("GiB", 1024, significant)
+    if unit == "MiB" and 0 < size < 1:
+        return Scale("KiB", 1 / 1024, significant)
     base, given = (unit, 1.0) if unit in _PREFIXED else (unit[1:], _EXPONENTS.get(unit[:1], 1.0))
     if base in _PREFIXED and size:
         least, most, count = _PREFIXED[base]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform as machine
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, final
@@ -112,8 +111,8 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
         return str(dtype).lower()
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of MindSpore, Python and NumPy."""
-        return ms.__version__, {"python": machine.python_version(), "numpy": np.__version__}
+        """Return the versions of MindSpore and NumPy."""
+        return ms.__version__, {"numpy": np.__version__}
 
     def to_device(self, batch: Arrays) -> dict[str, Tensor]:
         """Return a batch on the device."""

@@ -206,7 +206,7 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
         other=_side(match),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences),
-        one_sided=tuple(f"{', '.join(titles)}: {why}" for why, titles in one_sided.items()),
+        one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
         differing=context_differences(context_of(case), context_of(match)) if case.rounds and match.rounds else (),
     )
 

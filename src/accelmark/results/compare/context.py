@@ -64,7 +64,7 @@ def context_of(case: LoadedCase) -> Context:
     found: dict[tuple[Area, str], dict[str, None]] = {}
     for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
         found.setdefault((area, name), {})[value] = None
-    return {key: ", ".join(values) for key, values in found.items()}
+    return {key: " · ".join(values) for key, values in found.items()}
 
 
 def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:

@@ -187,6 +187,8 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
             return QueryResult(columns, tuple(cursor.fetchall()))
         except duckdb.OutOfMemoryException as error:
             raise RequestError(f"the query needs more than {_MEMORY_LIMIT} of memory: select less") from error
+        except duckdb.CatalogException as error:
+            raise RequestError(f"the query failed: {first_line(error)}; the one table is 'results'") from error
         except duckdb.Error as error:
             raise RequestError(f"the query failed: {first_line(error)}") from error
 

@@ -10,6 +10,7 @@ from typing import Final
 from accelmark.results.read.round_dir import ledger_events
 from accelmark.spec.errors import RunError
 
+PLAN_FILE: Final = "plan.json"
 SUMMARY_FILE: Final = "summary.json"
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 HOLDER_FILE: Final = "run.pid"
@@ -46,6 +47,8 @@ def has_ended(run_dir: Path) -> bool:
 
 def require_ended(run_dir: Path) -> None:
     """Raise RunError where the results of a run are missing, or are those of an earlier end."""
+    if not (run_dir / SUMMARY_FILE).is_file() and not (run_dir / PLAN_FILE).is_file():
+        raise RunError(f"{run_dir}: is not a run directory: it has neither {PLAN_FILE} nor {SUMMARY_FILE}")
     if not has_ended(run_dir):
         what = f"has no {SUMMARY_FILE}" if not (run_dir / SUMMARY_FILE).is_file() else "has not ended since its summary"
         state = "it is in progress" if is_in_progress(run_dir) else "it is in progress, or was interrupted"

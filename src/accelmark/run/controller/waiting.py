@@ -29,7 +29,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.count = 0
-        self.reason = "was interrupted"
+        self.reason = "interrupted"
         self.before_exit: Callable[[], None] = lambda: None
         """Called where the process exits at once, at the third signal."""
         self._changed = asyncio.Event()
@@ -48,7 +48,7 @@ class Cancellation:
         """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit."""
 
         def on_signal(name: str) -> None:
-            self.request(f"was interrupted by {name}")
+            self.request(f"interrupted by {name}")
             if self.count == 1:
                 note("Stopping cleanly; results so far are kept. Press Ctrl-C again to stop at once.")
             elif self.count > 2:
@@ -152,7 +152,7 @@ async def wait_for_agents(
     if state == "timed_out":
         reason = stall_cause(ends) or reason
     if state == "cancelled" and stop:
-        return state, f"{stop.reason}; measurements up to then are kept and marked partial"
+        return state, f"{stop.reason}, measurements are partial"
     return state, reason
 
 

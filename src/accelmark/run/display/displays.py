@@ -163,7 +163,8 @@ class LiveDisplay(RunObserver):
     def _draw(self) -> None:
         self._board.seconds = time.monotonic() - self._since
         self._drawn = time.monotonic()
-        self._live.update(draw(self._board, self._console.width), refresh=True)
+        # One column is left free: what the terminal echoes (^C) behind a full line would begin a new one.
+        self._live.update(draw(self._board, self._console.width - 1), refresh=True)
 
 
 @final

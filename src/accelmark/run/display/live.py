@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final, get_args
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.constrain import Constrain
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -34,6 +35,8 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
 _MOST_ENDED: Final = 6
 _MOST_QUEUED: Final = 4
 _LOSSES_SHOWN: Final = 24
+_NARROWEST: Final = 16
+"""Least columns for a job's result, however narrow the terminal is."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -75,14 +78,13 @@ def draw(board: Board, width: int) -> RenderableType:
     if board.checking:
         parts.append(Text(f"  {board.checking}", style="cyan", no_wrap=True, overflow="ellipsis"))
     parts.extend(_note(note, width) for note in board.notes[-2:])
-    return Group(*parts)
+    return Constrain(Group(*parts), width)
 
 
-def _note(note: str, width: int) -> RenderableType:
+def _note(note: str, width: int) -> Text:
     """Return a note on at most two lines."""
-    text = Text(note, style="yellow")
-    text.truncate(2 * (width - 4), overflow="ellipsis")
-    return Padding(text, (0, 0, 0, 2))
+    lines = textwrap.wrap(note, width - 2, max_lines=2, placeholder=" …")
+    return Text("\n".join(f"  {line}" for line in lines), style="yellow")
 
 
 def heading(board: Board) -> Text:
@@ -100,7 +102,7 @@ def heading(board: Board) -> Text:
 
 
 def job_line(board: Board, job: PlannedJob, width: int) -> Text:
-    """Return one line for a job: state, name, round, and result or current phase."""
+    """Return a job's state, name, round, and result or current phase; on two lines at most where it has ended."""
     status = board.statuses[job.directory]
     sign, style = SIGNS[status.state]
     line = Text(no_wrap=True, overflow="ellipsis")
@@ -111,8 +113,10 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     if status.state in ("preparing", "running"):
         doing = board.preparing or (board.progress.phase if status.state == "running" else status.state)
         text = f"{doing}, {duration(board.seconds)}"
-    line.append(f"  {text}", style="dim" if status.state in ("queued", "succeeded") else style)
-    line.truncate(width, overflow="ellipsis")
+    indent = line.cell_len + 2
+    lines = textwrap.wrap(text, max(_NARROWEST, width - indent), max_lines=1 + status.ended, placeholder=" …")
+    text = "  " + f"\n{' ' * indent}".join(lines)
+    line.append(text, style="dim" if status.state in ("queued", "succeeded") else style)
     return line
 
 

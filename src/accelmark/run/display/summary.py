@@ -105,7 +105,7 @@ def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
         console.print()
         if found.trials:
             console.print(table)
-        console.print(Text(found.conclusion, style="bold"), soft_wrap=True)
+        console.print(Text(found.conclusion, style="bold"), soft_wrap=not console.is_terminal)
 
 
 def vendor_line(summary: Summary) -> Text:

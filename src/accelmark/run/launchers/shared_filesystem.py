@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from accelmark.plan.plan import Plan
+from accelmark.results.store.ended import PLAN_FILE
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.agent import agent_commands
 from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
@@ -21,7 +22,6 @@ from accelmark.run.launchers.agent import START_TIMEOUT_S, AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost.follow import is_locked
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
-from accelmark.run.record.directory import PLAN_FILE
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec

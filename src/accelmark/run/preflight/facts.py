@@ -11,7 +11,7 @@ from accelmark.plan.plan import PlannedJob
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
-from accelmark.spec.number_format import percent
+from accelmark.spec.number_format import counted, percent
 
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0
@@ -151,7 +151,9 @@ def host_problems(
     if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
         idle = max(1, facts.cpus - round(facts.load1))
         hint = f"end other processes, or, where the CPU computes, use the idle cores: --set threads={idle}"
-        found.append(HostProblem(name, f"busy: load {facts.load1:.1f} on {facts.cpus} cores", hint, "warning"))
+        found.append(
+            HostProblem(name, f"busy: load {facts.load1:.1f} on {counted(facts.cpus, 'core')}", hint, "warning")
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.results.store.ended import EVENTS_FILE, HOLDER_FILE, is_in_progress
+from accelmark.results.store.ended import EVENTS_FILE, HOLDER_FILE, PLAN_FILE, is_in_progress
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
@@ -23,7 +23,6 @@ from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.model import first_error
 from accelmark.spec.secret import secrets_in
 
-PLAN_FILE: Final = "plan.json"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import math
+import multiprocessing
 import os
 import sys
 import threading
@@ -35,6 +36,8 @@ from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_s
 _MUCH_FARTHER: Final = 1.3
 """Distance that the parameters moved a step in a pair, over that in the pairs next to it, from which it is replayed."""
 
+_WORKER_END_S: Final = 5.0
+"""Longest wait for a loader's worker to end."""
 RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
 
@@ -130,7 +133,13 @@ def main(arguments: list[str], run: RunRank = run_rank) -> int:
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process without Python's finalisation, in which a gloo thread that frees a tensor may abort."""
+    """End the process without Python's finalisation, in which a gloo thread that frees a tensor may abort.
+
+    Worker processes of data loaders are ended first, as finalisation does.
+    """
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join(_WORKER_END_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
