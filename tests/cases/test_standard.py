@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,17 @@ def test_a_sharded_decoder_trains_as_one_rank_does(tmp_path: Path, tokens: Path,
     evaluated = [value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] for events in (one, two)]
     assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-3)
     assert losses_of(one)[-1] < losses_of(one)[0] - 0.5
+
+
+def test_a_sharded_model_with_tied_weights_goes_on_from_its_checkpoint(tmp_path: Path, tokens: Path) -> None:
+    over = {**SMALL["gpt3_6_7b"], "model.seq_length": 16, "precision": "fp32", "threads": 1, "loader.num_workers": 0}
+    over |= {"end.max_steps": 6, "evaluate.every_steps": None, "checkpoint.every_steps": 3, "checkpoint.keep": 2}
+    job = job_of("gpt3_6_7b", tmp_path / "run", {"gpt_tokens": tokens}, over)
+    losses = losses_of(run(job))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step000000006")
+    (tmp_path / "run" / "rank0.out.log").unlink()
+    again = run(job_of("gpt3_6_7b", tmp_path / "run", {"gpt_tokens": tokens}, over, resume=True))
+    assert losses_of(again) == losses[3:]
 
 
 @pytest.fixture

@@ -113,6 +113,12 @@ class Training:
         found: dict[str, Tensor] = self.original.state_dict()
         return found
 
+    def distinct_state(self) -> dict[str, Tensor]:
+        """Return the state of the model with tensors of several names, such as tied weights, by the first of these."""
+        state: dict[str, Tensor] = self.original.state_dict(keep_vars=True)
+        first = {id(each): name for name, each in reversed(state.items())}
+        return {name: each.detach() for name, each in state.items() if first[id(each)] == name}
+
     @torch.no_grad()
     def load_model_state(self, state: dict[str, Tensor]) -> None:
         """Copy whole tensors into parameters and buffers.

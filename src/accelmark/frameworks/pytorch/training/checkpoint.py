@@ -83,7 +83,8 @@ class Checkpoints:
             if leader == self._rank != 0:
                 self._write_record(beside, progress)
             keep, training = leader == self._rank or self._settings.has_shards, self._training
-            state = {"model": training.model_state(keep=keep), "optimizer": training.optimizer_state(keep=keep)}
+            model = training.distinct_state() if self._settings.has_shards else training.model_state(keep=keep)
+            state = {"model": model, "optimizer": training.optimizer_state(keep=keep)}
             if not keep:
                 state = {}
             random, group = random_state(self._device), self._sharing(leader)
@@ -301,7 +302,7 @@ class Checkpoints:
 
         training = self._training
         rest = torch.load(newest / _WEIGHTS, weights_only=True, map_location="cpu")
-        read_model(newest / _SHARDS, training.original.state_dict())
+        read_model(newest / _SHARDS, training.distinct_state())
         named = dict(training.original.named_parameters())
         parameters = {name: named[name] for name in training.optimizer_names()}
         state = read_optimizer(newest / _SHARDS, parameters, rest)

@@ -39,7 +39,7 @@ def write_shards(
 
     Args:
         directory: a new directory.
-        model: its state.
+        model: its state; a tensor has one name only.
         optimizer: its state, with the numbers of parameters as keys.
         names: of the parameters with these numbers.
         group: the ranks that share the directory; None: all.
