@@ -1,15 +1,20 @@
-"""A minimal loop in MindSpore: loss and gradients are one graph."""
+"""A minimal loop in MindSpore: loss and gradients are one graph.
+
+The learning rate is computed here: a step of ``lr_scheduler.CosineAnnealingLR`` takes as long as half a step of a small
+model.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, ops
-from mindspore.experimental.optim import lr_scheduler
+from mindspore import Tensor
 
 from accelmark.frameworks.mindspore.backend import MindSporeBackend
+from accelmark.frameworks.mindspore.optimizers import clipped, set_learning_rate
 from benchmarks.bare_loops import SCHEDULED_STEPS
 
 
@@ -17,7 +22,7 @@ def bare_loop(backend: MindSporeBackend, batches: Iterator[Any]) -> None:
     """Train without log and clock."""
     case, model, optimizer = backend.case, backend._model, backend._optimizer
     clip = backend.settings.gradient_clip_norm
-    schedule = lr_scheduler.CosineAnnealingLR(optimizer, SCHEDULED_STEPS)
+    peak = backend.settings.optimizer.lr
 
     def compiled(names: tuple[str, ...]) -> Any:
         def loss_of(*tensors: Tensor) -> Tensor:
@@ -27,10 +32,10 @@ def bare_loop(backend: MindSporeBackend, batches: Iterator[Any]) -> None:
         return ms.jit(lambda *tensors: gradient(*tensors), capture_mode="bytecode")
 
     graph: Any = None
-    for batch in batches:
+    for step, batch in enumerate(batches):
         graph = graph or compiled(tuple(batch))
         _, gradients = graph(*(Tensor(array) for array in batch.values()))
         if clip is not None:
-            gradients = ops.clip_by_global_norm(gradients, clip)
+            gradients = clipped(gradients, clip)
+        set_learning_rate(optimizer, peak * (1 + math.cos(math.pi * step / SCHEDULED_STEPS)) / 2)
         optimizer(gradients)
-        schedule.step()

@@ -1,4 +1,4 @@
-"""Standard cases in JAX and TensorFlow: counted at full size, compared with PyTorch and trained at reduced size."""
+"""Standard cases in other frameworks: counted at full size, compared with PyTorch and trained at reduced size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.frameworks.rank_jobs import final_state, losses, rank_job, run_job, v
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
-CASES = [("resnet50", "jax"), ("resnet50", "tensorflow"), ("llama2_7b", "jax")]
+CASES = [("resnet50", "jax"), ("resnet50", "mindspore"), ("resnet50", "tensorflow"), ("llama2_7b", "jax")]
 SMALL = {
     # Large enough for the biased running variance of JAX, whose error is one over the samples of a channel.
     "resnet50": {"image_size": 128, "num_classes": 5, **{f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}},
@@ -46,6 +46,15 @@ loss = lambda parameters, rest, batch: made.loss(nnx.merge(graph, parameters, re
 flops = count_flops(jax.grad(loss), parameters, rest, batch)
 print(json.dumps([sum(leaf.size for leaf in jax.tree.leaves(parameters)), flops]))
 """,
+    "mindspore": """
+import mindspore, numpy
+from accelmark.frameworks.mindspore.counting import count_flops
+made = case_of()
+model = made.build_model(numpy.random.default_rng(0))
+batch = {name: mindspore.Tensor(array) for name, array in made.synthetic_batch(1).items()}
+flops = count_flops(model, lambda: made.loss(model, batch))
+print(json.dumps([sum(each.size for each in model.trainable_params()), flops]))
+""",
     "tensorflow": """
 import tensorflow as tf
 from accelmark.frameworks.tensorflow.step import Step
@@ -64,10 +73,10 @@ from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 
-def case_of(dtype):
+def case_of(*dtype):
     settings = TrainSettings.model_validate({**load_case(sys.argv[1]).train.settings, "loader": {"synthetic": True}})
     module = importlib.import_module(f"accelmark.cases.{sys.argv[1]}.{sys.argv[2]}")
-    return module.Case(settings, {}, RankPlace(), dtype)
+    return module.Case(settings, {}, RankPlace(), *dtype)
 """
 
 
@@ -99,7 +108,7 @@ def test_a_case_of_reduced_size_computes_what_pytorch_computes(case: str, framew
     assert [(job["framework"], job["num_ranks"]) for job in check["jobs"]] == [(framework, 1), (framework, 2)]
 
 
-@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
+@pytest.mark.parametrize("framework", ["jax", "mindspore", "tensorflow"])
 def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framework: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for split, count in (("train", 4), ("val", 2)):

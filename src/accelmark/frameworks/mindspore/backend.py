@@ -14,7 +14,7 @@ from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
 from accelmark.frameworks.mindspore.case import TrainCase
 from accelmark.frameworks.mindspore.comparison import Comparison
 from accelmark.frameworks.mindspore.counting import count_flops
-from accelmark.frameworks.mindspore.optimizers import OPTIMIZER_CLASSES, build_optimizer, set_learning_rate
+from accelmark.frameworks.mindspore.optimizers import OPTIMIZER_CLASSES, build_optimizer, clipped, set_learning_rate
 from accelmark.frameworks.mindspore.ranks import Ranks
 from accelmark.frameworks.mindspore.step import Step
 from accelmark.spec.job import JobSpec, TrainJob
@@ -133,7 +133,7 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
             self._scaler.adjust(finite)
         if self._scaler is None or bool(finite):
             if (norm := self.settings.gradient_clip_norm) is not None:
-                gradients = ops.clip_by_global_norm(gradients, norm)
+                gradients = clipped(gradients, norm)
             set_learning_rate(self._optimizer, learning_rate)
             self._optimizer(gradients)
         if self.immediate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import mindspore as ms
@@ -39,6 +40,17 @@ def build_optimizer(model: nn.Cell, settings: OptimizerSettings) -> Any:
             raise RequestError(
                 f"optimizer.name: {other} is not written for MindSpore; take {', '.join(OPTIMIZER_CLASSES)}"
             )
+
+
+def clipped(gradients: Sequence[Tensor], largest: float) -> tuple[Tensor, ...]:
+    """Return the gradients with a global norm of at most ``largest``.
+
+    ``ops.clip_by_global_norm`` of MindSpore 2.10 takes five times as long for small tensors on the CPU.
+    """
+    squares = [ops.square(gradient).sum() for gradient in gradients]
+    norm = ops.sqrt(sum(squares[1:], squares[0]))
+    factor = ops.minimum(largest / (norm + 1e-6), Tensor(1.0, ms.float32))
+    return tuple(gradient * factor for gradient in gradients)
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
