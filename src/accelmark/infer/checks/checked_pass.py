@@ -6,6 +6,7 @@ import math
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -125,14 +126,15 @@ class CheckedPass:
         windows: list[ForwardWindow] = []
         num_passes = 0
         while number := self._num_passes(num_passes):
-            places = self._places(number)
             self.planned_items = (num_passes + number) * self.batches.num_items
             # The first pass has windows of its own, since all of it is compared.
             alone = int(num_passes == 0)
-            for first, end in pairwise([*range(alone), *range(alone, number, self.window_passes), number]):
+            spans = list(pairwise([*range(alone), *range(alone, number, self.window_passes), number]))
+            places = iter(self._places([end - first for first, end in spans]))
+            for first, end in spans:
                 for chunk, load_s in self._chunks(end - first):
                     windows.append(self._window(chunk, num_passes + first + 1, load_s))
-                    for _ in range(places.pop() if places else 0):
+                    for _ in range(next(places, 0)):
                         self._compute_again(chunk)
             num_passes += number
         num_items = sum(sum(window.items) for window in windows)
@@ -202,16 +204,14 @@ class CheckedPass:
             return 0
         return max(0 if made else self.settings.repeat, math.ceil(left_s / max(pass_s, 1e-9)))
 
-    def _places(self, num_passes: int) -> list[int]:
-        """Return how often a batch is computed again after each window of so many passes."""
-        per_window = self.settings.batch_size * self.window_calls
-        per_passes = -(-self.batches.num_items * self.window_passes // per_window)
-        places = [0] * (per_passes * -(-num_passes // self.window_passes))
-        num_calls = -(-self.batches.num_items // self.settings.batch_size) * num_passes
-        number = max(_FEWEST_CHECKS, min(_CHECKS, num_calls // 10))
-        for _ in range(number if self.settings.repeat_check else 0):
-            places[self.chance.randrange(len(places))] += 1
-        return places
+    def _places(self, passes: Sequence[int]) -> list[int]:
+        """Return how often a batch is computed again after each window; ``passes`` have windows of their own."""
+        per_pass = -(-self.batches.num_items // self.settings.batch_size)
+        totals = [per_pass * each for each in passes]
+        calls = [min(self.window_calls, each - at) for each in totals for at in range(0, each, self.window_calls)]
+        number = max(_FEWEST_CHECKS, min(_CHECKS, sum(calls) // 10)) if self.settings.repeat_check else 0
+        chosen = Counter(self.chance.choices(range(len(calls)), calls, k=number))
+        return [chosen[window] for window in range(len(calls))]
 
     def _chunks(self, num_passes: int) -> Iterator[tuple[_Chunk, float]]:
         """Yield the items of each window of passes, and the seconds that reading them took."""
