@@ -3,7 +3,7 @@
 Run ``python -m benchmarks.inference_peers [--points resnet_mini:100 ...] [--rounds 4] [--seconds 2]`` on an idle
 machine; rows are merged into ``results/inference_peers.json`` and the table of ``inference.md``.
 
-AccelMark's side is the whole sixth step of a run: the case's data, whose batches are cloned, perturbed, mixed and
+AccelMark's side is the whole sixth step of a run: the case's data, whose batches are read, mixed, perturbed and
 staged, the engine in its process, the evaluation, and the comparison with the framework. Its figure is
 ``inference_core``. The others get the ONNX file that AccelMark's third step exported (for int8, the quantised one).
 All take turns, in an order that changes every round.

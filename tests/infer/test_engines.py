@@ -241,6 +241,24 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+@pytest.mark.parametrize(("precision", "is_shared"), [("fp32", True), ("bf16", False)])
+def test_weights_that_are_in_place_are_not_copied(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, precision: str, *, is_shared: bool
+) -> None:
+    linear = torch.nn.Linear(3, 3)
+    model = torch.nn.Sequential(linear, linear, torch.nn.BatchNorm1d(3)).eval()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    engine = engine_class("eager", None)(_request(make_job, tiny_onnx, tmp_path, model=model, precision=precision))
+    assert isinstance(engine, torch_engine.TorchEngine)
+    placed = engine.placed_model()
+    for name, each in placed.state_dict().items():
+        own = model.state_dict()[name]
+        assert (each.data_ptr() == own.data_ptr()) is (is_shared or not own.is_floating_point())
+        assert each.dtype == (own.dtype if is_shared or not own.is_floating_point() else torch.bfloat16)
+        assert torch.equal(own, before[name])
+    assert len(list(placed.parameters())) == 4, "the layer that is used twice has its weights once"
+
+
 def test_a_batch_is_copied_to_the_device_before_it_is_converted(
     make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

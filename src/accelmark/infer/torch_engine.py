@@ -83,8 +83,16 @@ class TorchEngine(Engine):
         return self.matrix_types
 
     def placed_model(self) -> nn.Module:
-        """Return a copy of the model on the device and in the precision."""
-        return copy.deepcopy(self.torch_model()).to(self.device).to(self.dtype)
+        """Return the model on the device and in the precision; it shares the weights that are there already."""
+        model = self.torch_model()
+        placed: dict[int, object] = {id(each): nn.Parameter(self._placed(each), False) for each in model.parameters()}
+        placed |= {id(each): self._placed(each) for each in model.buffers()}
+        copied: nn.Module = copy.deepcopy(model, placed)  # of the modules: their tensors are in ``placed``
+        return copied
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        on_device = tensor.detach().to(self.device)
+        return on_device.to(self.dtype) if tensor.is_floating_point() else on_device
 
     def model_on_device(self) -> nn.Module:
         """Return the placed model in eval mode.

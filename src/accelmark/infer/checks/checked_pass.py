@@ -217,7 +217,7 @@ class CheckedPass:
         """Yield the items of each window of passes, and the seconds that reading them took."""
         iterator = chain.from_iterable(iter(self.batches) for _ in range(num_passes))
         while True:
-            load_s, sizes, labels = 0.0, [], []
+            load_s, sizes, labels = 0.0, list[int](), list[Tensor]()
             while len(sizes) < self.window_calls:
                 began = time.perf_counter()
                 batch = next(iterator, None)
@@ -291,7 +291,7 @@ class CheckedPass:
         reference = self.reference
         if reference is None:
             return
-        slots = range(len(chunk.sizes))
+        slots = list(range(len(chunk.sizes)))
         if not whole:
             slots = self.chance.sample(slots, max(1, round(_SAMPLE * len(slots))))
         self.num_not_compared += sum(chunk.sizes) - sum(chunk.sizes[slot] for slot in slots)
