@@ -27,11 +27,13 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
 from accelmark.frameworks.pytorch.case import Place
-from accelmark.frameworks.pytorch.data.batches import IndexedBatches
+from accelmark.frameworks.pytorch.data.batch_memory import BatchMemory
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches, collated
 from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.tasks.arrays import ArrayPlace
@@ -214,6 +216,60 @@ def measure(root: Path, rounds: int, only: str = "") -> list[Row]:
     return rows
 
 
+def parts() -> dict[str, float]:
+    """Return the CPU time, in us an image, of what follows the reading of a batch's images: the least of 15 tries.
+
+    Also the ms until the first batch of images that need no reading, without a worker and with one: the start of it.
+    """
+    image = torch.randint(0, 256, (3, SIZE, SIZE), dtype=torch.uint8)
+    samples = [{"image": image.clone(), "label": torch.tensor(0)} for _ in range(BATCH)]
+    batch, memory = collated(samples, BATCH), BatchMemory(1)
+
+    def in_new_memory() -> None:
+        storage: Any = torch.UntypedStorage._new_shared(batch["image"].nbytes, device="cpu")  # type: ignore[no-untyped-call]
+        room: Any = torch.empty(0, dtype=torch.uint8)
+        torch.stack([sample["image"] for sample in samples], out=room.set_(storage, 0, batch["image"].shape))
+
+    def in_memory_used_again() -> None:
+        memory.stored(batch, 0, 0)
+        memory._states[:] = 0
+
+    def least(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(15):
+            began = time.process_time()
+            call()
+            times.append(time.process_time() - began)
+        return min(times) / BATCH * 1e6
+
+    def first_ms(num_workers: int) -> float:
+        loader, place = LoaderSettings(num_workers=num_workers), Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+        began = time.perf_counter()
+        next(IndexedBatches(Ready(samples), BATCH, place, loader, train=True).epoch(0))
+        return (time.perf_counter() - began) * 1000
+
+    return {
+        "collated": least(lambda: collated(samples, BATCH)),
+        "collated in new shared memory": least(in_new_memory),
+        "copied to shared memory that is used again": least(in_memory_used_again),
+        "first batch without a worker, ms": min(first_ms(0) for _ in range(5)),
+        "first batch with one, ms": min(first_ms(1) for _ in range(5)),
+    }
+
+
+class Ready:
+    """Samples that need no reading."""
+
+    def __init__(self, samples: list[dict[str, Tensor]]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        return self._samples[index]
+
+
 def table(rows: list[Row]) -> str:
     """Return the rows as a table in Markdown."""
     lines = [
@@ -243,9 +299,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--times", type=int, default=20, help="files of each image")
+    parser.add_argument("--parts", action="store_true", help="only print the times of parts of the way of a batch")
     parser.add_argument("--quick", action="store_true", help="three rounds of few images; writes nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.parts:
+        print("\n".join(f"{name}: {value:.1f}" for name, value in parts().items()))
+        return
     with tempfile.TemporaryDirectory() as text:
         root, times = Path(text), 1 if given.quick else given.times
         mean_bytes = write(root, given.images, times)

@@ -22,6 +22,13 @@ def test_all_loaders_and_the_plain_loop_read_every_image(tmp_path: Path, monkeyp
     assert loaders.table(rows).count("\n") == 1 + len(rows)
 
 
+def test_the_parts_of_the_way_of_a_batch_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "BATCH", 8)
+    found = loaders.parts()
+    assert len(found) == 5
+    assert all(value > 0 for value in found.values())
+
+
 def test_some_loaders_read_each_image_several_times_and_replace_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
