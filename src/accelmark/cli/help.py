@@ -11,7 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
         "accelmark train resnet_mini",
-        "accelmark train llama_mini:pytorch:H100:1:8:3 --dry-run",
+        "accelmark train llama_mini --dry-run",
+        "accelmark train llama_mini:pytorch:H100:1:8:3",
         "accelmark train resnet_mini --synthetic --open --set end.max_steps=4",
     ),
     "infer": (
