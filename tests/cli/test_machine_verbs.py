@@ -172,6 +172,15 @@ def test_doctor_reports_what_would_run_and_why_not() -> None:
         assert heading in text
 
 
+def test_the_directory_of_an_environment_is_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / ("a" * 50) / "jax"
+    register(FrameworkEnvironment(framework="jax", path=place, created_at="2026-01-01T00:00:00Z", versions={}))
+    shown = CliRunner().invoke(app, ["env", "list"], env={"COLUMNS": "40"}).output
+    assert f"jax: {place}, created 2026-01-01T00:00:00Z\n" in shown
+    assert shown.endswith("  no Python any more\n")
+
+
 def test_doctor_names_packages_that_cannot_be_imported_and_the_command_that_repairs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,12 @@ def test_a_wrong_layout_names_what_was_expected_and_found(tmp_path: Path) -> Non
     assert str(problem) == f"{tmp_path}: lacks files of toy: {expected}"
 
 
+def test_another_directory_lacks_all_files_which_are_listed_once(tmp_path: Path) -> None:
+    write(tmp_path, {"c.txt": b""})
+    (problem,) = verify(dataset(), tmp_path)
+    assert problem.what == "lacks all files of toy: expected train/a.bin, b.txt; found c.txt"
+
+
 def test_a_file_instead_of_a_directory_and_a_missing_directory_differ(tmp_path: Path) -> None:
     write(tmp_path, {"file": b""})
     assert [problem.what for problem in verify(dataset(), tmp_path / "file")] == ["is not a directory"]

@@ -51,7 +51,7 @@ def explain(
     for entry in found:
         typer.secho(f"{entry.name} ({entry.kind})", bold=True)
         for text in filter(None, (entry.text, entry.remedy)):
-            typer.echo(_indented(text))
+            typer.echo(_indented(text.replace("``", "`")))
 
 
 def _indented(text: str) -> str:

@@ -11,7 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
         "accelmark train resnet_mini",
-        "accelmark train llama_mini:pytorch:H100:1:8:3 --dry-run",
+        "accelmark train llama_mini --dry-run",
+        "accelmark train llama_mini:pytorch:H100:1:8:3",
         "accelmark train resnet_mini --synthetic --open --set end.max_steps=4",
     ),
     "infer": (
@@ -49,7 +50,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "doctor": ("accelmark doctor",),
     "preflight": ("accelmark preflight cluster.yaml",),
     "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
-    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4"),
+    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor nvidia"),
     "new": ("accelmark new vendor acme", "accelmark new case my_case"),
     "check": ("accelmark check vendor acme --no-run", "accelmark check case resnet_mini --frameworks jax"),
     "import": ("accelmark import flagperf cluster_conf.py test_conf.py --out site",),

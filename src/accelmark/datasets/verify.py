@@ -106,7 +106,8 @@ def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: Progres
 
 def _layout_problem(spec: DatasetSpec, path: Path, missing: list[FileSpec]) -> Problem:
     expected, lacking = (_some([file.path for file in files]) for files in (spec.files, missing))
-    what = f"lacks files of {spec.name}: expected {expected}; {_listing(path)}; missing {lacking}"
+    what = f"lacks {'files' if len(missing) < len(spec.files) else 'all files'} of {spec.name}: expected {expected}; "
+    what += _listing(path) + (f"; missing {lacking}" if len(missing) < len(spec.files) else "")
     return Problem(str(path), "", what, _remedy(spec, path))
 
 
