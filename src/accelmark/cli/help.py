@@ -50,7 +50,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "doctor": ("accelmark doctor",),
     "preflight": ("accelmark preflight cluster.yaml",),
     "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
-    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor nvidia"),
+    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor cpu"),
     "new": ("accelmark new vendor acme", "accelmark new case my_case"),
     "check": ("accelmark check vendor acme --no-run", "accelmark check case resnet_mini --frameworks jax"),
     "import": ("accelmark import flagperf cluster_conf.py test_conf.py --out site",),
