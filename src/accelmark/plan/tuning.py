@@ -29,6 +29,9 @@ _WITHOUT_SCENARIO: Final[Mapping[OptimizeFor, FigureName]] = {
 }  # fmt: skip
 _BATCHES: Final = (0.25, 0.5, 1, 2, 4)
 """Batch sizes that are tried, as multiples of the case's own."""
+_DURATION: Final = "inference_duration_s"
+_ROUND_S: Final = 15.0
+"""Value of this setting in the rounds of a search, which are many, unless it is given."""
 _EVERYWHERE: Final = ("fp32", "int8")
 """Precisions that every device computes in."""
 
@@ -61,8 +64,10 @@ def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
     Raises RequestError: its settings leave nothing to search.
     """
     first = plan.jobs[0]
-    work = _work(first)
-    settings = work.settings
+    settings = settings_of(first)
+    if first.job.provenance[_DURATION].layer == "default":
+        settings = settings.model_copy(update={_DURATION: min(_ROUND_S, settings.inference_duration_s)})
+        first = _with_settings(first, settings, "--tune")
     if settings.compiler is None or settings.exist_compiler_path is not None:
         reason = "compiler is null" if settings.compiler is None else "exist_compiler_path names a compiled engine"
         raise RequestError(f"--tune searches settings of an engine, and {reason}")
@@ -204,7 +209,7 @@ def _rounds(job: PlannedJob, role: TrialRole, base: str, num_rounds: int) -> lis
     ]
 
 
-def _with_settings(job: PlannedJob, settings: InferSettings) -> PlannedJob:
+def _with_settings(job: PlannedJob, settings: InferSettings, layer: str = TUNING_LAYER) -> PlannedJob:
     before = flatten(settings_of(job).model_dump(mode="json"))
     provenance = {}
     for name, value in flatten(settings.model_dump(mode="json")).items():
@@ -213,6 +218,6 @@ def _with_settings(job: PlannedJob, settings: InferSettings) -> PlannedJob:
             provenance[name] = old
             continue
         replaced = (*old.replaced, (old.layer, old.value)) if old is not None else ()
-        provenance[name] = Provenance(value=value, layer=TUNING_LAYER, replaced=replaced)
+        provenance[name] = Provenance(value=value, layer=layer, replaced=replaced)
     work = _work(job).model_copy(update={"settings": settings})
     return job.model_copy(update={"job": job.job.model_copy(update={"work": work, "provenance": provenance})})

@@ -14,8 +14,8 @@ from accelmark.train.tasks.metrics import IGNORED
 
 _FOLLOWED: Final = (256, 1024)
 """Smallest and largest number of items for which the framework also answers the unchanged input."""
-_FOLLOWED_VALUES: Final = 16384
-"""Values of answers that are enough between the two."""
+_FOLLOWED_ERROR: Final = 0.05
+"""Standard error of the sensitivity that is small enough between the two."""
 _TINY: Final = 1e-12
 
 
@@ -32,14 +32,15 @@ class Answers:
         self.errors: list[Tensor] = []
         self.agreeing = 0
         self.ranked = 0
-        self.followed = self._followed_values = 0
-        self._moved = self._expected = 0.0
+        self.followed = 0
+        self._moves: list[Tensor] = []
+        """Rows of two numbers: how far answers moved with their inputs, and how far the framework's did."""
 
     @property
     def needs_unchanged(self) -> bool:
         """Whether answers for unchanged inputs are still needed."""
         fewest, most = _FOLLOWED
-        return self.followed < (most if self._followed_values < _FOLLOWED_VALUES else fewest)
+        return self.followed < fewest or (self.followed < most and not self._sensitivity()[1] <= _FOLLOWED_ERROR)
 
     def add(self, found: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
         """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""
@@ -61,22 +62,29 @@ class Answers:
                 self.ranked += wanted[..., 0].numel()
             if unchanged:
                 before = unchanged[index].float().reshape(items, -1)
-                self._moved += float(((one - before) * (two - before)).sum())
-                self._expected += float((two - before).square().sum())
-                self._followed_values += before.numel()
+                moved, expected_move = (one - before) * (two - before), (two - before).square()
+                self._moves.append(torch.stack([moved.sum(1), expected_move.sum(1)], 1).double())
         self.followed += items if unchanged else 0
         self.errors.append(worst.nan_to_num(math.inf, math.inf))
+
+    def _sensitivity(self) -> tuple[float, float]:
+        """Return the ratio of the sums of both columns of moves, and its standard error; NaN where nothing moved."""
+        moved, expected = torch.cat(self._moves).unbind(1) if self._moves else (torch.zeros(1), torch.zeros(1))
+        total = float(expected.sum())
+        if not total > 0:
+            return math.nan, math.nan
+        ratio = float(moved.sum()) / total
+        return ratio, float((moved - ratio * expected).norm()) / total
 
     def result(self, **others: Any) -> AnswerCheck:
         """Return the comparison as an event."""
         errors = torch.cat(self.errors) if self.errors else torch.zeros(0)
-        sensitivity = self._moved / self._expected if self._expected > 0 else math.nan
         return AnswerCheck(
             num_items=len(errors),
             median_error=_finite(errors.median().item()) if len(errors) else None,
             worst_error=_finite(errors.max().item()) if len(errors) else None,
             top1_agreement=self.agreeing / self.ranked if self.ranked else None,
-            sensitivity=_finite(sensitivity),
+            sensitivity=_finite(self._sensitivity()[0]),
             **others,
         )
 

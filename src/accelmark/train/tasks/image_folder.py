@@ -55,8 +55,8 @@ class FolderImages:
             box = _random_box(file.size, uniform) if self._train else centre_box(file.size)
             if self._draft:
                 box = _drafted(file, box, self._size)
-            image = file.convert("RGB")
-        image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
+            decoded = file if file.mode == "RGB" else file.convert("RGB")  # which copies in any case
+            image = decoded.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
         if self._train and uniform() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if alter is not None:
