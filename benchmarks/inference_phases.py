@@ -1,8 +1,9 @@
 """Print where the time of inference runs went: ``python -m benchmarks.inference_phases RUN_DIR...``.
 
 A row has the seconds of each round from the state ``running`` until its node agent ended (start of agent and ranks,
-records at the end), those of steps 3 to 6, and the measured windows: their calls by the rank's clock, without what is
-read, perturbed, staged, evaluated and compared between windows.
+records at the end), those of steps 3 to 6, and the measured windows of the framework's and of the engine's passes:
+their calls by the rank's clock, without what is read, perturbed, staged, evaluated and compared between windows.
+``share`` is that of both, ``engine`` that of the engine's windows alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from accelmark.results.read.round_dir import ledger_events
 from accelmark.spec.settings.inference import InferStep
 
 STEPS = (InferStep.VALIDATE, InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER)
-HEADS = ("round", "in all, s", *(f"{step}, s" for step in STEPS), "measured windows of the engine, s", "share")
+WINDOWS = ("framework's windows, s", "engine's windows, s", "share", "engine")
+HEADS = ("round", "in all, s", *(f"{step}, s" for step in STEPS), *WINDOWS)
 
 
 def rows(run: Path) -> list[list[str]]:
@@ -28,11 +30,14 @@ def rows(run: Path) -> list[list[str]]:
         began = next(event["mono_s"] for event in own if event.get("state") == "running")
         ended = next(event["mono_s"] for event in own if event.get("kind") == "agents_ended")
         log = read_infer_log(log_path)
-        windows = log.windows.get("inference", [])
-        measured_s = sum(each.computed_ms or sum(each.latency_ms) for each in windows) / 1000
+        measured_s = [
+            sum(each.computed_ms or sum(each.latency_ms) for each in log.windows.get(phase, [])) / 1000
+            for phase in ("validation", "inference")
+        ]
         steps_s = [stage.duration_s if (stage := log.stage(step)) is not None else 0.0 for step in STEPS]
-        seconds = [f"{each:.1f}" for each in (ended - began, *steps_s, measured_s)]
-        found.append([name, *seconds, f"{measured_s / (ended - began):.0%}"])
+        seconds = [f"{each:.1f}" for each in (ended - began, *steps_s, *measured_s)]
+        shares = [f"{each / (ended - began):.0%}" for each in (sum(measured_s), measured_s[1])]
+        found.append([name, *seconds, *shares])
     return found
 
 

@@ -1,8 +1,8 @@
 """Compare the loaders of ImageNet with a plain loop over the same decoder and transforms.
 
 Run ``python -m benchmarks.loaders [--only TEXT] [--rounds N] [--quick]`` on an idle machine. It writes made-up
-photographs of 500 x 375 pixels in the layouts that cases read, each of them several times, so that an epoch takes more
-than 10 s, and reads them as a case does and as a person would without AccelMark, in turns. It prints the table of
+photographs of 500 x 375 pixels in the layouts that cases read, each of them several times, so that an epoch takes about
+3 s, and reads them as a case does and as a person would without AccelMark, in turns. It prints the table of
 ``loaders.md``, and replaces the measured loaders' rows of ``results/loaders.json``; with ``--quick`` it does not.
 """
 
@@ -296,9 +296,9 @@ def keep(rows: list[Row], images: int, mean_bytes: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="measure the loaders with this text in their names")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--times", type=int, default=20, help="files of each image")
+    parser.add_argument("--times", type=int, default=5, help="files of each image")
     parser.add_argument("--parts", action="store_true", help="only print the times of parts of the way of a batch")
     parser.add_argument("--quick", action="store_true", help="three rounds of few images; writes nothing")
     given = parser.parse_args()
