@@ -37,10 +37,10 @@ _MAX_CALLS: Final = 10_000
 _BLOCK_BYTES: Final = 2**20
 """About the size of the inputs that are perturbed together: they stay in the processor's caches."""
 _CHECKS: Final = 12
-"""Largest number of batches that are computed again, at random places of the passes: at most a tenth of all, in at most
-a tenth of the time of the passes, but at least six."""
+"""Largest number of batches that are computed again, at random places of the passes: a tenth of all, fewer where that
+would take longer than ``_CHECKS_S``, and at least ``_FEWEST_CHECKS``."""
 _FEWEST_CHECKS: Final = 6
-_CHECK_SHARE: Final = 0.1
+_CHECKS_S: Final = 3.0
 _CHECK_S: Final = 0.0005
 """Least duration of what is computed again."""
 _LONG_CALL_S: Final = 0.02
@@ -213,9 +213,8 @@ class CheckedPass:
         per_pass = -(-self.batches.num_items // self.settings.batch_size)
         totals = [per_pass * each for each in passes]
         calls = [min(self.window_calls, each - at) for each in totals for at in range(0, each, self.window_calls)]
-        check_s = (CALLS + 1) * self.check_calls * self.call_s
-        most = int(_CHECK_SHARE * min(sum(calls), self.settings.inference_duration_s / check_s))
-        number = max(_FEWEST_CHECKS, min(_CHECKS, most)) if self.settings.repeat_check else 0
+        most = min(_CHECKS, sum(calls) // 10, int(_CHECKS_S / ((CALLS + 1) * self.check_calls * self.call_s)))
+        number = max(_FEWEST_CHECKS, most) if self.settings.repeat_check else 0
         chosen = Counter(self.chance.choices(range(len(calls)), calls, k=number))
         return [chosen[window] for window in range(len(calls))]
 
