@@ -183,13 +183,16 @@ def test_training_batches_of_rt_detr_have_eleven_sizes() -> None:
         assert scaled["label"] is batch["label"]
         sizes.add(side)
     assert sizes == set(range(480, 801, 32))
-    assert case_of("detr", SMALL["detr"]).augment(batch, random) is batch
+    case = case_of("detr", SMALL["detr"])
+    assert case.augment(batch, random) is batch
 
 
 def test_detections_are_the_best_pairs_of_query_and_class_where_classes_are_independent() -> None:
     logits = torch.tensor([[[3.0, 2.5, -9.0], [-9.0, -9.0, 1.0]]])
-    score, label, query = case_of("rt_detr", SMALL["rt_detr"]).scored(logits)
+    case: Any = case_of("rt_detr", SMALL["rt_detr"])
+    score, label, query = case.scored(logits)
     assert (label.tolist(), query.tolist()) == ([[0, 1]], [[0, 0]])
     assert score[0].tolist() == pytest.approx([0.9526, 0.9241], abs=1e-4)
-    _, label, query = case_of("detr", SMALL["detr"]).scored(logits)
+    case = case_of("detr", SMALL["detr"])
+    _, label, query = case.scored(logits)
     assert (label.tolist(), query.tolist()) == ([[0, 0]], [[0, 1]]), "a class each, and the last logit is for none"

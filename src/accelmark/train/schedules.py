@@ -31,7 +31,7 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
         if settings.name == "inverse_sqrt":
             return math.sqrt(max(1, warmup) / (step + 1))
         if settings.name == "tri_stage":
-            return settings.final_lr_ratio ** min(1.0, max(0.0, 2 * (step + 1) / total_steps - 1))
+            return math.pow(settings.final_lr_ratio, min(1.0, max(0.0, 2 * (step + 1) / total_steps - 1)))
         done = min(1.0, (step - warmup) / decay_steps)
         return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
 
