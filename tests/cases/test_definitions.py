@@ -284,11 +284,11 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
             assert declared == asked, code
 
 
-LONG: Mapping[str, str] = {
-    "mask2former": "its settings are 13 sizes of a Swin-T, a decoder of pixels and one of masks",
-    "rt_detr": "it reads weights under its authors' names, and scales batches to sizes of its own",
-}
-"""Standard training cases of 100 lines or more, and why."""
+@pytest.mark.parametrize("name", CASES)
+def test_the_schedule_is_that_of_the_settings(name: str) -> None:
+    case = case_of(name, SMALL.get(name, {}))
+    assert type(case).build_schedule is TrainCase.build_schedule
+    assert (case.settings.schedule.name == "tri_stage") == (name == "wav2vec2")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if load_case(name).size == "standard"])
@@ -300,8 +300,7 @@ def test_a_standard_training_case_has_less_than_a_hundred_lines(name: str) -> No
     counted = ["pytorch", *(part for part, using in users.items() if using == {"pytorch"})]
     parts = re.split(r"^(?=\w+:)", (folder / "case.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)
     texts = [code[stem] for stem in counted] + [part for part in parts if not part.startswith(("infer:", "serve:"))]
-    lines = sum(text.count("\n") for text in texts)
-    assert (lines >= 100) == (name in LONG), f"{lines} lines"
+    assert sum(text.count("\n") for text in texts) < 100
 
 
 def test_cases_without_requirements_import_only_what_the_framework_installs() -> None:

@@ -1,4 +1,4 @@
-"""Boxes and segments: reading, augmentation and scores, and weights under their published names."""
+"""Boxes and segments: reading, augmentation, scores, and learning rates of backbones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from accelmark.cases.rt_detr.pytorch import PUBLISHED_NAMES
 from accelmark.frameworks.pytorch.data.batches import collated
-from accelmark.frameworks.pytorch.model.pretrained import load_backbone
 from accelmark.spec.errors import DataError
 from accelmark.train.tasks.vision.coco import BoxedImages, centred
 from accelmark.train.tasks.vision.scenes import Scene, distorted, multi_scale
@@ -159,25 +156,43 @@ def test_detr_trains_as_many_weights_as_its_authors() -> None:
     assert sum(each.numel() for each in model.parameters() if each.requires_grad) == 41_302_368, "their n_parameters"
 
 
-def test_a_backbone_is_read_under_its_authors_names(tmp_path: Path) -> None:
+def test_a_tenth_of_the_rate_is_that_of_the_backbone_alone() -> None:
+    """Mask2Former's decoder of pixels has an encoder too, which its authors train at the full rate."""
+    for name in ("mask2former", "detr", "rt_detr"):
+        case: Any = case_of(name, SMALL[name])
+        model: Any = case.build_model()
+        optimizer = case.build_optimizer(model)
+        low = min(group["lr"] for group in optimizer.param_groups)
+        slow = {each for group in optimizer.param_groups if group["lr"] == low for each in group["params"]}
+        assert low == pytest.approx(case.settings.optimizer.lr / 10)
+        assert slow == {each for each in case.backbone(model.net).parameters() if each.requires_grad}, name
+
+
+def test_training_batches_of_rt_detr_have_eleven_sizes() -> None:
+    case: Any = case_of("rt_detr", {**SMALL["rt_detr"], "model.image_size": 640})
+    image = torch.randint(0, 256, (1, 3, 640, 640), dtype=torch.uint8)
+    batch = {"image": image, "mask": torch.ones(1, 640, 640, dtype=torch.uint8), "label": torch.zeros(1)}
+    random = torch.Generator().manual_seed(0)
+    sizes = set()
+    for _ in range(80):
+        scaled = case.augment(batch, random)
+        side = scaled["image"].shape[2]
+        assert scaled["image"].shape == (1, 3, side, side)
+        assert scaled["mask"].shape == (1, side, side)
+        assert scaled["mask"].all()
+        assert scaled["label"] is batch["label"]
+        sizes.add(side)
+    assert sizes == set(range(480, 801, 32))
+    case = case_of("detr", SMALL["detr"])
+    assert case.augment(batch, random) is batch
+
+
+def test_detections_are_the_best_pairs_of_query_and_class_where_classes_are_independent() -> None:
+    logits = torch.tensor([[[3.0, 2.5, -9.0], [-9.0, -9.0, 1.0]]])
     case: Any = case_of("rt_detr", SMALL["rt_detr"])
-    backbone = case.backbone(case.network())
-    weights: dict[str, torch.Tensor] = {}
-    for name, value in backbone.state_dict().items():
-        kind = {"convolution": "conv", "normalization": "norm"}[name.split(".")[-2]]
-        part = name.removeprefix("encoder.").split(".")
-        if part[0] == "embedder":
-            renamed = f"conv1.conv1_{int(part[2]) + 1}.{kind}"
-        else:
-            place = f"res_layers.{part[1]}.blocks.{part[3]}"
-            inner = {"layer": f"branch2{'abc'[int(part[5]) if part[5].isdigit() else 0]}"}
-            inner["shortcut"] = "short.conv" if part[5] == "1" else "short"
-            renamed = f"{place}.{inner[part[4]]}.{kind}"
-        weights[f"{renamed}.{part[-1]}"] = torch.randn_like(value)
-    assert not any("layer" in name.split(".") or "convolution" in name for name in weights)
-    (tmp_path / "hf").mkdir()
-    save_file(weights, tmp_path / "hf" / "model.safetensors")
-    (tmp_path / "hf" / "config.json").write_text('{"model_type": "rt_detr_resnet"}')
-    load_backbone(backbone, tmp_path, renamed=PUBLISHED_NAMES)
-    expected = sorted(float(value.sum()) for value in weights.values())
-    assert sorted(float(value.sum()) for value in backbone.state_dict().values()) == pytest.approx(expected, rel=1e-4)
+    score, label, query = case.scored(logits)
+    assert (label.tolist(), query.tolist()) == ([[0, 1]], [[0, 0]])
+    assert score[0].tolist() == pytest.approx([0.9526, 0.9241], abs=1e-4)
+    case = case_of("detr", SMALL["detr"])
+    _, label, query = case.scored(logits)
+    assert (label.tolist(), query.tolist()) == ([[0, 0]], [[0, 1]]), "a class each, and the last logit is for none"

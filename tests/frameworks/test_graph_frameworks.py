@@ -166,6 +166,7 @@ def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(framework
     done = run_accelmark("evaluate", str(run), "--json", timeout_s=400)
     (found,) = json.loads(done.stdout)
     assert (found["num_replayed_steps"] > 0, found["findings"]) == (True, [])
+    assert not list(Path.cwd().glob("rank_*")), "MindSpore's dumps belong to a job's directory"
 
 
 def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, plays: Path, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, plays: Path, tm
     variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent), COORDINATOR: ""}
     command = [python, "-m", "accelmark.train.loop.rank", str(job)]
     log = job.parent / "rank0.out.log"
-    with subprocess.Popen(command, env={**os.environ, **variables}) as rank:
+    with subprocess.Popen(command, env={**os.environ, **variables}, cwd=job.parent) as rank:
         while not (log.exists() and "STEP_END" in log.read_text()):
             assert rank.poll() is None
         rank.send_signal(signal.SIGTERM)

@@ -184,6 +184,7 @@ def test_two_ranks_train_as_one_with_the_same_global_batch(two_ranks: Path, text
     together = mean_losses(two_ranks)
     assert len(together) == 12
     np.testing.assert_allclose(together, losses(tmp_path / "one"), rtol=2e-5)
+    assert events(two_ranks, "INIT_END")[0]["library_versions"].keys() == {"python", "numpy"}
     metrics = [events(run, "FINISHED")[0]["final_metrics"]["eval_loss"] for run in (two_ranks, tmp_path / "one")]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 

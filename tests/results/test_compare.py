@@ -82,6 +82,23 @@ def test_the_same_run_twice_is_within_noise_everywhere(tmp_path: Path) -> None:
     assert pair.differing == ()
 
 
+def test_the_address_at_which_ranks_meet_is_no_difference(tmp_path: Path) -> None:
+    sides = []
+    for number, framework in ((1, "jax"), (2, "jax"), (3, "elsewhere")):
+        run = loaded(tmp_path / str(number))
+        variables = {"ACCELMARK_COORDINATOR": f"127.0.0.1:{29500 + number}", "XLA_FLAGS": f"--level={number}"}
+        rounds = {}
+        for name, result in run.rounds.items():
+            hosts = tuple(host | {"environment": variables} for host in result.environment.hosts)
+            environment = result.environment.model_copy(update={"hosts": hosts})
+            key = result.key.model_copy(update={"framework": framework})
+            rounds[name] = result.model_copy(update={"environment": environment, "key": key})
+        sides.append(replace(run, rounds=rounds))
+    same, unknown = compare(sides[:2], force=True).pairs, compare(sides[1:], force=True).pairs
+    assert [found.name for found in same[0].differing if found.area == "software"] == ["XLA_FLAGS"]
+    assert {found.name for found in unknown[0].differing} >= {"XLA_FLAGS", "ACCELMARK_COORDINATOR"}
+
+
 def test_a_slower_run_is_worse_and_a_faster_one_better(tmp_path: Path) -> None:
     slow, fast = loaded(tmp_path / "slow", step_ms=12.0), loaded(tmp_path / "fast", step_ms=6.0)
     for baseline, other, word in ((slow, fast, "better"), (fast, slow, "worse")):

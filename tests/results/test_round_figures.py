@@ -148,6 +148,19 @@ def test_no_telemetry_leaves_its_figures_null_with_the_reason(tmp_path: Path) ->
     assert [finding.rule for finding in result.findings] == ["telemetry-present"]
 
 
+def test_a_round_that_ended_before_its_ranks_started_names_the_cause_alone(tmp_path: Path) -> None:
+    round_dir = make_run(tmp_path / "run", Made(telemetry=False)) / "toy-pytorch-X1x1x1" / "round1"
+    (node,) = round_dir.glob("*_noderank0")
+    ended = json.loads((node / "exit.json").read_text())
+    cause = "the host is in use by another run: wait until it ends, or stop it"
+    (node / "exit.json").write_text(json.dumps(ended | {"state": "failed", "reason": cause, "ranks": []}))
+    result = round_result(round_dir)
+    assert [finding.rule for finding in result.findings] == ["telemetry-present"], "its ranks have written logs"
+    (node / "rank0.out.log").unlink()
+    result = round_result(round_dir)
+    assert (result.state, result.reason, result.findings) == ("failed", cause, ())
+
+
 def test_energy_of_a_cpu_is_that_of_its_packages(tmp_path: Path) -> None:
     result = result_of(tmp_path, Made(device_type="cpu", rapl=True))
     assert result.figures[F.ENERGY].value == pytest.approx(100.0)

@@ -199,10 +199,12 @@ def test_a_result_in_one_line_names_its_latencies() -> None:
 
 def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> None:
     devices = [{"utilisation": 0.5, "power_w": 100.0}, {"utilisation": 1.0, "power_w": None}]
-    sample = {"t": 1.0, "host": {"cpu": 0.25, "power_w": None}, "devices": devices}
+    host = {"cpu": 0.25, "power_w": None, "mem_used_mib": 4096.0, "rank_rss_mib": 512.0}
+    sample = {"t": 1.0, "host": host, "devices": devices}
     (tmp_path / "telemetry.jsonl").write_text(f'{{"header": {{}}}}\n{json.dumps(sample)}\n')
     seen = reader(tmp_path, max_steps=1).read().devices
     assert (seen.utilisation, seen.power_w, seen.memory_used_mib, seen.cpu) == (0.75, 100.0, None, 0.25)
+    assert (seen.rank_memory_mib, seen.host_memory_used_mib) == (512.0, 4096.0)
 
 
 @given(st.binary(max_size=400))

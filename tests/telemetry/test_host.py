@@ -83,6 +83,8 @@ def test_a_cpu_with_all_its_sensors_is_read_in_full(tmp_path: Path) -> None:
     assert sample.power_w is not None
     assert 20 / took <= sample.power_w <= 20 / 0.1
     assert {"power_w", "temperature_c", "sm_clock_mhz"}.isdisjoint(info.reasons)
+    assert sample.memory_used_mib is None, "the memory of the host is in its samples"
+    assert "see rank_rss_mib" in info.reasons["memory_used_mib"]
 
 
 def test_a_package_that_cannot_be_read_makes_the_sum_unknown(tmp_path: Path) -> None:

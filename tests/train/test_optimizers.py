@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import nn
 
 from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
@@ -118,6 +119,7 @@ def test_lamb_multiplies_tensors_of_one_shape_so_that_no_parameter_needs_a_kerne
         ({"name": "linear", "warmup_steps": 2}, [0.5, 1.0, 1.0, 0.5]),
         ({"name": "linear", "warmup_ratio": 0.5}, [0.5, 1.0, 1.0, 0.5]),
         ({"name": "onecycle", "warmup_steps": 2}, [0.04, 0.52, 1.0, 0.5]),
+        ({"name": "tri_stage", "warmup_ratio": 0.25, "final_lr_ratio": 0.09}, [1.0, 1.0, 0.3, 0.09]),
     ],
 )
 def test_schedules_have_their_shapes(settings: dict[str, float | str], expected: list[float]) -> None:
@@ -126,15 +128,24 @@ def test_schedules_have_their_shapes(settings: dict[str, float | str], expected:
 
 
 @given(
-    name=st.sampled_from(["constant", "linear", "cosine", "onecycle", "step", "polynomial"]),
+    name=st.sampled_from(["constant", "linear", "cosine", "onecycle", "step", "polynomial", "tri_stage"]),
     warmup=st.integers(0, 50),
     total=st.integers(1, 200),
     final=st.floats(0, 1),
     step=st.integers(0, 400),
 )
 def test_a_schedule_stays_between_zero_and_peak(name: str, warmup: int, total: int, final: float, step: int) -> None:
-    values = {"name": name, "warmup_steps": warmup, "final_lr_ratio": final}
+    lowest = 1e-3 if name == "tri_stage" else 0.0
+    values = {"name": name, "warmup_steps": warmup, "final_lr_ratio": max(final, lowest)}
     assert 0.0 <= learning_rate_factor(ScheduleSettings.model_validate(values), total, 10)(step) <= 1.0 + 1e-12
+
+
+def test_three_stages_rise_stay_and_fall_to_a_share_above_zero() -> None:
+    factor = learning_rate_factor(ScheduleSettings(name="tri_stage", warmup_ratio=0.1, final_lr_ratio=0.05), 1000, 1)
+    found = [factor(step) for step in (0, 49, 99, 300, 499, 749, 999, 5000)]
+    assert found == pytest.approx([0.0199, 0.505, 1, 1, 1, 0.05**0.5, 0.05, 0.05])
+    with pytest.raises(ValidationError, match="final_lr_ratio, which has to be greater than 0"):
+        ScheduleSettings(name="tri_stage")
 
 
 def test_the_schedule_moves_the_optimizer() -> None:

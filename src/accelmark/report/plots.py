@@ -23,6 +23,7 @@ _TELEMETRY: Final = (
     ("temperature", "Temperature", "°C", 1.0),
     ("clock", "Clock", "MHz", 1.0),
     ("cpu", "CPU utilisation", "%", 100.0),
+    ("rank_memory", "Memory of the ranks", "GiB", 1 / 1024),
     ("host_memory", "Host memory", "GiB", 1 / 1024),
 )
 _PERCENTILES: Final = (("p50", FigureName.STEP_P50), ("p90", FigureName.STEP_P90), ("p99", FigureName.STEP_P99))

@@ -63,7 +63,7 @@ class Point(Spec):
 class TelemetrySeries(Spec):
     """One column of telemetry over raw training time, downsampled for charts."""
 
-    quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "host_memory"]
+    quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "rank_memory", "host_memory"]
     unit: str
     label: str
     """Host and device, or the aggregate where there are many."""

@@ -12,9 +12,10 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
     """Return the learning rate over its peak as a function of the optimizer step, from 0.
 
     The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
-    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor is constant, except
-    that of ``inverse_sqrt``, which falls with the root of the step from the end of the warm-up (Vaswani et al. 2017,
-    arXiv:1706.03762, section 5.3).
+    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120), ``tri_stage`` from 1/100. After ``total_steps`` the
+    factor is constant, except that of ``inverse_sqrt``, which falls with the root of the step from the end of the
+    warm-up (Vaswani et al. 2017, arXiv:1706.03762, section 5.3). ``tri_stage`` is fairseq's of that name: constant
+    until half of the steps, then an exponential fall.
     """
     warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
     decay_steps = max(1, total_steps - warmup)
@@ -24,28 +25,15 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
         if step < warmup:
             if settings.name == "onecycle":
                 return _between(1 / 25, 1.0, (1 - math.cos(math.pi * step / warmup)) / 2)
-            return (step + 1) / warmup
+            return _between(0.01 if settings.name == "tri_stage" else 0.0, 1.0, (step + 1) / warmup)
         if settings.name == "step":
             return settings.step_gamma ** (step // max(1, settings.step_epochs * steps_per_epoch))
         if settings.name == "inverse_sqrt":
             return math.sqrt(max(1, warmup) / (step + 1))
+        if settings.name == "tri_stage":
+            return math.pow(settings.final_lr_ratio, min(1.0, max(0.0, 2 * (step + 1) / total_steps - 1)))
         done = min(1.0, (step - warmup) / decay_steps)
         return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
-
-    return factor
-
-
-def tri_stage_factor(total_steps: int) -> Callable[[int], float]:
-    """Return fairseq's ``tri_stage`` as a function of the optimizer step, from 0.
-
-    For a tenth of the steps the rate rises from 1 % of its peak, for four tenths it is constant, and then it falls
-    exponentially to 5 %.
-    """
-
-    def factor(step: int) -> float:
-        done = min(1.0, (step + 1) / total_steps)
-        rise, fall = min(1.0, 0.01 + 0.99 * done / 0.1), max(0.0, done - 0.5) / 0.5
-        return rise * math.exp(fall * math.log(0.05))
 
     return factor
 
@@ -80,5 +68,6 @@ _SHAPES: dict[str, Callable[[float, float], float]] = {
     "polynomial": lambda left, power: left**power,
     "step": lambda left, power: 1.0,
     "inverse_sqrt": lambda left, power: 1.0,
+    "tri_stage": lambda left, power: 1.0,
 }
 """Share of the peak as a function of the share of the decay that is left, and the power."""

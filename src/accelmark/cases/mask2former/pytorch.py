@@ -13,8 +13,6 @@ class Case(MaskClassification):
 
     samples = "ade20k"
     weights = "swin_t_weights"
-    backbone_name = "model.pixel_level_module.encoder"
-    own_rate = ("encoder", 0.1)
     block_class = "Mask2FormerMaskedAttentionDecoderLayer"
 
     def network(self) -> PreTrainedModel:

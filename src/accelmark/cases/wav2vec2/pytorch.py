@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.frameworks.pytorch.tasks.speech import LETTERS, Letters, SpeechToLetters
-from accelmark.train.schedules import tri_stage_factor
 
 
 class Case(SpeechToLetters):
@@ -38,7 +35,3 @@ class Case(SpeechToLetters):
         net: Any = initial_net(Wav2Vec2ForCTC, config, self.data_dirs.get(self.weights), new=new)
         net.freeze_feature_encoder()
         return Letters(net, self.real("masked_time"), self.real("masked_channels"))
-
-    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int, steps_per_epoch: int) -> Any:
-        """Return fairseq's ``tri_stage``, with which the published weights were fine-tuned."""
-        return LambdaLR(optimizer, tri_stage_factor(total_steps))

@@ -122,8 +122,8 @@ class PaddleBackend(ArrayBackend[TrainCase]):
         self._scaler = paddle.amp.GradScaler() if self._precision == "fp16" else None
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of Paddle, Python and NumPy."""
-        return paddle.__version__, {"python": machine.python_version(), "numpy": np.__version__}
+        """Return the versions of Paddle and NumPy."""
+        return paddle.__version__, {"numpy": np.__version__}
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
         """Checkpoint activations of the case's blocks if requested, and reduce gradients over several ranks.

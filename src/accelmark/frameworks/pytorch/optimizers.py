@@ -59,7 +59,7 @@ def with_own_rate(
     optimizer: torch.optim.Optimizer, model: nn.Module, part: str, factor: float
 ) -> torch.optim.Optimizer:
     """Multiply the learning rate of the weights that have ``part`` in their names, between dots."""
-    own = {parameter for name, parameter in model.named_parameters() if part in name.split(".")}
+    own = {parameter for name, parameter in model.named_parameters() if f".{part}." in f".{name}."}
     for group in list(optimizer.param_groups):
         chosen = [parameter for parameter in group["params"] if parameter in own]
         group["params"] = [parameter for parameter in group["params"] if parameter not in own]

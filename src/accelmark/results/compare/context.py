@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Literal, get_args
 
 from accelmark.results.read.round_dir import planned_jobs
 from accelmark.results.schema import RoundResult
 from accelmark.results.store.loaded_run import LoadedCase
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.catalog import folders, load_framework
 
 Area = Literal["hardware", "software", "settings", "source", "audit"]
 ABSENT: Final = "–"
@@ -96,8 +97,9 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):
         yield "source", f"hook {hook}", str(where)
+    ignored = _IGNORED | _reserved(result.key.framework)
     for host, (area, names) in itertools.product(result.environment.hosts, _HOST.items()):
-        yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name)))
+        yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name), ignored))
     for name, setting in result.settings.items():
         if setting.value is not None:
             yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
@@ -106,15 +108,21 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
             yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
 
 
-def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:
-    if name in _IGNORED or value is None:
+def _reserved(framework: str) -> frozenset[str]:
+    """Return the variables that the launch of a framework sets, such as addresses; none where it is not known here."""
+    known = framework in folders("frameworks")
+    return frozenset(load_framework(framework).reserved_variables if known else ())
+
+
+def _flat(name: str, value: Any, ignored: Collection[str]) -> Iterable[tuple[str, str]]:
+    if name in ignored or value is None:
         return
     if isinstance(value, dict):
         for part, below in value.items():
-            for path, text in _flat(str(part), below):
+            for path, text in _flat(str(part), below, ignored):
                 yield f"{name} {path}".replace("_", " ") if not path.isupper() else path, text
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        yield from (found for item in value for found in _flat(name, item))
+        yield from (found for item in value for found in _flat(name, item, ignored))
     else:
         yield name, _text(value)
 

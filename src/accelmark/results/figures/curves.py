@@ -99,13 +99,15 @@ MAX_LINES: Final = 8
 _MAX_TELEMETRY_POINTS: Final = 600
 _GRID: Final = 600
 
-Quantity = Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "host_memory"]
+Quantity = Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "rank_memory", "host_memory"]
 _DEVICE: Final[dict[str, tuple[Quantity, str]]] = {
     "utilisation": ("utilisation", "ratio"), "memory_used_mib": ("memory", "MiB"), "power_w": ("power", "W"),
     "temperature_c": ("temperature", "°C"), "sm_clock_mhz": ("clock", "MHz"),
 }  # fmt: skip
 """Column of a device -> quantity and unit."""
-_HOST: Final[dict[str, tuple[Quantity, str]]] = {"cpu": ("cpu", "ratio"), "mem_used_mib": ("host_memory", "MiB")}
+_HOST: Final[dict[str, tuple[Quantity, str]]] = {
+    "cpu": ("cpu", "ratio"), "rank_rss_mib": ("rank_memory", "MiB"), "mem_used_mib": ("host_memory", "MiB"),
+}  # fmt: skip
 
 
 class _Line(NamedTuple):

@@ -49,16 +49,16 @@ def read_telemetry(
     of the telemetry are appended to ``findings``.
     """
     hosts: dict[str, tuple[Samples, Spans]] = {}
-    missing: list[str] = []
+    missing: list[tuple[NodeDir, str]] = []
     for node in nodes:
         spans = spans_by_node.get(str(node.path), ())
         path = node.path / "telemetry.jsonl"
         if not path.is_file():
-            missing.append(f"{node.host}: telemetry.jsonl is missing")
+            missing.append((node, f"{node.host}: telemetry.jsonl is missing"))
             continue
         samples = read_samples(path)
         if not len(samples.t):
-            missing.append(f"{node.host}: telemetry.jsonl has no samples")
+            missing.append((node, f"{node.host}: telemetry.jsonl has no samples"))
         if not len(samples.t) or not spans:
             continue
         selected, num_ranks = _visible_devices(node)
@@ -71,10 +71,16 @@ def read_telemetry(
             findings.append(finding("open", "telemetry-present", "", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
-    findings += [finding("error", "telemetry-present", "samples from every host", what) for what in missing]
+    lacking = [what for node, what in missing if not _ended_before_ranks(node)]
+    findings += [finding("error", "telemetry-present", "samples from every host", what) for what in lacking]
     if missing:
-        return {}, missing[0]
+        return {}, missing[0][1]
     return hosts, "" if hosts else "nothing was measured"
+
+
+def _ended_before_ranks(node: NodeDir) -> bool:
+    """Return whether the node agent stated why it started no rank, which is then the cause of all that is missing."""
+    return node.exit is not None and node.exit.state != "succeeded" and not node.rank_logs()
 
 
 def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:

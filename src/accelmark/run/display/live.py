@@ -196,6 +196,7 @@ def _devices(progress: JobProgress) -> Text:
         ("", devices.memory_used_mib, lambda size: quantity(size, "MiB", 3)),
         ("", devices.power_w, lambda power: quantity(power, "W", 3)),
         ("cpu ", devices.cpu, percent),
+        ("ranks ", devices.rank_memory_mib, lambda size: quantity(size, "MiB", 3)),
         ("host ", devices.host_memory_used_mib, lambda size: quantity(size, "MiB", 3)),
     )
     parts = [f"  {name}{written(value)}" for name, value, written in shown if value is not None]

@@ -59,6 +59,8 @@ class DeviceLoad:
     memory_used_mib: float | None = None
     cpu: float | None = None
     """Utilisation of the host's processors, 0 to 1."""
+    rank_memory_mib: float | None = None
+    """Resident memory of the host's ranks."""
     host_memory_used_mib: float | None = None
 
 
@@ -246,6 +248,7 @@ def _devices(sample: dict[str, Any]) -> DeviceLoad:
         power_w=sum(power) if power else _number(host.get("power_w")),
         memory_used_mib=sum(memory) if memory else None,
         cpu=_number(host.get("cpu")),
+        rank_memory_mib=_number(host.get("rank_rss_mib")),
         host_memory_used_mib=_number(host.get("mem_used_mib")),
     )
 

@@ -56,7 +56,9 @@ class OptimizerSettings(Spec):
 class ScheduleSettings(Spec):
     """The learning rate over optimizer steps."""
 
-    name: Literal["constant", "linear", "cosine", "onecycle", "step", "polynomial", "inverse_sqrt"] = "constant"
+    name: Literal["constant", "linear", "cosine", "onecycle", "step", "polynomial", "inverse_sqrt", "tri_stage"] = (
+        "constant"
+    )
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps of linear warm-up."""
@@ -70,6 +72,12 @@ class ScheduleSettings(Spec):
     """Epochs between drops of the step schedule."""
     step_gamma: float = 0.1
     """Factor of each drop of the step schedule."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> ScheduleSettings:
+        if self.name == "tri_stage" and self.final_lr_ratio == 0:
+            raise ValueError("tri_stage falls exponentially to final_lr_ratio, which has to be greater than 0")
+        return self
 
 
 class EndSettings(Spec):

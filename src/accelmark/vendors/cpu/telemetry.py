@@ -21,7 +21,7 @@ _SYS: Final = Path("/sys")
 
 @final
 class Source:
-    """All CPU packages of the host as device 0; its memory is the host's, its clock that of core 0."""
+    """All CPU packages of the host as device 0, whose clock is that of core 0; samples of the host have its memory."""
 
     def __init__(self, sys_root: Path = _SYS) -> None:
         self._sys = sys_root
@@ -37,6 +37,7 @@ class Source:
             "throttle": "not read on CPUs",
             "ecc_errors": "not read on CPUs",
             "pids": "every process is on the CPU",
+            "memory_used_mib": "the memory of the host is used by all processes; see rank_rss_mib",
             "memory_clock_mhz": "not readable on CPUs",
         }
         try:
@@ -56,15 +57,13 @@ class Source:
         return (DeviceInfo(0, cpu_model(), memory_total_mib=total, details=details, reasons=reasons),)
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """Read utilisation, memory and energy."""
-        memory = psutil.virtual_memory()
+        """Read utilisation and energy."""
         energy, power = self._power()
         return (
             DeviceSample(
                 index=0,
                 utilisation=self._meter.busy(),
-                memory_used_mib=(memory.total - memory.available) / _MIB,
-                memory_total_mib=memory.total / _MIB,
+                memory_total_mib=psutil.virtual_memory().total / _MIB,
                 power_w=power,
                 energy_j=energy,
                 temperature_c=self._hottest(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,12 +20,10 @@ def load_pretrained(
     directory: Path,
     *,
     new: Sequence[str] = (),
-    renamed: Mapping[str, str] | None = None,
 ) -> PreTrainedModel:
     """Return the model with the weights of the checkpoint in ``directory``, in fp32.
 
-    ``new`` has the first parts of the names of weights that may be missing and are then random, as a new output layer;
-    ``renamed`` has regular expressions for names in the checkpoint, with the model's names.
+    ``new`` has the first parts of the names of weights that may be missing and are then random, as a new output layer.
 
     Raises:
         DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
@@ -39,7 +37,6 @@ def load_pretrained(
             dtype=torch.float32,
             local_files_only=True,
             output_loading_info=True,
-            key_mapping=None if renamed is None else dict(renamed),
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{directory}: is no checkpoint of {model_class.__name__}: {first_line(error)}") from error
@@ -71,19 +68,13 @@ def backbone_config(config_class: Callable[..., C], **values: Any) -> C:
     return config_class(**values)
 
 
-def load_backbone(
-    backbone: PreTrainedModel,
-    directory: Path | None,
-    *,
-    new: Sequence[str] = (),
-    renamed: Mapping[str, str] | None = None,
-) -> None:
+def load_backbone(backbone: PreTrainedModel, directory: Path | None, *, new: Sequence[str] = ()) -> None:
     """Give a part of a model, also one with frozen normalization, the weights in ``directory/hf``.
 
     Nothing is done where there is no data, or on the meta device.
     """
     if directory is None or torch.get_default_device().type == "meta":
         return
-    loaded = load_pretrained(type(backbone), backbone.config, directory / "hf", new=new, renamed=renamed)
+    loaded = load_pretrained(type(backbone), backbone.config, directory / "hf", new=new)
     state = loaded.state_dict()
     backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})

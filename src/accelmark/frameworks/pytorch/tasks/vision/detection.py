@@ -9,6 +9,7 @@ from typing import ClassVar, Final, final
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -74,6 +75,10 @@ class Detection(DenseTask):
     std: ClassVar[Sequence[float]] = STD
     """Of the channels, for values from 0 to 1."""
     own_rate = ("backbone", 0.1)
+    scales: ClassVar[Sequence[int]] = ()
+    """Sizes in 20ths of ``image_size``, rounded down to multiples of 32: one at random for each training batch."""
+    independent_classes: ClassVar[bool] = False
+    """Whether a query has a probability for each class; else for one of the classes or none."""
 
     @abstractmethod
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
@@ -81,7 +86,17 @@ class Detection(DenseTask):
 
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return score, class and query of each detection, each of shape (batch, detections)."""
-        return best_classes(logits)
+        return best_pairs(logits) if self.independent_classes else best_classes(logits)
+
+    def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
+        """Scale a batch to one of ``scales``; empty: it is not changed."""
+        if not self.scales:
+            return batch
+        part = self.scales[int(torch.randint(len(self.scales), (), generator=random))]
+        side = self.number("image_size") * part // 20 // 32 * 32
+        given = {"image": batch["image"], "mask": batch["mask"][:, None]}
+        scaled = {name: F.interpolate(each.float(), size=(side, side)).to(torch.uint8) for name, each in given.items()}
+        return {**batch, "image": scaled["image"], "mask": scaled["mask"][:, 0]}
 
     @property
     def synthetic_size(self) -> tuple[int, int]:
@@ -151,6 +166,12 @@ def best_classes(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return score, class and number of each query; the last logit is for none."""
     score, label = logits.softmax(2)[..., :-1].max(2)
     return score, label, label.new_ones(label.shape).cumsum(1) - 1
+
+
+def best_pairs(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return score, class and number of the query of as many best pairs of query and class as there are queries."""
+    score, chosen = logits.sigmoid().flatten(1).topk(logits.shape[1])
+    return score, chosen % logits.shape[2], chosen // logits.shape[2]
 
 
 def precision_rows(score: Tensor, label: Tensor, detected: Tensor, batch: Batch) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ class DenseTask(TaskFamily):
     backbone_name: ClassVar[str] = ""
     """Name of the part that starts from published weights; empty: all of the network."""
     own_rate: ClassVar[tuple[str, float]]
-    """A part of the names of weights, and what their learning rate is multiplied with."""
+    """A part of the names of weights, between dots, and what their learning rate is multiplied with."""
 
     @abstractmethod
     def network(self) -> PreTrainedModel:
@@ -59,10 +59,10 @@ class DenseTask(TaskFamily):
         """Return the part of the network that starts from published weights."""
         return net.get_submodule(self.backbone_name)
 
-    def with_weights(self, net: nn.Module, **names: Any) -> Any:
-        """Return that part, with its weights where there is data; ``names`` are those of :func:`load_backbone`."""
+    def with_weights(self, net: nn.Module, *, new: Sequence[str] = ()) -> Any:
+        """Return that part, with its weights where there is data; ``new`` is that of :func:`load_backbone`."""
         backbone = self.backbone(net)
-        load_backbone(backbone, self.data_dirs.get(self.weights), **names)
+        load_backbone(backbone, self.data_dirs.get(self.weights), new=new)
         return backbone
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -125,7 +125,13 @@ class Segmentation(DenseTask):
 
 
 class MaskClassification(Segmentation):
-    """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's."""
+    """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's.
+
+    Their backbone has a tenth of the learning rate.
+    """
+
+    backbone_name = "model.pixel_level_module.encoder"
+    own_rate = (backbone_name, 0.1)
 
     def build_model(self) -> nn.Module:
         """Build the network on the default device, which some of its weights ignore."""

@@ -1,0 +1,86 @@
+"""Weights of ResNet-50-vd from the file that RT-DETR's authors publish, under the names of transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final
+
+from accelmark.datasets.prepare.preparation import Archive, Preparation, whole_directory
+from accelmark.datasets.verify import ProgressMeter
+from accelmark.spec.errors import DataError
+
+ARCHIVE: Final = "ResNet50_vd_ssld_v2_pretrained_from_paddle.pth"
+_COUNTER: Final = ".num_batches_tracked"
+"""Of steps, which frozen normalization does not have."""
+_NAMES: Final = {
+    r"^conv1\.conv1_1\.": "embedder.embedder.0.",
+    r"^conv1\.conv1_2\.": "embedder.embedder.1.",
+    r"^conv1\.conv1_3\.": "embedder.embedder.2.",
+    r"^res_layers\.": "encoder.stages.",
+    r"\.blocks\.": ".layers.",
+    r"\.branch2a\.": ".layer.0.",
+    r"\.branch2b\.": ".layer.1.",
+    r"\.branch2c\.": ".layer.2.",
+    r"\.short\.conv\.(conv|norm)\.": r".shortcut.1.\1.",
+    r"\.short\.": ".shortcut.",
+    r"\.conv\.": ".convolution.",
+    r"\.norm\.": ".normalization.",
+}
+"""Parts of the authors' names -> those of transformers, replaced in this order."""
+
+
+def _renamed(name: str) -> str:
+    for part, other in _NAMES.items():
+        name = re.sub(part, other, name)
+    return name
+
+
+def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
+    """Write ``hf/model.safetensors`` and ``hf/config.json``; a complete folder is kept."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import RTDetrResNetBackbone, RTDetrResNetConfig
+
+    path = archives[ARCHIVE]
+    if not (to / "hf").exists():
+        config = RTDetrResNetConfig()
+        with torch.device("meta"):
+            expected = RTDetrResNetBackbone(config).state_dict()
+        weights = _read(path)
+        _check({name: value for name, value in expected.items() if not name.endswith(_COUNTER)}, weights, path)
+        with whole_directory(to / "hf") as part:
+            config.save_pretrained(part)
+            save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
+    meter.add(path.stat().st_size)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the tensors of a file under their new names; no code in it is run."""
+    import torch
+
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+        named = {_renamed(name): value.contiguous() for name, value in found.items() if not name.endswith(_COUNTER)}
+    except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
+        raise DataError(f"{path}: PyTorch cannot read it as weights alone; download it again") from error
+    except (AttributeError, TypeError) as error:
+        raise DataError(f"{path}: does not consist of names with tensors") from error
+    return named
+
+
+def _check(expected: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
+    if others := sorted(expected.keys() ^ found.keys()):
+        what = f"{others[0]} is {'missing' if others[0] in expected else 'not one of them'}"
+        raise DataError(f"{path}: {len(others)} names are not those of ResNet-50-vd's weights: {what}")
+    for name, value in expected.items():
+        if found[name].shape != value.shape:
+            shapes = f"{tuple(found[name].shape)}; expected {tuple(value.shape)}"
+            raise DataError(f"{path}: {name} has shape {shapes}")
+
+
+PREPARATION: Final = Preparation(
+    archives=(Archive(ARCHIVE, None),), unpack=_unpack, module="transformers", module_from="torch,models"
+)
