@@ -113,6 +113,8 @@ def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
     file = new_folder("vendors", "acme3", bench) / "vendor.yaml"
     file.write_text(file.read_text().replace("device_type:", "device_typ:"))
     assert "device_typ" in missing(vendor_checks("acme3"))
+    file.write_text(file.read_text().replace("device_typ:", "device_type:").replace("pytorch:", "pytorhc:"))
+    assert "frameworks.pytorhc: unknown framework did you mean 'pytorch'?" in missing(vendor_checks("acme3"))
 
 
 def test_a_case_without_required_methods_names_them(bench: Path) -> None:

@@ -68,6 +68,9 @@ def _vendor_description(name: str, folder: Path) -> list[Check]:
     checks = [Check("good", f"vendor.yaml describes {spec.title}: {devices}")]
     if not spec.frameworks:
         checks = [Check("missing", "vendor.yaml lists no framework", "declare the device under frameworks")]
+    known = folders("frameworks")
+    for framework in spec.frameworks.keys() - known.keys():
+        checks.append(Check("missing", f"frameworks.{framework}: unknown framework", nearest(framework, known)))
     if spec.cannot_run is not None:
         checks = [Check("missing", "nothing can run on its chips", spec.cannot_run)]
     for chip in spec.chips:
@@ -123,9 +126,10 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
     where = f"cases/{folder.name}"
     model, dash, framework = folder.name.rpartition("-")
     try:
+        find("cases", model, where)
         case = load_case(model)
     except AccelmarkError as error:
-        yield Check("missing", f"{where}: {error}", "name the folder <model>-<framework> after a case")
+        yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
         return
     if not dash or not (find("cases", model).path / f"{framework}.py").is_file():
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
