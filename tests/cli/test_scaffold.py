@@ -109,6 +109,22 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "no README.md" in told
 
 
+def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_advice(bench: Path) -> None:
+    adaptation = new_folder("vendors", "acme5", bench) / "cases" / "resnet_mini-pytorch"
+    (adaptation / "config.yml").touch()
+    (adaptation / "infer.yaml").write_text("batch_sise: 3\n")
+    checks = list(vendor_checks("acme5"))
+    advice = " ".join(f"{check.what} {check.do}" for check in checks if check.state == "advice")
+    assert "cases/resnet_mini-pytorch/config.yml is not read names that are: config*.yaml" in advice
+    assert "infer.yaml: batch_sise is none of the configurations (did you mean 'batch_size'?)" in advice
+    (adaptation / "infer.yaml").write_text("batch_size: many\n")
+    assert "infer.yaml: batch_size: must be a whole number" in missing(vendor_checks("acme5"))
+
+
+def test_the_folders_of_the_cpu_are_complete_also_those_of_cases_without_training() -> None:
+    assert missing(vendor_checks("cpu")) == ""
+
+
 def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
     file = new_folder("vendors", "acme3", bench) / "vendor.yaml"
     file.write_text(file.read_text().replace("device_type:", "device_typ:"))
