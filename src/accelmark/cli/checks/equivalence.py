@@ -84,9 +84,10 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
             path = (out or Path(temporary)) / precision
             notes = _Notes(silent=as_json)
             notes.note(f"{precision}: {len(plan.jobs)} jobs of {request.num_steps} steps each, one after the other")
-            checks += check_equivalence(
-                plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
-            )
+            with options.working(f"{precision}: training"):
+                checks += check_equivalence(
+                    plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
+                )
     if not checks:
         raise RequestError(
             f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
