@@ -154,6 +154,15 @@ def test_a_case_that_fails_in_training_reports_why(bench: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_an_error_in_the_code_of_a_case_is_reported_with_its_line(bench: Path) -> None:
+    code = new_folder("cases", "line4", bench) / "pytorch.py"
+    wrong = code.read_text().replace('model(batch["point"]), batch', 'model(batch["points"]), batch')
+    code.write_text(wrong)
+    number = wrong[: wrong.index('"points"')].count("\n") + 1
+    assert f"KeyError: 'points' (pytorch.py:{number})" in missing(case_checks("line4", run=True))
+
+
+@pytest.mark.heavy
 def test_a_case_that_fails_in_evaluation_reports_why(bench: Path) -> None:
     code = new_folder("cases", "line3", bench) / "pytorch.py"
     good = code.read_text()
