@@ -74,6 +74,13 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     assert rank.split()[1:3] == ["-m", "accelmark.train.loop.rank"]
 
 
+def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    ended = accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent), "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert f"the data directory {absent} is missing" in ended.stderr.partition("this would not start")[2]
+
+
 def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
     cluster: dict[str, object] = {"launcher": "ssh", "hosts": TWO, "user": "bench", "ssh_port": 2200, "key": "/k e/y"}
     shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1")

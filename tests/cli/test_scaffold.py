@@ -109,10 +109,28 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "no README.md" in told
 
 
+def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_advice(bench: Path) -> None:
+    adaptation = new_folder("vendors", "acme5", bench) / "cases" / "resnet_mini-pytorch"
+    (adaptation / "config.yml").touch()
+    (adaptation / "infer.yaml").write_text("batch_sise: 3\n")
+    checks = list(vendor_checks("acme5"))
+    advice = " ".join(f"{check.what} {check.do}" for check in checks if check.state == "advice")
+    assert "cases/resnet_mini-pytorch/config.yml is not read names that are: config*.yaml" in advice
+    assert "infer.yaml: batch_sise is none of the configurations (did you mean 'batch_size'?)" in advice
+    (adaptation / "infer.yaml").write_text("batch_size: many\n")
+    assert "infer.yaml: batch_size: must be a whole number" in missing(vendor_checks("acme5"))
+
+
+def test_the_folders_of_the_cpu_are_complete_also_those_of_cases_without_training() -> None:
+    assert missing(vendor_checks("cpu")) == ""
+
+
 def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
     file = new_folder("vendors", "acme3", bench) / "vendor.yaml"
     file.write_text(file.read_text().replace("device_type:", "device_typ:"))
     assert "device_typ" in missing(vendor_checks("acme3"))
+    file.write_text(file.read_text().replace("device_typ:", "device_type:").replace("pytorch:", "pytorhc:"))
+    assert "frameworks.pytorhc: unknown framework did you mean 'pytorch'?" in missing(vendor_checks("acme3"))
 
 
 def test_a_case_without_required_methods_names_them(bench: Path) -> None:
@@ -133,6 +151,15 @@ def test_a_case_that_fails_in_training_reports_why(bench: Path) -> None:
     assert "not finite" in said
     assert "cores-at-hand" not in said
     assert "report.html" not in said
+
+
+@pytest.mark.heavy
+def test_an_error_in_the_code_of_a_case_is_reported_with_its_line(bench: Path) -> None:
+    code = new_folder("cases", "line4", bench) / "pytorch.py"
+    wrong = code.read_text().replace('model(batch["point"]), batch', 'model(batch["points"]), batch')
+    code.write_text(wrong)
+    number = wrong[: wrong.index('"points"')].count("\n") + 1
+    assert f"KeyError: 'points' (pytorch.py:{number})" in missing(case_checks("line4", run=True))
 
 
 @pytest.mark.heavy

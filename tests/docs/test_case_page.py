@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "case.md"
-_FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
+_FILE = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

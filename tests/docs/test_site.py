@@ -30,7 +30,7 @@ def test_the_site_builds_strictly_with_the_generated_reference(tmp_path: Path) -
 @pytest.mark.parametrize("page", ["vendor.md", "case.md"])
 def test_a_chinese_page_has_the_code_and_the_commands_of_the_english_one(page: str) -> None:
     english, chinese = ((ROOT / "docs" / place / page).read_text(encoding="utf-8") for place in ("", "zh"))
-    blocks = re.compile(r"<!-- file: \S+ -->\n```\w+\n.*?\n```", re.DOTALL)
+    blocks = re.compile(r"^`\S+`:\n\n```\w+\n.*?\n```", re.DOTALL | re.MULTILINE)
     assert blocks.findall(chinese) == blocks.findall(english)
     commands = re.compile(r"^    (?:accelmark|python|export|chmod) .*$", re.MULTILINE)
     assert commands.findall(chinese) == commands.findall(english)

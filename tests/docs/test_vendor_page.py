@@ -15,9 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "vendor.md"
-_STEP = re.compile(
-    r"<!-- file: (\S+) -->\n```\w+\n(.*?)```|^    ((?:accelmark|chmod) [^\n]*)$", re.DOTALL | re.MULTILINE
-)
+_STEP = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```|^    ((?:accelmark|chmod) [^\n]*)$", re.DOTALL | re.MULTILINE)
 _THE_REAL_THING = "accelmark train resnet_mini --vendor acme"
 """Takes minutes; what it does is seen in the tests of the case and of an installed vendor."""
 

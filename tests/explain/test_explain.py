@@ -76,6 +76,8 @@ def test_every_rule_of_the_audit_is_explained() -> None:
 
 def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest() -> None:
     assert [(entry.name, entry.kind) for entry in explain("lr")] == [("optimizer.lr", "setting of training")]
+    assert [(entry.name, entry.kind) for entry in explain("calibration")] == [("train.calibration", "key of case.yaml")]
+    assert "key of vendor.yaml" in {entry.kind for entry in explain("visible_devices_env")}
     assert explain("mfu")[0].text.startswith("MFU, a ratio: model FLOP/s per device over")
     with pytest.raises(RequestError, match="did you mean 'mfu'"):
         explain("mfuu")

@@ -150,6 +150,14 @@ def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) ->
         _plan({"key": "toy", "settings": {"compiler": "ixrt"}})
 
 
+def test_an_option_that_the_engine_does_not_declare_is_a_warning_before_the_start(toy: Path) -> None:
+    plan = _plan({"key": "toy", "settings": {"compiler": "openvino", "engine_options": {"stream": 2}}})
+    (warning,) = [text for text in plan.warnings if "option" in text]
+    assert "run.yaml: engine_options.stream: openvino has no such option (did you mean 'streams'?)" in warning
+    plan = _plan({"key": "toy", "settings": {"compiler": "openvino", "engine_options": {"streams": 2}}})
+    assert not [text for text in plan.warnings if "option" in text]
+
+
 @pytest.mark.parametrize(("vendor", "engine"), [("iluvatar", "ixrt"), ("kunlunxin", "xtcl")])
 def test_the_package_of_a_vendors_runtime_comes_from_its_sdk(vendor: str, engine: str) -> None:
     spec = engine_specs(find("vendors", vendor).path)[engine]

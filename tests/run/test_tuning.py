@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from accelmark.audit.verdict import audit_case
-from accelmark.cli.tuning import write_settings_file
+from accelmark.cli.tuning import read_budget, write_settings_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import Budget, settings_of
 from accelmark.report.run_page import render_page
@@ -28,6 +28,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import register_plan
 from accelmark.run.record.start import record_start
 from accelmark.run.record.states import JobStatus
+from accelmark.spec.errors import RequestError
 from accelmark.spec.job import NodeExit
 from accelmark.spec.settings.inference import InferSettings
 from tests.plan.test_tuning import planned
@@ -165,6 +166,14 @@ def test_settings_that_are_not_shown_to_be_better_are_not_written(
     assert "not written" in shown
     assert expected in shown
     assert expected in re.sub(r"\s+", " ", render_page(load_run(run.path)))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
+    assert read_budget(True, None, tmp_path / "best.yaml") == Budget(900, None, tmp_path / "best.yaml")
+    with pytest.raises(RequestError, match="is a directory"):
+        read_budget(True, None, tmp_path)
+    with pytest.raises(RequestError, match="there is no directory"):
+        read_budget(True, None, tmp_path / "absent" / "best.yaml")
 
 
 def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.errors import RequestError, SpecError
+from accelmark.spec.errors import RequestError, SpecError, nearest
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.runfile import RunSpec
@@ -66,6 +66,23 @@ def test_unknown_names_come_with_the_nearest(plugins: Path) -> None:
         find("cases", "tou")
     with pytest.raises(RequestError, match=r"unknown vendor 'acne' .did you mean 'acme'"):
         find("vendors", "acne")
+    with pytest.raises(RequestError, match=f"unknown case 'waves' .*lists them; .*ACCELMARK_PLUGINS is {plugins}"):
+        find("cases", "waves")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("optimizer.learning_rate", "did you mean 'optimizer.lr'?"),
+        ("learning_rate", "did you mean 'optimizer.lr'?"),
+        ("end.lr", "did you mean 'optimizer.lr'?"),
+        ("optimiser.lr", "did you mean 'optimizer.lr'?"),
+        ("end.stop", "known: end.max_epochs, end.max_steps"),
+        ("stop", "known: end.max_epochs, end.max_steps, optimizer.lr, optimizer.name"),
+    ],
+)
+def test_the_nearest_setting_is_in_the_same_section_or_has_the_same_initials(name: str, expected: str) -> None:
+    assert nearest(name, ["optimizer.lr", "optimizer.name", "end.max_steps", "end.max_epochs"]) == expected
 
 
 def test_two_vendors_with_one_name_are_both_named(

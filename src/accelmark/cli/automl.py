@@ -188,7 +188,7 @@ def _find(name: str, runs: Path) -> SearchDirectory:
 
 
 def _announce(found: SearchDirectory) -> None:
-    typer.echo(f"search: {found.path}", err=True)
+    print(f"search: {found.path}", file=sys.stderr)  # not typer's echo, which a live display does not see
 
 
 def _live(as_json: bool) -> Any:

@@ -64,7 +64,11 @@ def train(
     from accelmark.cli.finished import reference
 
     file = reference.reference_file(plan, reference_file)
-    directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    try:
+        directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    except typer.Exit:
+        options.warn(f"{file}: not written: the run was not completed, or is INVALID")
+        raise
     if directory is not None:
         reference.write_reference(directory, plan, file, as_json=as_json)
 

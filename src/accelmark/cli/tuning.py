@@ -31,8 +31,11 @@ def read_budget(is_search: bool, text: str | None, settings_file: Path | None) -
     from accelmark.plan.tuning import Budget
     from accelmark.spec.number_format import duration_s
 
-    if settings_file is not None and not settings_file.expanduser().absolute().parent.is_dir():
-        raise RequestError(f"--tuned-file {settings_file}: there is no directory {settings_file.parent}")
+    if settings_file is not None:
+        place = settings_file.expanduser().absolute()
+        if place.is_dir() or not place.parent.is_dir():
+            what = "is a directory" if place.is_dir() else f"there is no directory {settings_file.parent}"
+            raise RequestError(f"--tuned-file {settings_file}: {what}")
     text = text or DEFAULT_BUDGET
     if text.isdecimal() and int(text):
         return Budget(None, int(text), settings_file)

@@ -15,6 +15,8 @@ from accelmark.results.figure_names import FIGURES, title_of
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.model import Spec, read_yaml
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import ServeSettings
@@ -26,6 +28,8 @@ FILES_OF_SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
     "setting of serving": ServeSettings,
     "key of a run file": RunSpec,
     "key of a cluster file": ClusterSpec,
+    "key of case.yaml": CaseSpec,
+    "key of vendor.yaml": VendorSpec,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,8 @@ from typing import Any, Final, final, get_args
 from pydantic import BaseModel
 
 SCHEMA_DIRECTORY: Final = Path(__file__).parents[1] / "schemas"
+_ROLE: Final = re.compile(r":\w+:`(?:\w+\.)*(\w+)`")
+"""A reference in a documentation string: its last name is what users know."""
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -42,7 +45,7 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
         for pair in pairwise(statements):
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    texts[name] = " ".join(text.split())
+                    texts[name] = _ROLE.sub(r"`\1`", " ".join(text.split()))
     return texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     if request.key.nproc > 1:
         _check_split(request, settings, data_dirs)
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
+    notes += _unknown_options(settings, resolved.provenance, run.vendor_folder)
     of_case = {
         name: getattr(side, name)
         for name in (
@@ -84,6 +85,16 @@ def _for_engine(
         for file in files
     )
     return [layer for layer in layers if layer.name not in reasons], tuple(noted)
+
+
+def _unknown_options(settings: InferSettings, layers: Mapping[str, Provenance], vendor_folder: Path) -> Iterator[str]:
+    """Yield the options that the engine does not declare; those of engines that declare none are not known."""
+    engine = engine_specs(vendor_folder).get(settings.compiler or "")
+    known = engine.options if engine is not None else {}
+    for name in settings.engine_options if known else ():
+        if name not in known:
+            where = f"{layers[f'engine_options.{name}'].layer}: engine_options.{name}"
+            yield f"{where}: {settings.compiler} has no such option ({nearest(name, known)})"
 
 
 def _check_precision(settings: InferSettings, layer: str, vendor_folder: Path) -> None:

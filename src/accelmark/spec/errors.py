@@ -12,6 +12,8 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_CANCELLED: Final = 130
 _MAX_LISTED: Final = 30
+_CLOSE: Final = 0.65
+"""Least similarity (``difflib``) of a name that is suggested."""
 
 
 class AccelmarkError(Exception):
@@ -64,16 +66,23 @@ class SpecError(RequestError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known name closest to ``name``, else the list of known names.
 
-    Of a dotted name, the last part may be enough: ``lr`` is close to ``optimizer.lr``.
+    Of a dotted name, the last part or its initials may be enough: ``lr`` and ``learning_rate`` are close to
+    ``optimizer.lr``. Names in the section of ``name`` come before others.
     """
     names = sorted(known)
-    last_parts = {each.rpartition(".")[2]: each for each in reversed(names)}
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    close = close or [last_parts[part] for part in difflib.get_close_matches(name.rpartition(".")[2], last_parts, n=1)]
+    section, _, last = name.rpartition(".")
+    inside = [each for each in names if section and each.startswith(f"{section}.")]
+    close = [] if inside else difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
+    initials = "".join(word[:1] for word in last.split("_"))
+    for among in (inside, names):
+        ends = {each.rpartition(".")[2]: each for each in reversed(among)}
+        like = difflib.get_close_matches(last, ends, n=1, cutoff=_CLOSE)
+        close = close or [ends[end] for end in (*like, initials) if end in ends]
     if close:
         return f"did you mean {close[0]!r}?"
-    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"known: {', '.join(names[:_MAX_LISTED])}{more}" if names else "none are known"
+    listed = inside or names
+    more = f", and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
+    return f"known: {', '.join(listed[:_MAX_LISTED])}{more}" if listed else "none are known"
 
 
 def first_line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from accelmark.run.record.registry import STATE_VARIABLE
 from accelmark.spec.errors import AccelmarkError, SpecError, nearest
 from accelmark.spec.layers import Layer, resolve, resolve_inference
 from accelmark.spec.model import read_yaml
+from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.plugins.launcher import option_names
@@ -26,6 +27,11 @@ from accelmark.telemetry.declaration import VendorTelemetry, telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
+_READ: Final = (
+    "config*.yaml", "infer*.yaml", "serve*.yaml", "environment_variables.sh", "requirements.txt", "extern", "csrc",
+    "README.md",
+)  # fmt: skip
+"""Names in a vendor's folder for a case that have a meaning."""
 _TRIAL_TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
 _EXPECTED_IN_A_TRIAL: Final = frozenset(
@@ -68,6 +74,9 @@ def _vendor_description(name: str, folder: Path) -> list[Check]:
     checks = [Check("good", f"vendor.yaml describes {spec.title}: {devices}")]
     if not spec.frameworks:
         checks = [Check("missing", "vendor.yaml lists no framework", "declare the device under frameworks")]
+    known = folders("frameworks")
+    for framework in spec.frameworks.keys() - known.keys():
+        checks.append(Check("missing", f"frameworks.{framework}: unknown framework", nearest(framework, known)))
     if spec.cannot_run is not None:
         checks = [Check("missing", "nothing can run on its chips", spec.cannot_run)]
     for chip in spec.chips:
@@ -123,30 +132,43 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
     where = f"cases/{folder.name}"
     model, dash, framework = folder.name.rpartition("-")
     try:
+        find("cases", model, where)
         case = load_case(model)
     except AccelmarkError as error:
-        yield Check("missing", f"{where}: {error}", "name the folder <model>-<framework> after a case")
+        yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
         return
-    if not dash or not (find("cases", model).path / f"{framework}.py").is_file():
+    files = [find("cases", model).path / f"{side}{framework}.py" for side in ("", "infer_")]
+    if not dash or not any(file.is_file() for file in files):
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
         return
-    for file in sorted(folder.glob("config*.yaml")):
-        name = f"{where}/{file.name}"
-        try:
-            layer = Layer.of(name, read_yaml(file))
-            if case.train is not None:
-                base = Layer.of("case.yaml", case.train.settings)
-                resolve(base, [layer], mutable=case.train.mutable, is_open=False)
-        except SpecError as error:
-            for problem in error.problems:
-                yield Check("missing", f"{name}: {problem.key}: {problem.what}", problem.hint or "correct the file")
-        else:
-            yield Check("good", f"{name}: {len(layer.values)} setting{'s' * (len(layer.values) != 1)}, all mutable")
+    for path in sorted(folder.iterdir()):
+        if path.match("config*.yaml") or path.name == "infer.yaml":  # others depend on which files apply beneath them
+            yield from _settings_checks(path, f"{where}/{path.name}", case)
+        elif not path.name.startswith("__") and not any(path.match(pattern) for pattern in _READ):
+            yield Check("advice", f"{where}/{path.name} is not read", f"names that are: {', '.join(_READ)}")
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
     if (folder / "extern").is_dir():
         yield from _extern_checks(folder / "extern" / "__init__.py", f"{where}/extern", framework)
+
+
+def _settings_checks(file: Path, name: str, case: CaseSpec) -> Iterator[Check]:
+    """Check a vendor's settings on the case alone: which of the vendor's other files apply depends on the device."""
+    try:
+        layer = Layer.of(name, read_yaml(file))
+        if file.name.startswith("infer") and case.infer is not None:
+            found = resolve_inference(case.infer, "case.yaml", vendor=[layer], reserved=option_names())
+            for note in (note for note in found.notes if note.severity == "warning"):
+                yield Check("advice", f"{name}: {note.key} {note.what}", "correct it, unless it is an option")
+        elif file.name.startswith("config") and case.train is not None:
+            base = Layer.of("case.yaml", case.train.settings)
+            resolve(base, [layer], mutable=case.train.mutable, is_open=False)
+    except SpecError as error:
+        for problem in error.problems:
+            yield Check("missing", f"{name}: {problem.key}: {problem.what}", problem.hint or "correct the file")
+    else:
+        yield Check("good", f"{name}: {counted(len(layer.values), 'setting')}, all mutable")
 
 
 def _extern_checks(file: Path, where: str, framework: str) -> Iterator[Check]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, final
 
 import typer
+from rich.console import Console
 
 from accelmark.cli import options
 from accelmark.cli.machine import detect_devices
@@ -35,13 +36,12 @@ _NUM_BATCHES: Final = 2
 
 
 class _Notes(RunObserver):
-    def __init__(self, *, silent: bool) -> None:
-        self._silent = silent
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
     def note(self, text: str) -> None:
         """Print a note."""
-        if not self._silent:
-            typer.echo(text)
+        self._console.print(text, soft_wrap=True, markup=False)
 
 
 @final
@@ -82,11 +82,13 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
         for precision in precisions:
             plan = _plan(request, frameworks, changed | {"precision": precision})
             path = (out or Path(temporary)) / precision
-            notes = _Notes(silent=as_json)
+            console = Console(highlight=False, quiet=as_json)
+            notes = _Notes(console)
             notes.note(f"{precision}: {len(plan.jobs)} jobs of {request.num_steps} steps each, one after the other")
-            checks += check_equivalence(
-                plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
-            )
+            with console.status(f"{precision}: training …"):
+                checks += check_equivalence(
+                    plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
+                )
     if not checks:
         raise RequestError(
             f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
@@ -137,8 +139,6 @@ def _show(checks: Sequence[EquivalenceCheck], *, as_json: bool) -> None:
         values = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
         typer.echo(json.dumps(values, indent=2))
         return
-    from rich.console import Console
-
     table = options.plain_table("framework", "ranks", "precision", *Errors.model_fields, "verdict")
     for column in table.columns:
         column.no_wrap = True

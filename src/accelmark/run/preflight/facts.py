@@ -86,6 +86,12 @@ class HostFacts(Spec):
     """Whether the coordinator's lock of the run directory is visible on it; null where they share none."""
 
 
+def missing_data(name: str, path: str) -> HostProblem:
+    """Return the problem of a host that has no directory ``path`` with data."""
+    hint = "copy or mount it there, or correct data in the run file (--data)"
+    return HostProblem(name, f"the data directory {path} is missing", hint)
+
+
 def host_problems(
     name: str,
     facts: HostFacts,
@@ -127,10 +133,7 @@ def host_problems(
         error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
     for port in facts.busy_ports:
         error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
-    for path in facts.missing_directories:
-        error(
-            f"the data directory {path} is missing", "copy or mount it there, or correct data in the run file (--data)"
-        )
+    found += (missing_data(name, path) for path in facts.missing_directories)
     for path in facts.missing_files:
         if visible_file is not None and path == str(visible_file):
             hint = "choose a run directory on a file system that all nodes share (--out)"

@@ -16,7 +16,7 @@ from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
+from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, missing_data
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
@@ -72,12 +72,14 @@ async def check_cluster(cluster: ClusterSpec) -> list[HostProblem]:
 
 
 async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[HostProblem]:
-    """Return the packages that the run's jobs lack on this machine; none where they run on other hosts."""
+    """Return the packages and data that the run's jobs lack on this machine; none where they run on other hosts."""
     if not launcher.spec.is_localhost:
         return []
     preflight = Preflight(directory, launcher, directory.plan.jobs)
-    hosts = map(launcher.host, directory.plan.cluster.hosts)
-    return [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
+    hosts = [launcher.host(spec) for spec in directory.plan.cluster.hosts]
+    absent = [str(path) for path in given_data(directory.plan) if not path.exists()]
+    problems = [missing_data(host.name, path) for host in hosts for path in absent]
+    return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
 
 
 def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:

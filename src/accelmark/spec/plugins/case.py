@@ -116,8 +116,8 @@ class TrainCaseSpec(Spec):
     mutable: tuple[str, ...]
     """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``.
 
-    Names of :data:`MUTABLE_GROUPS` become their settings. Those of :data:`accelmark.spec.layers.ALWAYS_MUTABLE` need
-    not be listed.
+    ``batch``, ``execution`` and ``batch_recipe`` stand for groups of settings. ``threads``, ``log_every_steps``,
+    ``checkpoint`` and ``loader`` need not be listed.
     """
 
     @model_validator(mode="before")

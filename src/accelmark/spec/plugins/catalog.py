@@ -198,7 +198,11 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
     known = folders(kind)
     if name not in known:
         singular = kind.removesuffix("s")
-        raise RequestError(f"{where}: unknown {singular} {name!r} ({nearest(name, known)})")
+        hint = nearest(name, known)
+        if hint.startswith("known"):  # none is close
+            hint = f"'accelmark {kind}' lists them" if kind in ("cases", "vendors") else hint
+            hint += f"; folders of your own: {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE) or 'not set'}"
+        raise RequestError(f"{where}: unknown {singular} {name!r} ({hint})")
     return known[name]
 
 

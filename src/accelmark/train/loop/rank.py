@@ -274,8 +274,19 @@ def _outlier(
 
 def _end_of(error: Exception, backend: Backend | None) -> End:
     if backend is not None:
-        return End(*backend.explain(error))
-    return End("error", str(error) if isinstance(error, AccelmarkError) else f"{type(error).__name__}: {error}")
+        end = End(*backend.explain(error))
+    else:
+        end = End("error", str(error) if isinstance(error, AccelmarkError) else f"{type(error).__name__}: {error}")
+    if isinstance(error, AccelmarkError) or end.reason != "error":
+        return end
+    return End(end.reason, f"{end.message}{_place(error)}")
+
+
+def _place(error: Exception) -> str:
+    """Return the line of a case's or a vendor's code in which an error occurred; empty where it occurred in neither."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if {"cases", "vendors"} & set(Path(frame.filename).parts)]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def record_peak_memory(account: Account, backend: Backend | None) -> None:
