@@ -141,7 +141,7 @@ def host_problems(
     if facts.memory_mib < cluster.min_memory_mib:
         what = f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed"
         error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
-    for port in facts.busy_ports:
+    for port in facts.busy_ports if facts.held_by is None else ():
         error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
     for path in facts.missing_directories:
         error(
