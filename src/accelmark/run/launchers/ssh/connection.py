@@ -193,7 +193,8 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
     if isinstance(error, OSError) and error.filename is not None:
         return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
     if isinstance(error, OSError):
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+        number = error.errno or 0  # negative where a name cannot be resolved
+        why = os.strerror(number) if number > 0 else error.strerror or str(error)
         return f"cannot be reached at {at}: {why}", None
     if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
         return _bad_key(str(error), options.key_of(host))
