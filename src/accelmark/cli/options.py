@@ -68,7 +68,8 @@ def shipped_file(given: Path, folder: str) -> Path:
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    typer.secho(f"warning: {printable(text)}", fg="yellow", err=True)
+    for part in _wrapped(f"warning: {printable(text)}", is_terminal=sys.stderr.isatty()):
+        typer.secho(part, fg="yellow", err=True)
 
 
 def plain_table(*headings: str) -> Table:
@@ -88,14 +89,17 @@ def setting_text(value: Any) -> str:
 
 def echo_wrapped(line: str) -> None:
     """Print a line of prose, on a terminal wrapped between words to its width."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        typer.echo(line)
-        return
+    for part in _wrapped(line, is_terminal=sys.stdout.isatty() or "COLUMNS" in os.environ):
+        typer.echo(part)
+
+
+def _wrapped(line: str, *, is_terminal: bool) -> list[str]:
+    if not is_terminal:
+        return [line]
     width = shutil.get_terminal_size().columns
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    for part in wrapper.wrap(line) or [""]:
-        typer.echo(part)
+    return wrapper.wrap(line) or [""]
 
 
 @contextmanager
