@@ -101,6 +101,15 @@ def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp
         assert ports == "2222,2222"
 
 
+def test_a_dry_run_shows_settings_that_jobs_share_once(plugins: Path, tmp_path: Path) -> None:
+    cases = [{"key": f"toy:pytorch:X1:1:{nproc}"} for nproc in (1, 2)]
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump({"vendor": "acme", "cases": cases}))
+    arguments = ("run", str(tmp_path / "file.yaml"), "--out", str(tmp_path / "run"), "--dry-run", "--synthetic")
+    lines = accelmark(*arguments).stdout.splitlines()
+    assert sum("optimizer.lr " in line for line in lines) == 1
+    assert lines[-1] == "  data, requirements and settings as of toy-pytorch-X1x1x1/round1"
+
+
 def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_path: Path) -> None:
     recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
     recipe.mkdir(parents=True)

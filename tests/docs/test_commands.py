@@ -38,6 +38,7 @@ ELSEWHERE: Final = {
     "env": "tests/frameworks/test_environments.py",
     "automl": "tests/automl/controller",
     "monitor": "tests/cli/test_machine_verbs.py",
+    "preflight": "tests/cluster/test_preflight.py",
     "status": "tests/run/test_session.py",
     "stop": "tests/run/test_session.py",
     "resume": "tests/run/test_session.py",

@@ -148,7 +148,7 @@ def test_an_unreadable_round_is_named_and_the_page_is_still_written(tmp_path: Pa
     measure_run(run)
     (run / "toy-pytorch-X1x1x1" / "round2" / "result.json").write_text("{")
     text = visible(render_page(load_run(run)))
-    assert "Unreadable files" in text
+    assert "Problems of files" in text
     assert "round2/result.json" in text
 
 

@@ -149,6 +149,8 @@ def test_one_machine_under_two_names_is_an_error() -> None:
     ("changed", "what"),
     [
         ({"hosts": [{"address": "-oProxyCommand=x"}]}, "begins with a dash"),
+        ({"hosts": [{"address": "bench@a"}]}, "user and port have keys of their own"),
+        ({"hosts": [{"address": "a:2222"}]}, "user and port have keys of their own"),
         ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "duplicate hosts: a"),
         ({"environment": {"A=B": "x"}}, "not valid variable names"),
         ({"container": {"engine": "podman", "image_file": "x.tar"}}, "image_file needs image"),
@@ -174,21 +176,33 @@ def test_the_wheel_is_reproducible(plugins: Path) -> None:
     assert second.sha256 != first.sha256
 
 
+def probed(**asked: object) -> HostFacts:
+    """Return what the probe reports of this machine."""
+    request: dict[str, object] = {
+        "work_directory": "/tmp", "mounted": None, "is_locked": False, "locked_file": None, "ports": [],
+        "directories": [], "files": [], "engine": None, "modules": [], "python_path": [],
+    }  # fmt: skip
+    done = subprocess.run(
+        command(sys.executable, "probe"), input=json.dumps(request | asked) + "\n", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return HostFacts.model_validate_json(done.stdout)
+
+
+def test_a_shared_directory_that_is_missing_on_a_host_is_reported_and_not_made(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    found = probed(work_directory=str(shared / "accelmark"), mounted=str(shared))
+    assert (found.not_writable, shared.exists()) == (f"{shared} is missing", False)
+    shared.mkdir()
+    assert probed(work_directory=str(shared / "accelmark"), mounted=str(shared)).not_writable is None
+
+
 @pytest.mark.parametrize("is_given", [True, False])
 def test_the_probe_finds_packages_on_the_python_path_of_this_machines_ranks(is_given: bool, tmp_path: Path) -> None:
     (tmp_path / "made_up.py").touch()
     (tmp_path / "made_up-1.5.dist-info").mkdir()
     (tmp_path / "made_up-1.5.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.5\n")
-    request = {
-        "work_directory": str(tmp_path), "is_locked": False, "locked_file": None, "ports": [], "directories": [],
-        "files": [], "engine": None,
-        "modules": ["made_up"], "python_path": [str(tmp_path)] if is_given else [],
-    }  # fmt: skip
-    done = subprocess.run(
-        command(sys.executable, "probe"), input=json.dumps(request) + "\n", capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    found = HostFacts.model_validate_json(done.stdout)
+    found = probed(modules=["made_up"], python_path=[str(tmp_path)] if is_given else [])
     assert found.lacking_modules == (() if is_given else ("made_up",))
 
 

@@ -250,13 +250,23 @@ def test_a_note_about_a_setting_is_a_text_among_the_warnings(tmp_path: Path) -> 
 def test_without_a_terminal_unchanged_progress_is_repeated_every_minute_only(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = make_plan(("toy",)).jobs
     out = io.StringIO()
-    shown = PlainDisplay(Console(file=out, width=120))
     now = [0.0]
     monkeypatch.setattr("accelmark.run.display.displays.time.monotonic", lambda: now[0])
+    shown = PlainDisplay(Console(file=out, width=120))
     for now[0] in range(100, 230, 5):
         shown.progress(job, JobProgress(phase="evaluating" if now[0] < 160 else "finished"))
     said = [text.split()[-1] for text in out.getvalue().splitlines()]
     assert said == ["evaluating", "finished", "finished"]
+
+
+def test_without_a_terminal_a_long_check_of_hosts_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("accelmark.run.display.displays.time.monotonic", lambda: now[0])
+    shown = PlainDisplay(Console(file=out, width=120))
+    for now[0] in range(21):
+        shown.checking(f"checking 2 hosts, {now[0]} s")
+    shown.checking("")
+    assert out.getvalue().splitlines() == ["  checking 2 hosts, 2 s", "  checking 2 hosts, 12 s"]
 
 
 def test_a_framework_without_a_metric_is_not_zero_in_the_line_of_a_result() -> None:

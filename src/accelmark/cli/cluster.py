@@ -65,6 +65,7 @@ def cluster(
         recovery=planned("recovery", keys[-1]),
         kill_step=every + max(1, every // 2),
         probe_budget_s=budget,
+        working=options.working,
         as_json=as_json,
     )
     directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
@@ -77,7 +78,8 @@ def cluster(
     if not as_json:
         for warning in request.scaling.warnings:
             options.warn(warning)
-    report = measure(request, directory)
+    with options.host_problems_printed(as_json=as_json):
+        report = measure(request, directory)
     page = write_cluster_page(directory)
     if as_json:
         typer.echo(json.dumps({"page": str(page), "report": report.model_dump(mode="json")}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,16 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         typer.secho("\nsearch", bold=True)
     for line in search:
         typer.echo(f"  {line}")
-    printed: set[str] = set()
+    printed: dict[tuple[str, ...], str] = {}
     given = given_data(plan)
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
         _print_commands({"here": common[job.directory]} | commands[job.directory])
-        if job.job.key.slug not in printed:
-            printed.add(job.job.key.slug)
-            _print_settings(job, given)
+        lines = tuple(_settings(job, given))
+        if (earlier := printed.setdefault(lines, job.directory)) != job.directory:
+            lines = (f"data, requirements and settings as of {earlier}",)
+        for line in lines:
+            typer.echo(f"  {line}")
     if lacking:
         typer.secho("\nthis would not start", bold=True, err=True)
         options.print_problems(lacking)
@@ -77,26 +79,24 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
             typer.echo(f"  {host}: {shlex.join(abridged(line))}")
 
 
-def _print_settings(job: PlannedJob, given: Sequence[Path]) -> None:
-    """Print data, needs and settings of a job; ``given`` are data directories that are not fetched."""
+def _settings(job: PlannedJob, given: Sequence[Path]) -> Iterator[str]:
+    """Yield data, needs and settings of a job as lines; ``given`` are data directories that are not fetched."""
     for name, place in job.job.data_dirs.items():
         absent = "  (missing on this machine, and not fetched)" if place in given else "  (will be fetched)"
-        typer.echo(f"  data {name}: {place}" + ("" if place.exists() else absent))
+        yield f"data {name}: {place}" + ("" if place.exists() else absent)
     for need in job.requires:
-        typer.echo(f"  requires {need.requirement} ({need.needed_by})")
+        yield f"requires {need.requirement} ({need.needed_by})"
     for file in job.layer_files:
-        typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
+        yield f"{'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}"
     work = job.job.work
     if isinstance(work, TrainJob) and work.is_checked:
         mib = work.settings.checkpoint.replay_mib
-        typer.echo(f"  after the round: weights evaluated, at most {MOST_REPLAYED} steps replayed, in a fresh process")
-        typer.echo(f"  checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights")
+        yield f"after the round: weights evaluated, at most {MOST_REPLAYED} steps replayed, in a fresh process"
+        yield f"checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights"
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
         replaced = "".join(
             f", overrides {options.setting_text(value)} ({layer})" for layer, value in reversed(provenance.replaced)
         )
         mark = "  OPEN" if provenance.forced else ""
-        typer.echo(
-            f"  {key:<{width}}  {options.setting_text(provenance.value):<12}  {provenance.layer}{replaced}{mark}"
-        )
+        yield f"{key:<{width}}  {options.setting_text(provenance.value):<12}  {provenance.layer}{replaced}{mark}"

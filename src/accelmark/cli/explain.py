@@ -73,9 +73,12 @@ def init(
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a run file, and a cluster file for hosts, that fit this machine or the given hosts."""
+    import yaml
+
     from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.spec.errors import RequestError, nearest
     from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.spec.plugins.launcher import parse_cluster
     from accelmark.telemetry.detect import detect
 
     if hosts:
@@ -90,6 +93,7 @@ def init(
                 f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip"
             )
         texts = {RUN_FILE: _run_file(hardware, devices, len(hosts)), CLUSTER_FILE: _cluster_file(hosts, vendor)}
+        parse_cluster(yaml.safe_load(texts[CLUSTER_FILE]), "HOST")
     else:
         found = next(here for here in detect() if vendor in (None, here.vendor))
         hardware = chip or found.hardware or found.vendor.upper()
@@ -101,8 +105,9 @@ def init(
         write_atomic(into / name, text)
         typer.echo(f"wrote {into / name}")
     if hosts:
-        typer.echo(f"\nNext:  edit {into / CLUSTER_FILE}")
-        typer.echo(f"       accelmark run {into / RUN_FILE} --dry-run   # shows jobs, commands and settings")
+        typer.echo(f"\nNext:  edit {into / CLUSTER_FILE}: user, key and Python of the hosts")
+        typer.echo(f"       accelmark preflight {into / CLUSTER_FILE}   # checks the hosts")
+        typer.echo(f"       accelmark run {into / RUN_FILE}")
     else:
         typer.echo(f"\nNext:  accelmark run {into / RUN_FILE}")
 

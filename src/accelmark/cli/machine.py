@@ -136,11 +136,14 @@ def preflight(
     from dataclasses import asdict
 
     from accelmark.run.preflight.report import check_cluster
+    from accelmark.spec.number_format import counted
     from accelmark.spec.plugins.launcher import read_cluster
 
     spec = read_cluster(cluster)
     spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
-    problems, num_hosts = asyncio.run(check_cluster(spec)), len(spec.hosts) + len(spec.spares)
+    num_hosts = len(spec.hosts) + len(spec.spares)
+    with options.working(f"checking {counted(num_hosts, 'host')}"):
+        problems = asyncio.run(check_cluster(spec))
     bad = {problem.host for problem in problems if problem.severity == "error"}
     lacking = [host.name for host in spec.hosts if host.name in bad]
     good_spares = [host.name for host in spec.spares if host.name not in bad]

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from accelmark.run.preflight.facts import HostProblem
-
-_HOSTS_SHOWN: Final = 8
-"""Most hosts that are named at one problem."""
 
 Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
 Vendor = Annotated[
@@ -71,7 +68,8 @@ def shipped_file(given: Path, folder: str) -> Path:
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    typer.secho(f"warning: {printable(text)}", fg="yellow", err=True)
+    for part in _wrapped(f"warning: {printable(text)}", is_terminal=sys.stderr.isatty()):
+        typer.secho(part, fg="yellow", err=True)
 
 
 def plain_table(*headings: str) -> Table:
@@ -91,14 +89,17 @@ def setting_text(value: Any) -> str:
 
 def echo_wrapped(line: str) -> None:
     """Print a line of prose, on a terminal wrapped between words to its width."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        typer.echo(line)
-        return
+    for part in _wrapped(line, is_terminal=sys.stdout.isatty() or "COLUMNS" in os.environ):
+        typer.echo(part)
+
+
+def _wrapped(line: str, *, is_terminal: bool) -> list[str]:
+    if not is_terminal:
+        return [line]
     width = shutil.get_terminal_size().columns
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    for part in wrapper.wrap(line) or [""]:
-        typer.echo(part)
+    return wrapper.wrap(line) or [""]
 
 
 @contextmanager
@@ -127,18 +128,9 @@ def host_problems_printed(*, as_json: bool) -> Iterator[None]:
 
 def print_problems(problems: Sequence[HostProblem], *, strict: bool = False) -> None:
     """Print problems with their hosts and what to do, errors first; lines are unbroken, so that they can be copied."""
-    hosts: dict[tuple[bool, str, str], list[str]] = {}
-    for problem in problems:
-        is_warning = problem.severity == "warning" and not strict
-        hosts.setdefault((is_warning, problem.what, problem.hint), []).append(problem.host)
-    for (is_warning, what, hint), names in sorted(hosts.items(), key=lambda item: item[0][0]):
-        kind, color = ("warning", "yellow") if is_warning else ("error", "red")
-        typer.echo(f"{typer.style(kind, fg=color)}: {printable(f'{_abridged(names)}: {what}')}", err=True)
-        typer.echo(f"  what to do: {printable(hint)}", err=True)
+    from accelmark.run.preflight.facts import grouped
 
-
-def _abridged(names: Sequence[str]) -> str:
-    """Return the names of hosts, at most a few of them."""
-    more = len(names) - _HOSTS_SHOWN
-    shown = ", ".join(names[:_HOSTS_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown
+    for problem in sorted(grouped(problems), key=lambda problem: problem.severity):
+        kind, color = ("warning", "yellow") if problem.severity == "warning" and not strict else ("error", "red")
+        typer.echo(f"{typer.style(kind, fg=color)}: {printable(f'{problem.host}: {problem.what}')}", err=True)
+        typer.echo(f"  what to do: {printable(problem.hint)}", err=True)

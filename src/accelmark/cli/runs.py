@@ -276,11 +276,14 @@ def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any
 
 def read_run_file(path: Path) -> RunSpec:
     """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
+    from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.launcher import launcher_problems
     from accelmark.spec.runfile import RunSpec
 
     values = read_yaml(path)
+    if "hosts" in values and "cases" not in values:
+        raise SpecError([Problem(str(path), "", "is a cluster file", "name it as 'cluster' in a run file")])
     for case in values.get("cases") or []:
         if isinstance(case, dict) and isinstance(case.get("data"), str):
             case["data"] = str(path.parent / Path(case["data"]).expanduser())

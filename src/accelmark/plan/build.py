@@ -211,7 +211,9 @@ class _Planner:
         cluster, where = self.run.cluster, self.run.where
         if key.nnodes > len(cluster.hosts):
             what = f"requests {key.nnodes} hosts, the cluster {cluster.name!r} has {len(cluster.hosts)}"
-            yield Problem(where, written, what, "add hosts to the cluster file, or lower the fourth part of the key")
+            write = "'accelmark init HOST...' writes a run file and a cluster file for several hosts"
+            add = write if self.run.launcher.is_localhost else "add hosts to the cluster file"
+            yield Problem(where, written, what, f"{add}; or lower the fourth part of the key")
         used = cluster.hosts[: key.nnodes]
         without = [host.name for host in used if not host.service_ports]
         if without and len(without) < len(used):

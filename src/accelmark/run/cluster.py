@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ from accelmark.run.probe import probe
 from accelmark.spec.errors import EXIT_CANCELLED, RunError, SpecError
 from accelmark.spec.job import KilledRank, TrainJob
 from accelmark.spec.log.records import Ceilings
+from accelmark.spec.number_format import duration
 from accelmark.spec.plugins.catalog import load_vendor
 
 _CANCELLED: Final = "the measurement was cancelled"
@@ -49,6 +51,8 @@ class ClusterRequest:
     kill_step: int
     """Optimizer steps after which the last rank is killed."""
     probe_budget_s: float
+    working: Callable[[str], AbstractContextManager[None]]
+    """Shows that a step without output of its own goes on."""
     as_json: bool = False
 
 
@@ -123,7 +127,8 @@ def _part(reasons: dict[Part, str], part: Part, reason: str | None, measured: Ca
 def _collectives(request: ClusterRequest, hardware: str, nproc: int) -> Ceilings:
     cluster = request.scaling.cluster
     vendor = load_vendor(request.scaling.vendor)
-    return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster)
+    with request.working(f"measuring collectives for about {duration(request.probe_budget_s)}"):
+        return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster)
 
 
 def _recover(request: ClusterRequest, path: Path) -> Recovery:

@@ -37,6 +37,13 @@ class HostSpec(Spec):
             raise ValueError("begins with a dash")
         return value
 
+    @field_validator("address")
+    @classmethod
+    def _is_only_an_address(cls, value: str) -> str:
+        if "@" in value or value.count(":") == 1:
+            raise ValueError("is more than an address: user and port have keys of their own in a cluster file")
+        return value
+
     @property
     def name(self) -> str:
         """Name of this host in directories, reports and errors."""

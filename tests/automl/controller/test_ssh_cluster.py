@@ -119,7 +119,7 @@ def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ss
 def test_an_unreachable_host_is_named_and_the_others_are_ended(ssh_config: Path) -> None:
     nodes = cluster(ssh_config, "node2")
     ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {free_port()}\n")
-    message = r"node2: Ray cannot be started: cannot be reached at node2: Connect call failed"
+    message = r"node2: Ray cannot be started: cannot be reached at node2: Connection refused"
     with pytest.raises(RunError, match=message), ssh_cluster(nodes):
         pytest.fail("a host that is not there cannot be part of a cluster")
     wait_until_gone(nodes.port)

@@ -20,6 +20,8 @@ from accelmark.run.record.states import JobStatus, utc_now
 from accelmark.spec.number_format import digits, percent, quantity, subtracted
 
 _PLAIN_EVERY_S: Final = 10.0
+_CHECKED_WITHIN_S: Final = 2.0
+"""Time of the check of hosts from which it is printed."""
 _UNCHANGED_EVERY_S: Final = 60.0
 _DRAWN_EVERY_S: Final = 0.25
 _MOST_LOSSES: Final = 4096
@@ -173,7 +175,7 @@ class PlainDisplay(RunObserver):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last = float("-inf")
+        self._last = time.monotonic() - _PLAIN_EVERY_S + _CHECKED_WITHIN_S
         self._rare = ""
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
@@ -181,6 +183,12 @@ class PlainDisplay(RunObserver):
         self._last = time.monotonic()
         reason = f": {status.reason}" if status.reason else ""
         self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
+
+    def checking(self, what: str) -> None:
+        """Print that hosts are being checked, where that takes long, every ten seconds."""
+        if what and time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._print(f"  {what}")
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Print the step, at most every ten seconds; an unchanged one every minute."""

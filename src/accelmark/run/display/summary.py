@@ -237,7 +237,7 @@ def print_status(run: RunStatus, console: Console | None = None) -> None:
             line.append(f"  {plain_progress(run.progress[job.directory], job)}")
         elif status.reason:
             line.append(f": {status.reason}", style="dim")
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
     ended = all(status.ended for status in run.statuses.values())
     if run.coordinator is not None:
         console.print(Text(f"Coordinator: process {run.coordinator}.", style="dim"))

@@ -24,6 +24,9 @@ class Launcher(ABC):
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
 
+    shared_directory: Path | None = None
+    """A directory that has to exist on every host, below which AccelMark writes; None: it makes its own."""
+
     locks_hosts: bool = False
     """Whether a job locks its hosts, so that no other run uses them."""
 

@@ -22,8 +22,10 @@ def free_mib(path: str) -> float:
     return stat.f_bavail * stat.f_frsize / 2**20
 
 
-def writable(path: str) -> str | None:
-    """Return why ``path`` is not writable, or None."""
+def writable(path: str, mounted: str | None) -> str | None:
+    """Return why ``path`` is not writable, or None; ``mounted`` is a directory above it that has to exist."""
+    if mounted is not None and not os.path.isdir(mounted):
+        return "%s is missing" % mounted
     name = os.path.join(path, ".probe.%d" % os.getpid())
     try:
         os.makedirs(path, exist_ok=True)
@@ -117,7 +119,7 @@ def main() -> None:
         "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
-        "not_writable": writable(work),
+        "not_writable": writable(work, request["mounted"]),
         "free_mib": free_mib(work),
         "memory_mib": int(text_of("/proc/meminfo").split("MemAvailable:")[1].split()[0]) / 1024,
         "cpus": len(os.sched_getaffinity(0)),

@@ -117,6 +117,7 @@ class Preflight:
         files = (container.image_file if container is not None else None, launcher.visible_file)
         return {
             "work_directory": launcher.work_directory,
+            "mounted": None if launcher.shared_directory is None else str(launcher.shared_directory),
             "is_locked": launcher.locks_hosts,
             "locked_file": self._locked_file(),
             "ports": self._ports(host.spec),

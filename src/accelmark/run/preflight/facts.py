@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -20,6 +20,8 @@ _BUSY_LOAD: Final = 0.5
 """Load per core above which the host counts as busy."""
 _BUSY_MEMORY_MIB: Final = 1024.0
 _BUSY_UTILISATION: Final = 0.05
+_HOSTS_SHOWN: Final = 8
+"""Most hosts that are named at one problem."""
 
 Severity = Literal["error", "warning"]
 
@@ -37,6 +39,20 @@ class HostProblem:
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what} ({self.hint})"
+
+
+def grouped(problems: Sequence[HostProblem]) -> list[HostProblem]:
+    """Return the problems with those that several hosts share as one, whose ``host`` names these, at most a few."""
+    hosts: dict[HostProblem, list[str]] = {}
+    for problem in problems:
+        hosts.setdefault(replace(problem, host=""), []).append(problem.host)
+    return [replace(problem, host=_abridged(names)) for problem, names in hosts.items()]
+
+
+def _abridged(names: Sequence[str]) -> str:
+    more = len(names) - _HOSTS_SHOWN
+    shown = ", ".join(names[:_HOSTS_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 class HostsNotReadyError(SpecError):
@@ -124,14 +140,14 @@ def host_problems(
         what = f"{lacking[0]}: what a killed agent leaves in a container there is not ended"
         found.append(HostProblem(name, what, lacking[1], "warning"))
     if facts.not_writable is not None:
-        error(f"{work} cannot be written: {facts.not_writable}", "choose another directory, or free space")
+        error(f"{work} cannot be written: {facts.not_writable}", "choose another directory, mount it, or free space")
     elif facts.free_mib < cluster.min_disk_mib:
         what = f"{facts.free_mib:.0f} MiB are free in {work}, {cluster.min_disk_mib} are needed"
         error(what, "free space, choose another directory, or lower min_disk_mib in the cluster file")
     if facts.memory_mib < cluster.min_memory_mib:
         what = f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed"
         error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
-    for port in facts.busy_ports:
+    for port in facts.busy_ports if facts.held_by is None else ():
         error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
     found += (missing_data(name, path) for path in facts.missing_directories)
     for path in facts.missing_files:
@@ -152,8 +168,9 @@ def host_problems(
         what = f"its clock is {clock_offset_s:+.1f} s off this machine's"
         found.append(HostProblem(name, what, "synchronise it by NTP", "warning"))
     if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
-        idle = max(1, facts.cpus - round(facts.load1))
-        hint = f"end other processes, or, where the CPU computes, use the idle cores: --set threads={idle}"
+        idle = facts.cpus - round(facts.load1)
+        use = f", or, where the CPU computes, use the idle cores: --set threads={idle}" if idle > 0 else ""
+        hint = f"end other processes{use}"
         found.append(
             HostProblem(name, f"busy: load {facts.load1:.1f} on {counted(facts.cpus, 'core')}", hint, "warning")
         )

@@ -16,7 +16,7 @@ from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, missing_data
+from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, grouped, missing_data
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
@@ -51,7 +51,7 @@ async def run_preflight(
         shown.cancel()
         observer.checking("")
     require_ready(problems, plan)
-    for problem in problems:
+    for problem in grouped(problems):
         observer.note(f"warning: {problem}")
 
 

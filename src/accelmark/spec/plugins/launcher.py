@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, ValidationError
 
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import Problem, nearest
+from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
@@ -66,7 +66,12 @@ def options_of(model: type[O], cluster: ClusterSpec) -> O:
 
 def read_cluster(file: Path) -> ClusterSpec:
     """Read a cluster file. Raises SpecError with all problems."""
-    return parse_cluster({"name": file.stem} | dict(read_yaml(file)), str(file))
+    values = read_yaml(file)
+    if "cases" in values:
+        named = values.get("cluster")
+        hint = f"its cluster file is {file.parent / named}" if isinstance(named, str) else "name a cluster file"
+        raise SpecError([Problem(str(file), "", "is a run file", hint)])
+    return parse_cluster({"name": file.stem} | values, str(file))
 
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:

@@ -12,8 +12,8 @@
         margin: { l: 70, r: 16, t: 8, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
         font: { color: ink("--ink"), family: "system-ui, sans-serif", size: 12 }, showlegend: traces.length > 1,
         legend: { orientation: "h", y: 1.12 },
-        xaxis: { title: { text: `time, ${unit}` }, gridcolor: ink("--grid"), rangemode: "tozero" },
-        yaxis: { title: { text: plot.unit }, gridcolor: ink("--grid"), rangemode: "tozero", exponentformat: "SI" },
+        xaxis: { title: { text: `time, ${unit}` }, gridcolor: ink("--grid"), rangemode: "tozero", ticklabelstandoff: 4 },
+        yaxis: { title: { text: plot.unit }, gridcolor: ink("--grid"), rangemode: "tozero", ticklabelstandoff: 4, exponentformat: "SI" },
       }, { responsive: true, displaylogo: false, displayModeBar: false });
     }
   };

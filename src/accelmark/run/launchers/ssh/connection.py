@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -180,16 +181,21 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
     """Return the cause of an error on connecting; often a file of this machine is wrong."""
     asyncssh = library()
     port = options.port_of(host)
-    at = host.address if options.ssh_config is not None else f"{host.address} port {port}"
-    scan = f"ssh-keyscan -p {port} ADDRESS"
+    # Without a label, the address is the host's name: then the text is the same for all hosts, to be grouped.
+    at = f"{host.address} port {port}" if host.label else f"port {port}"
+    at = at if options.ssh_config is None else host.address
+    scan = _scan(port)
     if isinstance(error, asyncssh.PermissionDenied):
-        return f"SSH login at {at} was refused ({error.reason})", "check user and key in the cluster file"
+        why = error.reason.removesuffix(f" on host {host.address}")
+        return f"SSH login at {at} was refused ({why})", "check user and key in the cluster file"
     if isinstance(error, TimeoutError):
         return f"no answer at {at} within {_CONNECT_TIMEOUT_S:g} s", None
     if isinstance(error, OSError) and error.filename is not None:
         return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
     if isinstance(error, OSError):
-        return f"cannot be reached at {at}: {error.strerror or error}", None
+        number = error.errno or 0  # negative where a name cannot be resolved
+        why = os.strerror(number) if number > 0 else error.strerror or str(error)
+        return f"cannot be reached at {at}: {why}", None
     if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
         return _bad_key(str(error), options.key_of(host))
     if isinstance(error, asyncssh.ConfigParseError):
@@ -208,7 +214,7 @@ def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
     """Return whether a host key is unknown or has changed; the texts are the same for all hosts, to be grouped."""
     where = f" for host {host.address}"
     known, port = (options.known_hosts or _KNOWN_HOSTS).expanduser(), options.port_of(host)
-    scan = f"ssh-keyscan -p {port} ADDRESS"
+    scan = _scan(port)
     try:
         is_known = bool(library().match_known_hosts(str(known), host.address, "", port)[0])
     except (OSError, ValueError):
@@ -216,7 +222,12 @@ def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
     if is_known:
         found = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
         return found, f"find out why; if it was reinstalled, replace its line there ({scan})"
-    return f"unknown host key ({reason.removesuffix(where)})", f"verify the key, and add it to {known} ({scan})"
+    return f"unknown host key ({reason.removesuffix(where)})", f"verify the key, then add it: {scan} >> {known}"
+
+
+def _scan(port: int) -> str:
+    """Return the command that prints the key of a host; the same for all hosts, to be grouped."""
+    return f"ssh-keyscan -p {port} ADDRESS"
 
 
 def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> _Explained:

@@ -58,6 +58,7 @@ class SshLauncher(Launcher):
         self.options = options_of(Options, plan.cluster)
         self.layout = Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
+        self.shared_directory = self.options.shared_directory
         hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(LOGINS_AT_ONCE)
         self._connections = {host.name: SshConnection(host, self.options, dialling) for host in hosts}
         raise_descriptor_limit(len(hosts))
