@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,8 @@ from accelmark.run.agent.rank_exit import escaped_line
 from accelmark.run.controller.coordinator import Coordinator
 from accelmark.run.controller.evaluate import WeightsCheck
 from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
-from accelmark.run.display.live import Board, draw
-from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.display.live import Board, _devices, draw
+from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader
 from accelmark.run.preflight import report
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.states import JobStatus
@@ -205,6 +206,13 @@ def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> N
     seen = reader(tmp_path, max_steps=1).read().devices
     assert (seen.utilisation, seen.power_w, seen.memory_used_mib, seen.cpu) == (0.75, 100.0, None, 0.25)
     assert (seen.rank_memory_mib, seen.host_memory_used_mib) == (512.0, 4096.0)
+
+
+def test_a_cpu_under_test_is_shown_as_the_host_only() -> None:
+    load = DeviceLoad(utilisation=0.75, cpu=0.75, rank_memory_mib=512.0, host_memory_used_mib=4096.0)
+    assert _devices(JobProgress(devices=load)).plain.split()[:2] == ["cpu", "75\u202f%"]
+    chip = replace(load, utilisation=0.5, memory_used_mib=1024.0)
+    assert _devices(JobProgress(devices=chip)).plain.split()[:2] == ["device", "50\u202f%"]
 
 
 @given(st.binary(max_size=400))

@@ -191,8 +191,8 @@ def _measured(board: Board, job: PlannedJob, width: int) -> Text | None:
 
 def _devices(progress: JobProgress) -> Text:
     devices = progress.devices
-    if (devices.memory_used_mib, devices.utilisation) == (devices.host_memory_used_mib, devices.cpu):
-        devices = replace(devices, memory_used_mib=None, utilisation=None)  # a CPU under test is the host
+    if devices.memory_used_mib is None and devices.utilisation == devices.cpu:
+        devices = replace(devices, utilisation=None)  # a CPU under test is the host
     shown: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("device ", devices.utilisation, percent),
         ("", devices.memory_used_mib, lambda size: quantity(size, "MiB", 3)),
