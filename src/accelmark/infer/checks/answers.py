@@ -12,7 +12,7 @@ from torch import Tensor
 from accelmark.spec.log.inference import AnswerCheck
 from accelmark.train.tasks.metrics import IGNORED
 
-_FOLLOWED: Final = (256, 1024)
+_FOLLOWED: Final = (128, 1024)
 """Smallest and largest number of items for which the framework also answers the unchanged input."""
 _FOLLOWED_ERROR: Final = 0.05
 """Standard error of the sensitivity that is small enough between the two."""

@@ -47,7 +47,7 @@ _LONG_CALL_S: Final = 0.02
 """Duration of a call from which cold caches and waking threads do not show."""
 _SHORTFALL: Final = 0.1
 """Part of the duration by which the passes may be shorter."""
-_COMPARED: Final = 64
+_COMPARED: Final = 32
 """About the least number of items that the framework computes together for the comparison."""
 _SAMPLE: Final = 0.1
 """Share of the calls after the first pass whose answers are compared, where that is less than the next."""

@@ -124,7 +124,7 @@ class InferSettings(BenchmarkSettings):
     """Batches per window; latencies are written at the end of a window."""
     repeat: PositiveInt = 1
     """Passes over the data; the engine makes more where these are shorter than ``inference_duration_s``."""
-    inference_duration_s: float = Field(default=30.0, ge=0)
+    inference_duration_s: float = Field(default=40.0, ge=0)
     """Time for which the engine computes in its passes together, at least; whole passes are added until then. 0: only
     ``repeat`` passes."""
     no_validation: bool = False
