@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,13 +87,13 @@ def test_a_draft_decodes_at_the_smallest_scale_that_covers_the_crop_and_hardly_c
     whole = (0.0, 0.0, float(width), float(width))
     monkeypatch.setattr(image_folder, "_random_box", lambda size, uniform: whole)
     decoded: list[tuple[int, int]] = []
-    convert = Image.Image.convert
+    resize = Image.Image.resize
 
-    def observed(file: Image.Image, mode: str) -> Image.Image:
+    def observed(file: Image.Image, *given: Any, **options: Any) -> Image.Image:
         decoded.append(file.size)
-        return convert(file, mode)
+        return resize(file, *given, **options)
 
-    monkeypatch.setattr(Image.Image, "convert", observed)
+    monkeypatch.setattr(Image.Image, "resize", observed)
     exact, drafted = (
         ImageFolder(tmp_path, "train", num_classes=1, size=64, train=True, draft=draft).read(0, generator_for(3))
         for draft in (False, True)
