@@ -258,7 +258,7 @@ def test_a_result_beside_a_long_name_is_on_lines_of_its_own() -> None:
     board = Board(plan, {job.directory: JobStatus("succeeded")}, headlines={job.directory: result})
     name = len(job_name(job))
     assert job_line(board, job, name + 60).plain.endswith(f"{job_name(job)}  {result}")
-    assert job_line(board, job, name + 12).plain.split("\n")[1:] == ["    9,976 images/s,", "    top-1 accuracy …"]
+    assert job_line(board, job, name + 12).plain.split("\n")[1:] == ["    9,976 images/s, top-1", "    accuracy 0.9172"]
 
 
 def test_a_note_about_a_setting_is_a_text_among_the_warnings(tmp_path: Path) -> None:

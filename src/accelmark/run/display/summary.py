@@ -15,6 +15,7 @@ from rich.text import Text
 
 from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
+from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.schema import CaseResult, Summary
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result
@@ -84,7 +85,7 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     if page is not None:
         console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
     states = {case.state for case in measured}
-    if states & _TO_CONTINUE.keys():
+    if states & _TO_CONTINUE.keys() or any(map(was_cancelled, run_dir.glob("*/round*"))):
         option = max(_TO_CONTINUE.get(state, "") for state in states)
         advice = f"Continue with: accelmark resume {_relative(run_dir)}{option}"
         console.print(Text(advice, style="bold yellow"), soft_wrap=True)
