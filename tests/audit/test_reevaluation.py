@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, Standard
 from accelmark.audit.outcome import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figure_names import FigureName
-from accelmark.results.read.reevaluation import reevaluation_dir
+from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
 from accelmark.results.schema import CaseResult, Figure, Finding, Point, RoundResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
+from accelmark.run.display.summary import print_summary
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.job import NodeExit
 from accelmark.spec.log.events import Evaluated, Replayed, UpdateSquares
@@ -207,6 +210,17 @@ def test_data_that_was_changed_while_it_was_evaluated_on_is_an_error(run: Path) 
     case = judged(run)
     assert case.verdict == "INVALID"
     assert any("data was changed" in str(finding.actual) for finding in case.findings), case.findings
+
+
+def test_an_interrupted_evaluation_is_said_to_be_repeated_by_a_resumed_run(run: Path) -> None:
+    write_evaluation(run, problem="was cancelled")
+    assert not was_cancelled(run / SLUG / "round1"), "a failed one would fail again"
+    (end,) = reevaluation_dir(run / SLUG / "round1").glob("*/exit.json")
+    end.write_text(end.read_text().replace('"failed"', '"cancelled"'))
+    assert was_cancelled(run / SLUG / "round1")
+    out = io.StringIO()
+    print_summary(measure_run(run), run, None, Console(file=out, width=120))
+    assert f"accelmark resume {run}\n" in out.getvalue()
 
 
 @pytest.mark.parametrize(("metric", "is_plausible"), [(0.92, True), (0.923, False)])

@@ -83,7 +83,7 @@ def test_the_test_chip_is_detected_and_read(bench: Bench) -> None:
     assert "acme 0: AcmeX1" in bench.said["accelmark doctor"]
     logged = (bench.root / "logs" / "acme_monitor.log").read_text()
     assert re.search(r"41C 1(1[89]|2[0-4])W 512MiB 16384MiB 7%", logged), logged
-    assert "reads 1 device(s) of this machine: AcmeX1" in bench.said["accelmark check vendor acme"]
+    assert "reads 1 device of this machine: AcmeX1" in bench.said["accelmark check vendor acme"]
     assert bench.result("plain")["figures"]["device_utilisation"]["value"] == pytest.approx(0.07)
 
 

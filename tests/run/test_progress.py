@@ -21,7 +21,7 @@ from accelmark.run.agent.rank_exit import escaped_line
 from accelmark.run.controller.coordinator import Coordinator
 from accelmark.run.controller.evaluate import WeightsCheck
 from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
-from accelmark.run.display.live import Board, _devices, draw
+from accelmark.run.display.live import Board, _devices, draw, job_line, job_name
 from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader
 from accelmark.run.preflight import report
 from accelmark.run.preflight.check import Preflight
@@ -211,6 +211,8 @@ def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> N
 def test_a_cpu_under_test_is_shown_as_the_host_only() -> None:
     load = DeviceLoad(utilisation=0.75, cpu=0.75, rank_memory_mib=512.0, host_memory_used_mib=4096.0)
     assert _devices(JobProgress(devices=load)).plain.split()[:2] == ["cpu", "75"]
+    late = replace(load, utilisation=0.76)
+    assert _devices(JobProgress(devices=late)).plain.split()[:2] == ["cpu", "75"]
     chip = replace(load, utilisation=0.5, memory_used_mib=1024.0)
     assert _devices(JobProgress(devices=chip)).plain.split()[:2] == ["device", "50"]
 
@@ -247,6 +249,16 @@ def test_the_end_of_a_job_has_a_second_line_where_the_first_is_full() -> None:
     with console.capture() as capture:
         console.print(draw(board, 79))
     assert reason in " ".join(capture.get().split())
+
+
+def test_a_result_beside_a_long_name_is_on_lines_of_its_own() -> None:
+    plan = make_plan(())
+    (job,) = plan.jobs
+    result = "9,976 images/s, top-1 accuracy 0.9172"
+    board = Board(plan, {job.directory: JobStatus("succeeded")}, headlines={job.directory: result})
+    name = len(job_name(job))
+    assert job_line(board, job, name + 60).plain.endswith(f"{job_name(job)}  {result}")
+    assert job_line(board, job, name + 12).plain.split("\n")[1:] == ["    9,976 images/s, top-1", "    accuracy 0.9172"]
 
 
 def test_a_note_about_a_setting_is_a_text_among_the_warnings(tmp_path: Path) -> None:

@@ -79,3 +79,16 @@ def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_m
     changed = case.model_copy(update={"figures": {**case.figures, **measured, **missing}})
     text = shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").replace(THIN, " ")
     assert "toy: Offline scenario 21,195 samples/s, Highest rate within the SLO 21,195 requests/s\n" in text
+
+
+def test_inference_without_an_engine_shows_the_figures_of_the_framework(tmp_path: Path) -> None:
+    summary = loaded(tmp_path / "run").summary
+    (case,) = summary.cases
+    figures = {
+        name: Spread(mean=value, stdev=None, ci95=None, num_rounds=1, reason=None)
+        for name, value in ((F.VALIDATION_CORE, 8151.0), (F.VALIDATION_METRIC, 0.9161))
+    }
+    for engine, has in (({}, True), ({F.INFERENCE_CORE: figures[F.VALIDATION_CORE]}, False)):
+        changed = case.model_copy(update={"task": "infer", "figures": {**figures, **engine}})
+        text = shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").replace(THIN, " ")
+        assert ("0.9161" in text) is has, text

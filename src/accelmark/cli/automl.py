@@ -220,6 +220,8 @@ def _finish(found: SearchDirectory, as_json: bool) -> None:
     if not as_json:
         typer.echo(f"report: {written[0]}")
     if summary.ended_because == "asked":
+        if not as_json:
+            typer.echo(f"Continue with: accelmark automl resume {found.path}")
         raise typer.Exit(EXIT_CANCELLED)
     if summary.judgement.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)

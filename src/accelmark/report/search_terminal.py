@@ -90,9 +90,11 @@ def show_summary(summary: SearchSummary) -> None:
     """Print a search's verdict, failures and figures."""
     console = Console()
     verdict, final, used = summary.judgement, summary.final, summary.consumption
-    style = "green" if verdict.verdict == "VALID" else "red"
-    console.print(Text(f"{verdict.verdict} by rules {verdict.rules} (version {verdict.version})", style=style))
-    reasons = [(f"not valid: {reason}", "red") for reason in verdict.reasons]
+    rules, running = f"rules {verdict.rules} (version {verdict.version})", summary.status == "running"
+    style = "cyan" if running else "green" if verdict.verdict == "VALID" else "red"
+    head = f"running: {rules} judge it at its end" if running else f"{verdict.verdict} by {rules}"
+    console.print(Text(head, style=style))
+    reasons = [] if running else [(f"not valid: {reason}", "red") for reason in verdict.reasons]
     failures = [(failure, "yellow") for failure in summary.failures[-3:]]
     for line, style in (*reasons, *failures, *((line, "") for line in verdict.disclosures)):
         console.print(Padding(Text(line, style=style), (0, 0, 0, 2)))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from accelmark.spec.errors import AccelmarkError, RequestError
+from accelmark.spec.number_format import counted
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import VendorSpec
@@ -129,7 +130,7 @@ def _readable(entry: DetectedVendor) -> Support:
         return Support(what, False, entry.problem + (f" ({entry.hint})" if entry.hint else ""))
     without = sorted({name for device in entry.devices for name in device.reasons})
     lacking = f"; without {', '.join(without)}" if without else ""
-    return Support(what, True, f"{len(entry.devices)} device(s){lacking}")
+    return Support(what, True, f"{counted(len(entry.devices), 'device')}{lacking}")
 
 
 def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Support:

@@ -121,7 +121,7 @@ def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
         yield Check("missing", f"cannot read its devices: {found.problem}", found.hint or "correct telemetry")
     elif reads:
         names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
-        yield Check("good", f"reads {len(found.devices)} device(s) of this machine: {names}")
+        yield Check("good", f"reads {counted(len(found.devices), 'device')} of this machine: {names}")
     adapted = [path.name.rpartition("-")[0] for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
     for model in adapted or ["resnet_mini"]:
         if load_case(model).train is not None:

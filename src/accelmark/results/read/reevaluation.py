@@ -87,6 +87,12 @@ def reevaluation_dir(round_dir: Path) -> Path:
     return round_dir.with_name(f"{REEVALUATION_PREFIX}{round_dir.name}")
 
 
+def was_cancelled(round_dir: Path) -> bool:
+    """Return whether the evaluation job of a round was ended by a request to stop."""
+    ends = (node.exit for node in node_dirs(reevaluation_dir(round_dir)))
+    return any(end is not None and end.state == "cancelled" for end in ends)
+
+
 def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluation | None:
     """Read the evaluation job of a round, by default in :func:`reevaluation_dir`; None where there was none."""
     place = place or reevaluation_dir(round_dir)

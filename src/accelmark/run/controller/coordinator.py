@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.cluster import kill_of
+from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.ended import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
@@ -159,7 +160,7 @@ class Coordinator:
             await self._close()
 
     async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
-        """Resume a run: attach to running jobs, redo lost and cancelled ones, skip the rest.
+        """Resume a run: attach to running jobs, redo lost and cancelled ones and cancelled evaluations, skip the rest.
 
         ``redo_failed``: redo jobs that failed or timed out, too. ``from_scratch``: do not resume from checkpoints.
 
@@ -173,11 +174,17 @@ class Coordinator:
             for job in self._in_state("preparing", "running"):
                 await self._attach(job)
             again = self._in_state(*_REDONE, *(_REDONE_IF_ASKED if redo_failed else ()))
-            if jobs := [*again, *self._in_state("queued")]:
+            ended = self._in_state("succeeded")
+            unchecked = [job for job in ended if was_cancelled(self.directory.round_dir(job))]
+            if jobs := [*again, *unchecked, *self._in_state("queued")]:
                 await self._check_hosts(jobs)
             if not self.stop:
                 for job in again:
                     self._queue_again(job)
+            for job in unchecked if not self.stop else ():
+                self.observer.note(f"{job.directory}: evaluating its weights, which was interrupted")
+                await self._check_weights(job)
+                await self._write_result(job)
             return await self._all([job.directory for job in again if not from_scratch])
         except AccelmarkError:
             if (self.directory.path / MANIFEST_FILE).exists():  # the event log has changed since the summary
@@ -324,6 +331,9 @@ class Coordinator:
         else:
             state, reason = self._planned_kill(job) or await self._explained(state, reason)
         self._move(job, state, reason)
+        await self._write_result(job)
+
+    async def _write_result(self, job: PlannedJob) -> None:
         try:
             from accelmark.results.rounds.summary import write_round
 

@@ -35,6 +35,8 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
 _MOST_ENDED: Final = 6
 _MOST_QUEUED: Final = 4
 _LOSSES_SHOWN: Final = 24
+_SAME_LOAD: Final = 0.05
+"""Difference below which two loads are of the same cores: both are read every second, one right after the other."""
 _NARROWEST: Final = 16
 """Least columns for a job's result, however narrow the terminal is."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -102,7 +104,7 @@ def heading(board: Board) -> Text:
 
 
 def job_line(board: Board, job: PlannedJob, width: int) -> Text:
-    """Return a job's state, name, round, and result or current phase; on two lines at most where it has ended."""
+    """Return a job's state, name, round, and result or current phase; on three lines at most where it has ended."""
     status = board.statuses[job.directory]
     sign, style = SIGNS[status.state]
     line = Text(no_wrap=True, overflow="ellipsis")
@@ -114,8 +116,10 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
         doing = board.preparing or (board.progress.phase if status.state == "running" else status.state)
         text = f"{doing}, {duration(board.seconds)}"
     indent = line.cell_len + 2
+    below = status.ended and width - indent < _NARROWEST  # the result has lines of its own
+    indent = 4 if below else indent
     lines = textwrap.wrap(text, max(_NARROWEST, width - indent), max_lines=1 + status.ended, placeholder=" …")
-    text = "  " + f"\n{' ' * indent}".join(lines)
+    text = (f"\n{' ' * indent}" if below else "  ") + f"\n{' ' * indent}".join(lines)
     line.append(text, style="dim" if status.state in ("queued", "succeeded") else style)
     return line
 
@@ -191,7 +195,8 @@ def _measured(board: Board, job: PlannedJob, width: int) -> Text | None:
 
 def _devices(progress: JobProgress) -> Text:
     devices = progress.devices
-    if devices.memory_used_mib is None and devices.utilisation == devices.cpu:
+    is_host = abs((devices.utilisation or 0.0) - (devices.cpu or 0.0)) < _SAME_LOAD
+    if devices.memory_used_mib is None and is_host:
         devices = replace(devices, utilisation=None)  # a CPU under test is the host
     shown: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("device ", devices.utilisation, percent),

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
+from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.schema import CaseResult, Summary
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result
@@ -44,8 +45,11 @@ _TIME: Final = {
 _ASKED: Final = (
     FigureName.OFFLINE_RATE, FigureName.SINGLE_STREAM_LATENCY, FigureName.MULTI_STREAM_LATENCY, FigureName.SERVER_RATE,
     FigureName.LOADGEN_OFFLINE_TOKENS, FigureName.LOADGEN_SERVER_TOKENS, FigureName.SLO_RATE,
+    FigureName.PREFILL_RATE, FigureName.DECODE_RATE,
 )  # fmt: skip
-"""Figures of LoadGen's scenarios and of the search for a rate, which only runs that were asked for them have."""
+"""Figures of LoadGen's scenarios, generation and the search for a rate, which only some runs have."""
+_BEFORE: Final = (FigureName.VALIDATION_CORE, FigureName.VALIDATION_METRIC)
+"""Figures of the framework, which are all that inference without an engine has."""
 
 
 def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
@@ -62,7 +66,7 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     measured = summary.measured
     console.print(_table(measured))
     for line in asked_lines(measured):
-        console.print(line)
+        console.print(Padding(line, (0, 0, 0, 3), expand=False))
     _print_search(summary, run_dir, console)
     console.print(vendor_line(summary))
     with contextlib.suppress(RunError):
@@ -81,7 +85,7 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     if page is not None:
         console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
     states = {case.state for case in measured}
-    if states & _TO_CONTINUE.keys():
+    if states & _TO_CONTINUE.keys() or any(map(was_cancelled, run_dir.glob("*/round*"))):
         option = max(_TO_CONTINUE.get(state, "") for state in states)
         advice = f"Continue with: accelmark resume {_relative(run_dir)}{option}"
         console.print(Text(advice, style="bold yellow"), soft_wrap=True)
@@ -139,14 +143,15 @@ def _table(cases: Sequence[CaseResult]) -> Table:
 
 
 def asked_lines(cases: Sequence[CaseResult]) -> list[Text]:
-    """Return a line for each case with figures of scenarios or of a searched rate."""
+    """Return a line for each case with figures of scenarios, generation, a searched rate or the framework alone."""
     found: list[Text] = []
     for case in cases:
-        shown = [f"{title_of(name, case.unit)} {_figure(case, name)}" for name in _ASKED if name in case.figures]
+        names = _ASKED if _figure(case, _SPEED[case.task]) != _NOTHING else (*_BEFORE, *_ASKED)
+        shown = [f"{title_of(name, case.unit)} {_figure(case, name)}" for name in names if name in case.figures]
         shown = [text for text in shown if not text.endswith(f" {_NOTHING}")]
         if shown:
             name = f"{case.key.model} {case.variant}" if case.variant else case.key.model
-            found.append(Text.assemble((f"   {name}: ", "dim"), ", ".join(shown)))
+            found.append(Text.assemble((f"{name}: ", "dim"), ", ".join(shown)))
     return found
 
 
