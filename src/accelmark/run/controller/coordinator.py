@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.cluster import kill_of
 from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.ended import MANIFEST_FILE
@@ -20,6 +19,7 @@ from accelmark.results.store.signature import require_key
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.controller.evaluate import FetchData, WeightsCheck
 from accelmark.run.controller.node_jobs import node_jobs, write_job
+from accelmark.run.controller.planned_kill import planned_kill
 from accelmark.run.controller.spares import with_spares
 from accelmark.run.controller.tuning import continued
 from accelmark.run.controller.waiting import (
@@ -174,17 +174,16 @@ class Coordinator:
             for job in self._in_state("preparing", "running"):
                 await self._attach(job)
             again = self._in_state(*_REDONE, *(_REDONE_IF_ASKED if redo_failed else ()))
-            ended = self._in_state("succeeded")
-            unchecked = [job for job in ended if was_cancelled(self.directory.round_dir(job))]
+            unchecked = [job for job in self._in_state("succeeded") if was_cancelled(self.directory.round_dir(job))]
             if jobs := [*again, *unchecked, *self._in_state("queued")]:
                 await self._check_hosts(jobs)
             if not self.stop:
                 for job in again:
                     self._queue_again(job)
-            for job in unchecked if not self.stop else ():
-                self.observer.note(f"{job.directory}: evaluating its weights, which was interrupted")
-                await self._check_weights(job)
-                await self._write_result(job)
+                for job in unchecked:
+                    self.observer.note(f"{job.directory}: evaluating its weights, which was interrupted")
+                    await self._check_weights(job)
+                    await self._write_result(job)
             return await self._all([job.directory for job in again if not from_scratch])
         except AccelmarkError:
             if (self.directory.path / MANIFEST_FILE).exists():  # the event log has changed since the summary
@@ -329,7 +328,8 @@ class Coordinator:
         if state == "succeeded":
             await self._check_weights(job)
         else:
-            state, reason = self._planned_kill(job) or await self._explained(state, reason)
+            killed = planned_kill(job.job, self.directory.round_dir(job))
+            state, reason = killed or await self._explained(state, reason)
         self._move(job, state, reason)
         await self._write_result(job)
 
@@ -357,27 +357,17 @@ class Coordinator:
             self.stop.request(end[1])
         return end
 
-    def _planned_kill(self, job: PlannedJob) -> tuple[NodeState, str] | None:
-        """Return the end of a job whose rank ended itself, because the job measures the recovery from that."""
-        planned = job.job.work.killed if isinstance(job.job.work, TrainJob) else None
-        killed = kill_of(self.directory.round_dir(job), planned.rank) if planned is not None else None
-        if planned is None or killed is None:
-            return None
-        how = f"rank {planned.rank} on {killed.host} was killed after step {killed.step}"
-        return "cancelled", f"{how}, as planned, to measure the recovery"
-
     async def _check_weights(self, job: PlannedJob) -> None:
         """Evaluate the weights of a round outside; a failure is a finding on the round, not a failure of it."""
         is_checked = isinstance(job.job.work, TrainJob) and job.job.work.is_checked
         check = WeightsCheck.of(self.directory, job) if is_checked else None
         if check is None:
             return
-
-        def tick() -> None:
-            self.observer.preparing(job, "evaluating weights, replaying steps")
-
+        doing = "evaluating weights, replaying steps"
         try:
-            await check.run(self.directory, self._launcher, self.fetch, self.stop, tick)
+            await check.run(
+                self.directory, self._launcher, self.fetch, self.stop, lambda: self.observer.preparing(job, doing)
+            )
         except AccelmarkError as error:
             self._event_log.note("note", f"its weights were not evaluated: {error}", job.directory)
             self.observer.note(f"{job.directory}: its weights were not evaluated: {error}")
