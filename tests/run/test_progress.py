@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from accelmark.run.controller.coordinator import Coordinator
 from accelmark.run.controller.evaluate import WeightsCheck
 from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
 from accelmark.run.display.live import Board, _devices, draw, job_line, job_name
-from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader
+from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.preflight import report
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.states import JobStatus
@@ -208,13 +207,15 @@ def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> N
     assert (seen.rank_memory_mib, seen.host_memory_used_mib) == (512.0, 4096.0)
 
 
-def test_a_cpu_under_test_is_shown_as_the_host_only() -> None:
-    load = DeviceLoad(utilisation=0.75, cpu=0.75, rank_memory_mib=512.0, host_memory_used_mib=4096.0)
-    assert _devices(JobProgress(devices=load)).plain.split()[:2] == ["cpu", "75"]
-    late = replace(load, utilisation=0.76)
-    assert _devices(JobProgress(devices=late)).plain.split()[:2] == ["cpu", "75"]
-    chip = replace(load, utilisation=0.5, memory_used_mib=1024.0)
-    assert _devices(JobProgress(devices=chip)).plain.split()[:2] == ["device", "50"]
+@pytest.mark.parametrize(("are_cpus", "first"), [(True, ["cpu", "75"]), (False, ["device", "76"])])
+def test_a_cpu_under_test_is_shown_as_the_host_only(are_cpus: bool, first: list[str], tmp_path: Path) -> None:
+    sample = {"t": 1.0, "host": {"cpu": 0.75, "rank_rss_mib": 512.0}, "devices": [{"utilisation": 0.76}]}
+    header = {"header": {"devices_are_cpus": are_cpus}}
+    (tmp_path / "telemetry.jsonl").write_text(f"{json.dumps(header)}\n{json.dumps(sample)}\n")
+    seen = reader(tmp_path, max_steps=1).read()
+    assert _devices(seen).plain.split()[:2] == first
+    (job,) = make_plan(("toy",)).jobs
+    assert f"{first[0]} {first[1]}\u202f%" in plain_progress(seen, job)
 
 
 @given(st.binary(max_size=400))

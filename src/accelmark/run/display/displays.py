@@ -225,10 +225,12 @@ def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
         parts.append(f"{progress.metric[0]} {digits(progress.metric[1])}")
     if progress.throughput is not None:
         parts.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3))
-    if progress.devices.utilisation is not None:
-        parts.append(f"device {percent(progress.devices.utilisation)}")
-    if progress.devices.power_w is not None:
-        parts.append(quantity(progress.devices.power_w, "W", 3))
+    devices = progress.devices
+    name, busy = ("cpu", devices.cpu) if devices.utilisation is None else ("device", devices.utilisation)
+    if busy is not None:
+        parts.append(f"{name} {percent(busy)}")
+    if devices.power_w is not None:
+        parts.append(quantity(devices.power_w, "W", 3))
     return "  ".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final, get_args
 
@@ -35,8 +35,6 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
 _MOST_ENDED: Final = 6
 _MOST_QUEUED: Final = 4
 _LOSSES_SHOWN: Final = 24
-_SAME_LOAD: Final = 0.05
-"""Difference below which two loads are of the same cores: both are read every second, one right after the other."""
 _NARROWEST: Final = 16
 """Least columns for a job's result, however narrow the terminal is."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -195,9 +193,6 @@ def _measured(board: Board, job: PlannedJob, width: int) -> Text | None:
 
 def _devices(progress: JobProgress) -> Text:
     devices = progress.devices
-    is_host = abs((devices.utilisation or 0.0) - (devices.cpu or 0.0)) < _SAME_LOAD
-    if devices.memory_used_mib is None and is_host:
-        devices = replace(devices, utilisation=None)  # a CPU under test is the host
     shown: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("device ", devices.utilisation, percent),
         ("", devices.memory_used_mib, lambda size: quantity(size, "MiB", 3)),

@@ -53,7 +53,7 @@ class DeviceLoad:
     """The last telemetry sample of rank 0's host; null where a value cannot be read."""
 
     utilisation: float | None = None
-    """Mean over the devices, 0 to 1."""
+    """Mean over the devices, 0 to 1; null where these are the host's processors."""
     power_w: float | None = None
     """Sum over the devices, or of the host where devices have none."""
     memory_used_mib: float | None = None
@@ -126,6 +126,7 @@ class ProgressReader:
         self._work = work
         self._rank_log = Tail(node_dir / "rank0.out.log")
         self._telemetry = Tail(node_dir / "telemetry.jsonl")
+        self._devices_are_cpus = False
         self._now = JobProgress()
         self._total_steps: int | None = None
         """As rank 0 reports it when training starts."""
@@ -138,8 +139,11 @@ class ProgressReader:
             with contextlib.suppress(ValidationError):
                 self._now = replace(self._now, **self._changes(event))
         devices = self._now.devices
-        for sample in _samples(self._telemetry.lines()):
-            devices = _devices(sample)
+        for line in _objects(self._telemetry.lines()):
+            if isinstance(line.get("header"), dict):
+                self._devices_are_cpus = bool(line["header"].get("devices_are_cpus"))
+            elif isinstance(line.get("host"), dict):
+                devices = _devices(line, are_cpus=self._devices_are_cpus)
         self._now = replace(self._now, devices=devices, **self._estimates())
         return self._now
 
@@ -228,15 +232,15 @@ class ProgressReader:
         return {"total_steps": total, "eta_s": eta_s, "share": share}
 
 
-def _samples(lines: list[str]) -> Iterator[dict[str, Any]]:
+def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError):
             found = json.loads(line)
-            if isinstance(found, dict) and isinstance(found.get("host"), dict):
+            if isinstance(found, dict):
                 yield found
 
 
-def _devices(sample: dict[str, Any]) -> DeviceLoad:
+def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:
     devices = [device for device in sample.get("devices") or [] if isinstance(device, dict)]
     utilisation, power, memory = (
         [number for device in devices if (number := _number(device.get(name))) is not None]
@@ -244,7 +248,7 @@ def _devices(sample: dict[str, Any]) -> DeviceLoad:
     )
     host = sample["host"]
     return DeviceLoad(
-        utilisation=sum(utilisation) / len(utilisation) if utilisation else None,
+        utilisation=sum(utilisation) / len(utilisation) if utilisation and not are_cpus else None,
         power_w=sum(power) if power else _number(host.get("power_w")),
         memory_used_mib=sum(memory) if memory else None,
         cpu=_number(host.get("cpu")),
