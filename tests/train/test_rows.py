@@ -20,6 +20,8 @@ found = _rows_of_ranks(rows, dist.group.WORLD, 1)
 assert sorted(found) == ["boxes", "more"], found
 assert found["boxes"][:, 0].tolist() == [0, 100, 104], found
 assert found["more"].tolist() == [[1, 1]], found
+dist.barrier()
+dist.destroy_process_group()  # gloo's threads end before the interpreter does
 """
 
 
