@@ -188,7 +188,7 @@ echo '0 31C 57W'
     ("then", "told"),
     [
         pytest.param("rm -f {tool}; exit 1", "brittle-smi", id="disappears", marks=pytest.mark.heavy),
-        pytest.param("sleep 600", "did not finish", id="hangs"),
+        pytest.param("sleep 600", "did not finish", id="hangs", marks=pytest.mark.heavy),
         pytest.param("echo garbage; exit 0", "readable", id="prints garbage", marks=pytest.mark.heavy),
     ],
 )

@@ -22,6 +22,7 @@ SAMPLED = ("infer_eager_1", "infer_tensorrt_1", "changes", "energy", "out_of_mem
 """Items that stand for their kinds in a quick run of the tests, besides ``llama_7b``; the heavy test runs all."""
 CALL_OF = {item.name: number for number, items in CALLS.items() for item in items}
 LATER = CALLS[CALL_OF["llama_7b"]][-1].name
+SLOW = (CALL_OF["infer_eager_1"], CALL_OF["out_of_memory"])
 SAMPLE = {number: [name for name in SAMPLED if CALL_OF[name] == number] for number in map(CALL_OF.get, SAMPLED)}
 
 
@@ -34,7 +35,7 @@ def call(number: int, output: Path, *arguments: str) -> tuple[subprocess.Complet
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", SAMPLE)
+@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.heavy) if n in SLOW else n for n in SAMPLE])
 def test_a_call_measures_and_keeps_few_flat_files(number: int, tmp_path: Path) -> None:
     output = tmp_path / "out"
     ended, content = call(number, output, "--tiny", "--budget-s", "500", "--only", *SAMPLE[number])

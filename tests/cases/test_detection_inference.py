@@ -62,7 +62,8 @@ def test_images_are_filled_up_and_their_labels_are_those_of_the_files(tmp_path: 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("compiler", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
 def test_detr_detects_the_objects_of_coco_with_weights_from_a_directory(tmp_path: Path, compiler: str) -> None:
     torch.manual_seed(0)
     made: Any = built("detr", tmp_path, {}, SMALL).create_model()

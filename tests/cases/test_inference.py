@@ -47,6 +47,7 @@ def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: 
     assert engine == pytest.approx(framework, abs=0.002), "on inputs with noise of 1 %"
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
     ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), compiler="openvino")
@@ -139,12 +140,13 @@ def _vit(directory: Path) -> Path:
     return _saved(model, directory)
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "weights_of", "parameters", "compiler"),
     [
         ("resnet50", _resnet, {"image_size": 32, "num_classes": 2}, "openvino"),
-        pytest.param("vit_l_16", _vit, VIT, "onnxruntime", marks=pytest.mark.heavy),
+        ("vit_l_16", _vit, VIT, "onnxruntime"),
     ],
 )
 def test_weights_and_images_from_directories_give_the_accuracy(

@@ -96,6 +96,7 @@ def test_resnet50_trains_and_evaluates_on_images_in_folders(tmp_path: Path, imag
     assert max(rates) == pytest.approx(0.1 * 4 / 256), "the rate follows the global batch"
 
 
+@pytest.mark.heavy
 def test_a_truncated_jpeg_ends_training_or_is_tolerated_by_name(tmp_path: Path, imagenet: Path) -> None:
     damaged = imagenet / "train" / "n01440764" / "n01440764_3.JPEG"
     damaged.write_bytes(damaged.read_bytes()[:300])

@@ -76,6 +76,7 @@ def test_training_reaches_the_target(bench: Path) -> None:
     assert not [finding for finding in result["findings"] if "flops" in finding["rule"]]
 
 
+@pytest.mark.heavy
 def test_synthetic_data_trains_on_two_ranks(bench: Path) -> None:
     synthetic = ["train", "spirals", "--synthetic", "--open", "--set", "end.max_steps=20", "--out", "fast"]
     accelmark(bench, *synthetic)

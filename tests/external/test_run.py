@@ -101,6 +101,7 @@ def test_a_trainer_that_is_missing_is_named(accelmark: Accelmark, plugins: Path,
     assert "the trainer's program 'no-such-trainer' was not found" in result_of(tmp_path / "run")["reason"]
 
 
+@pytest.mark.heavy
 def test_a_trainer_that_ignores_the_signal_is_killed_and_the_job_cancelled(plugins: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     environment = {**os.environ, "ACCELMARK_PLUGINS": str(plugins), "XDG_CACHE_HOME": str(tmp_path / "cache")}

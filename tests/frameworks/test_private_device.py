@@ -23,7 +23,7 @@ DEVICE = Path(__file__).with_name("device")
 SOURCE = Path(accelmark.__file__).parents[1]
 BUILD = Path(tempfile.gettempdir()) / f"accelmark-testchip-{torch.__version__}-{os.getuid()}"
 VARIABLES = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{DEVICE}", "TESTCHIP_BUILD": str(BUILD), "OMP_NUM_THREADS": "1"}
-pytestmark = pytest.mark.timeout(900)  # the extension compiles for half a minute of CPU time
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # the extension compiles for half a minute of CPU time
 SETTINGS: dict[str, Any] = {"end.max_steps": 14, "checkpoint.every_steps": 5, "model.samples": 64}
 
 

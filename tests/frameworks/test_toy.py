@@ -77,6 +77,7 @@ def test_other_weights_than_the_logged_ones_are_a_finding(run: Path, tmp_path: P
     assert case["verdict"] == "INVALID"
 
 
+@pytest.mark.heavy
 def test_doctor_lists_the_framework() -> None:
     frameworks = json.loads(run_accelmark("doctor", "--json").stdout)["frameworks"]
     assert {"name": "toy", "module": "numpy", "version": np.__version__, "options": []} in frameworks

@@ -35,6 +35,7 @@ def test_a_probe_of_two_ranks_measures_and_is_cached(tmp_path: Path, monkeypatch
     assert remembered("cpu", "CPU") == found
 
 
+@pytest.mark.heavy
 def test_a_probe_on_a_busy_host_is_marked_and_does_not_replace_one_of_an_idle_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

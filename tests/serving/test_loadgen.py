@@ -119,6 +119,7 @@ def test_loadgen_measures_token_latencies_through_the_client(tmp_path: Path) -> 
     assert (tmp_path / server.log_dir / "mlperf_log_summary.txt").is_file()
 
 
+@pytest.mark.heavy
 def test_a_limit_that_no_rate_holds_has_no_figure(tmp_path: Path) -> None:
     slow = {"ttft_ms": 1000 * FIRST_S / 2, "tpot_ms": 1000}
     with scripted_server(answer) as url, Client(Endpoint(url, "toy")) as client:

@@ -104,7 +104,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.parametrize(
     ("parallelism", "checkpointing"),
     [
-        ("fsdp2", "selective"),
+        pytest.param("fsdp2", "selective", marks=pytest.mark.heavy),
         pytest.param("ddp", "full", marks=pytest.mark.heavy),
         pytest.param("ddp", "off", marks=pytest.mark.heavy),
         pytest.param("ddp", "selective", marks=pytest.mark.heavy),

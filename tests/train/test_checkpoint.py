@@ -159,7 +159,7 @@ runpy.run_module("accelmark.train.loop.rank", run_name="__main__", alter_sys=Fal
 """
 
 
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallelism", [pytest.param("ddp", marks=pytest.mark.heavy), "fsdp2"])
 def test_two_ranks_resume_from_an_asynchronous_checkpoint(tmp_path: Path, parallelism: str) -> None:
     settings = {**BASE, "batch_size": 8, "parallelism": parallelism, "checkpoint.keep": 9}
     settings |= {"checkpoint.asynchronous": True, "optimizer.name": "adamw", "optimizer.lr": 0.01}

@@ -69,7 +69,9 @@ def test_parts_of_sequences_take_the_steps_of_whole_ones(
     takes_the_steps_of_one_rank(tokens, tmp_path, mesh, num_ranks, num_own, **more)
 
 
-@pytest.mark.parametrize(("mesh", "num_ranks"), [("cp=2", 2), pytest.param("cp=4", 4, marks=heavy)])
+@pytest.mark.parametrize(
+    ("mesh", "num_ranks"), [pytest.param("cp=2", 2, marks=heavy), pytest.param("cp=4", 4, marks=heavy)]
+)
 def test_parts_of_plays_take_the_steps_of_whole_ones(tmp_path: Path, mesh: str, num_ranks: int) -> None:
     (tmp_path / "plays").mkdir()
     small = {name: value for name, value in SMALL_LLAMA.items() if not name.startswith("checkpoint.")}

@@ -98,7 +98,8 @@ def test_a_case_trains_in_fp8_close_to_bf16(tmp_path: Path, run_here: RunHere) -
     checked(run_here(make_job(tmp_path, {"precision": "fp8"})), bf16)
 
 
-@pytest.mark.parametrize("parallelism", [pytest.param("ddp", marks=pytest.mark.heavy), "fsdp2"])
+@pytest.mark.heavy
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_two_ranks_train_in_fp8_close_to_bf16(tmp_path: Path, parallelism: str) -> None:
     settings = {"parallelism": parallelism, "end.max_steps": 6}
     bf16 = run(make_job(tmp_path / "bf16", {**settings, "precision": "bf16"}, nproc=2), tmp_path / "bf16")

@@ -91,7 +91,7 @@ def one(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("mesh", "num_ranks", "num_own"),
     [
         ("tp=2", 2, 4),
-        ("pp=2", 2, 4),
+        pytest.param("pp=2", 2, 4, marks=pytest.mark.heavy),
         pytest.param("fsdp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,fsdp=2", 4, 1, marks=pytest.mark.heavy),
@@ -113,7 +113,7 @@ MIXTURE: Final[dict[str, Any]] = {"model.num_experts": 4, "model.num_active_expe
 @pytest.mark.parametrize(
     ("mesh", "num_ranks", "num_own"),
     [
-        ("fsdp=2,ep=2", 2, 2),
+        pytest.param("fsdp=2,ep=2", 2, 2, marks=pytest.mark.heavy),
         pytest.param("dp=2,fsdp=2,ep=2", 4, 1, marks=pytest.mark.heavy),
     ],
 )

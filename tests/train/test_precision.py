@@ -45,6 +45,7 @@ def test_a_compiled_model_trains_as_the_plain_one(tmp_path: Path, run_here: RunH
     assert run_here(make_job(tmp_path, {"compile": "default"})).losses() == pytest.approx(plain, rel=1e-4)
 
 
+@pytest.mark.heavy
 def test_a_host_without_a_compiler_trains_uncompiled_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def times(ran: Ran) -> RankTimes | None:
     return times_of_ranks(timeline, [node])
 
 
+@pytest.mark.heavy
 def test_a_rank_that_computes_longer_is_named_and_the_others_wait_for_it(tmp_path: Path) -> None:
     settings = {"gradient_accumulation_steps": 2, "batch_size": 4}
     ran = run(make_job(tmp_path, settings, nproc=2, extern=extern_of(tmp_path, SLOW_RANK)), tmp_path)
@@ -40,7 +41,12 @@ def test_a_rank_that_computes_longer_is_named_and_the_others_wait_for_it(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "nproc"), [("fsdp2", 2), ("dp=2", 2), pytest.param("dp=2,fsdp=2", 4, marks=pytest.mark.heavy)]
+    ("parallelism", "nproc"),
+    [
+        ("fsdp2", 2),
+        pytest.param("dp=2", 2, marks=pytest.mark.heavy),
+        pytest.param("dp=2,fsdp=2", 4, marks=pytest.mark.heavy),
+    ],
 )
 def test_a_sharded_rank_that_computes_longer_is_named(tmp_path: Path, parallelism: str, nproc: int) -> None:
     settings = {"parallelism": parallelism, "batch_size": 4}

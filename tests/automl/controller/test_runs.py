@@ -55,6 +55,7 @@ def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: 
     assert search.finish(search.begin("verify", "latest"))[0] == 0
 
 
+@pytest.mark.heavy
 def test_trials_of_lost_and_stalled_workers_are_retried(search: Search) -> None:
     schedule = {"concurrency": 2, "max_trials": 2, "round_epochs": [60], "early_stop": False}
     training = {"batch_size": 32, "learning_rate": 0.01, "stall": "15s"}

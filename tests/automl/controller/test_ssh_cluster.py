@@ -97,6 +97,7 @@ def cluster(ssh_config: Path, *hosts: str) -> SshCluster:
     )
 
 
+@pytest.mark.heavy
 def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ssh_config: Path) -> None:
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     config = AutomlConfig(
