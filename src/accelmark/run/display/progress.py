@@ -194,10 +194,10 @@ class ProgressReader:
                 return {**_BEGUN, **self._metric(evaluated.metrics, _INPUTS[evaluated.phase])}
             case Event.ANSWER_CHECK:
                 answers = event.value_as(AnswerCheck)
-                changes = self._metric(answers.engine_metrics)
-                if changes:
-                    changes["framework_metric"] = answers.framework_metrics.get(changes["metric"][0])
-                return changes
+                shown = self._metric(answers.engine_metrics)
+                if shown:
+                    shown["framework_metric"] = answers.framework_metrics.get(shown["metric"][0])
+                return shown
             case Event.EVALUATE:
                 found = event.value_as(Evaluation)
                 return {"phase": "training", "elapsed_s": found.elapsed_s, **self._metric(found.metrics)}
