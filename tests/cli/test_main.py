@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 import zipfile
 from pathlib import Path
 from typing import get_args
@@ -44,6 +51,37 @@ def test_help_names_every_verb_and_imports_neither_a_framework_nor_a_numerical_l
     assert done.stdout.splitlines()[-1] == "LOADED []"
     for verb in ("train", "infer", "automl", "run", "resume", "status", "stop", "report", "cases", "vendors", "doctor"):
         assert f"\n  {verb} " in done.stdout
+
+
+def on_a_terminal(columns: int, *arguments: str) -> str:
+    """What a command writes to stderr, a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen([sys.executable, "-c", CODE, *arguments], stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # the end of the process
+        while part := os.read(ours, 65536):
+            written += part
+    os.close(ours)
+    assert process.wait(60) != 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_an_error_on_a_terminal_breaks_no_word_and_stays_one_line(columns: int, tmp_path: Path) -> None:
+    long = f"{tmp_path}/{'x' * 90}"
+    for arguments in (
+        ("train", "resnet50", "--vendor", "cpu"),
+        ("status", long),
+        ("train", "resnet_mini:pytorch:CPU:1:1", "--vendor", "cpu", "--set", "lr=1", "--set", "seed=x"),
+    ):
+        piped, shown = accelmark(*arguments).stderr, on_a_terminal(columns, *arguments)
+        assert [line.split() for line in shown.splitlines()] == [line.split() for line in piped.splitlines()]
+        for line in shown.splitlines():
+            rows = [line[at : at + columns] for at in range(0, len(line), columns)]
+            cut = [row for row, after in itertools.pairwise(rows) if row[-1] != " " and after[0] != " "]
+            assert all(len(row.rpartition(" ")[2]) == columns or "/" in row.rpartition(" ")[2] for row in cut), line
 
 
 def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_nothing(tmp_path: Path) -> None:

@@ -81,6 +81,32 @@ def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -
     assert f"the data directory {absent} is missing" in ended.stderr.partition("this would not start")[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "setting", "missing"),
+    [
+        (("train", "resnet50"), "optimizer.lr ", "ImageNet-1k (ILSVRC 2012) cannot be fetched"),
+        (("infer", "vit_l_16", "--compiler", "none"), "batch_size ", "no data: no imagenet/"),
+        (("infer", "qwen2_5_7b:pytorch:CPU:1:2", "--compiler", "eager"), "batch_size ", "no weights: qwen2_5_7b/"),
+        (("serve", "llama3_1_8b"), "load.concurrency ", "no weights: llama3_1_8b/"),
+    ],
+)
+def test_a_dry_run_without_its_data_shows_the_settings_and_then_what_is_missing(
+    words: tuple[str, ...], setting: str, missing: str, tmp_path: Path
+) -> None:
+    arguments = (*words, "--vendor", "cpu", "--dry-run", "--out", str(tmp_path / "run"))
+    ended = accelmark(*arguments)
+    assert f"\n  {setting}" in ended.stdout, ended.stdout + ended.stderr
+    assert "this would not start" in ended.stderr
+    assert missing in ended.stderr.partition("error: ")[2]
+    as_json = accelmark(*arguments, "--json")
+    (shown,) = map(json.loads, as_json.stdout.splitlines())
+    assert any(missing in problem for problem in shown["problems"])
+    assert (ended.returncode, as_json.returncode) == (2, 2)
+    started = accelmark(*(word for word in arguments if word != "--dry-run"))
+    assert (started.returncode, started.stdout, (tmp_path / "run").exists()) == (2, "", False)
+    assert missing in started.stderr
+
+
 def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
     cluster: dict[str, object] = {"launcher": "ssh", "hosts": TWO, "user": "bench", "ssh_port": 2200, "key": "/k e/y"}
     shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1")

@@ -56,7 +56,8 @@ def test_a_curve_is_measured_once_and_judges_later_runs(folder: Path, tmp_path: 
     assert train.reference_loss == found
     assert "loss curve within 2\u202f%" in " ".join(accelmark("cases").output.split(" "))
 
-    accelmark(*TRAIN, "--out", str(tmp_path / "same"))
+    again = accelmark(*TRAIN, "--out", str(tmp_path / "same"))
+    assert "waves: round 1: mean relative error " in again.output
     ((severity, actual),) = findings(tmp_path / "same")
     assert severity == "info"
     assert re.match(r"mean relative error (0|<\s0\.001|0\.00\d+)\s% against", actual), actual

@@ -146,6 +146,22 @@ def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path
     assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded"]), out + err
 
 
+def test_nodes_that_slurm_does_not_know_are_named_before_anything_is_submitted(plugins: Path, tmp_path: Path) -> None:
+    hosts = [{"address": name} for name in ("n1", "n7", "x")]
+    values = cluster(1).model_dump(mode="json", exclude_unset=True) | {"hosts": hosts}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(values))
+    request = {"vendor": "acme", "cluster": "cluster.yaml", "cases": [{"key": "toy:pytorch:X1:3:1"}]}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = ("run", str(tmp_path / "file.yaml"), "--synthetic", "--out", str(tmp_path / "run"))
+    for arguments in (("preflight", str(tmp_path / "cluster.yaml")), run, (*run, "--submit")):
+        ended = accelmark(*arguments)
+        what = "Slurm has no node n7, x; its nodes (sinfo): n[1-4]; correct hosts in the cluster file"
+        assert ended.returncode == 2, ended
+        assert ended.stderr.endswith(f"error: {what}\n"), ended
+        assert not queue()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("run")) == []
+
+
 def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_path: Path) -> None:
     """The marker file is removed, since all nodes here see this machine's files."""
     plan = make_plan((), hosts=("n1",), cluster=cluster(1))

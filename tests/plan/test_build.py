@@ -34,6 +34,7 @@ def plan(
     data_dirs: DataDirs = no_data,
     options: Mapping[str, Any] | None = None,
     others: tuple[str, ...] = (),
+    may_lack_data: bool = False,
     **command_line: Any,
 ) -> Plan:
     chips = load_vendor("acme").chips
@@ -52,6 +53,7 @@ def plan(
         created_at="2026-01-01T00:00:00Z",
         where="run.yaml",
         command_line=command_line,
+        may_lack_data=may_lack_data,
     )
 
 
@@ -183,8 +185,23 @@ def test_missing_data_does_not_hide_other_problems(plugins: Path) -> None:
     run = {"cases": [{"key": "toy:pytorch:X1:1:1"}, {"key": "toi:pytorch:X1:1:1"}]}
     with pytest.raises(SpecError) as found:
         plan(run, data_dirs=lacking)
-    assert [problem.key for problem in found.value.problems] == ["toy:pytorch:X1:1:1", "toi:pytorch:X1:1:1"]
-    assert "data: DIRECTORY" in str(found.value.problems[0])
+    assert [problem.key for problem in found.value.problems] == ["toi:pytorch:X1:1:1", "toy:pytorch:X1:1:1"]
+    assert "data: DIRECTORY" in str(found.value.problems[1])
+
+
+def test_a_plan_that_may_lack_data_has_all_settings_and_lists_what_is_missing(plugins: Path) -> None:
+    def lacking(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
+        raise DataError("ImageNet cannot be fetched: name the directory that holds it")
+
+    planned = plan({"cases": [{"key": "toy:pytorch:X1:1:1"}]}, data_dirs=lacking, may_lack_data=True)
+    (job,) = planned.jobs
+    assert job.job.data_dirs == {}
+    assert "optimizer.lr" in job.job.provenance
+    (problem,) = planned.missing_data
+    assert (problem.key, problem.what.partition(":")[0]) == ("toy:pytorch:X1:1:1", "ImageNet cannot be fetched")
+    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+    with pytest.raises(SpecError, match="did you mean 'toy'"):
+        plan({"cases": [{"key": "toi:pytorch:X1:1:1"}]}, data_dirs=lacking, may_lack_data=True)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.report.comparison import render_comparison, summary_line
+from accelmark.report.comparison import lines_of, render_comparison, summary_line
 from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.context import context_lines
 from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import InferenceRound, RoundResult
+from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.results.sources import open_sources
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError
+from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded, made
 
 VALUES = st.lists(st.floats(min_value=1, max_value=1000), min_size=2, max_size=8)
@@ -70,9 +71,51 @@ def test_a_ratio_of_positive_values_turns_into_its_inverse_and_never_falls_below
     assert interval[0] - 1e-9 <= ratio <= interval[1] + 1e-9
 
 
-def test_a_ratio_of_other_values_is_over_the_first_mean() -> None:
-    assert relative_difference([-2.0, -2.0], [-1.0, -1.0]) == (0.5, (0.5, 0.5))
+def test_values_that_are_not_positive_have_no_ratio() -> None:
+    assert relative_difference([-2.0, -2.0], [-1.0, -1.0]) == (None, None)
     assert relative_difference([0.0, 0.0], [1.0, 1.0]) == (None, None)
+
+
+def with_figure(run: LoadedRun, name: FigureName, values: tuple[float, ...]) -> LoadedRun:
+    """The run with another value of a figure in each round."""
+    rounds = {
+        place: result.model_copy(update={"figures": {**result.figures, name: Figure(value=value)}})
+        for (place, result), value in zip(run.rounds.items(), values, strict=True)
+    }
+    return replace(run, rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "change", "interval", "half"),
+    [
+        (
+            FigureName.METRIC_DIFFERENCE,
+            (0.0001, 0.0002, 0.0001),
+            (0.0013, 0.0012, 0.0014),
+            "+0.00117",
+            "+0.0009",
+            " ± 0.",
+        ),
+        (FigureName.METRIC_DIFFERENCE, (-0.0001, 0.0002, 0.0), (-0.0101, -0.0102, -0.01), "−0.0101", "−0.010", " ± 0."),
+        (FigureName.DATA_WAIT_SHARE, (0.0, 0.0, 0.0), (0.05, 0.06, 0.04), "+5.00 points", "+2.5", "+5.0 ± 2.5 points"),
+        (FigureName.TIME_TO_TARGET, (0.0, 0.0, 0.0), (900.0, 901.0, 902.0), "+15.0 min", "+15.0", "min"),
+    ],
+)
+def test_a_figure_around_zero_has_an_absolute_difference(
+    name: FigureName, before: tuple[float, ...], after: tuple[float, ...], change: str, interval: str, half: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    run = loaded(tmp_path / "run")
+    [pair] = compare([with_figure(run, name, before), with_figure(run, name, after)]).pairs
+    (found,) = [difference for difference in pair.differences if difference.figure == name]
+    assert (found.relative, found.relative_interval) == (None, None)
+    (line,) = [line for line in lines_of(pair) if line.title == found.title]
+    assert line.change.replace(THIN, " ") == change
+    assert line.interval.startswith(interval)
+    assert half in line.half.replace(THIN, " ")
+    assert "%" not in line.change + line.interval + line.half
+    [same] = compare([with_figure(run, name, before), with_figure(run, name, before)]).pairs
+    assert {one.effect for one in same.differences if one.figure == name} <= {"within noise", "equal"}
 
 
 def test_the_same_run_twice_is_within_noise_everywhere(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from accelmark.plan.plan import Plan
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight, preflight_commands
+from accelmark.run.preflight.facts import HostProblem
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
@@ -61,10 +63,14 @@ def plan_in(image: str, engine: Engine = "podman") -> Plan:
     return make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
 
 
-def look(plan: Plan, run: Path) -> list[tuple[str, str]]:
+def problems(plan: Plan, run: Path) -> list[HostProblem]:
     run.mkdir(exist_ok=True)
     found = asyncio.run(Preflight(RunDirectory(run, plan), create_launcher(plan, run), plan.jobs).run())
-    return [(problem.severity, problem.what) for problem in found if "busy: load" not in problem.what]
+    return [problem for problem in found if "busy: load" not in problem.what]
+
+
+def look(plan: Plan, run: Path) -> list[tuple[str, str]]:
+    return [(problem.severity, problem.what) for problem in problems(plan, run)]
 
 
 def asked(store: Path, verb: str) -> list[str]:
@@ -83,7 +89,8 @@ def test_an_image_that_cannot_be_pulled_fails_the_job_with_the_engines_error(sto
     run = tmp_path / "run"
     done(drive("start", run, plan=plan_in(GONE)))
     (status,) = statuses(run)
-    reason = f"localhost: the image {GONE} could not be pulled: Error: manifest unknown"
+    reason = f"localhost: the image {GONE} could not be pulled: Error: manifest unknown; repeat on that host: "
+    reason += f"podman pull {GONE}"
     assert (status.state, status.reason) == ("failed", reason)
 
 
@@ -104,6 +111,8 @@ def test_preflight_reports_an_image_that_is_nowhere(
     plan = plan_in(GONE, engine)
     what = f"the image {GONE} is absent, and was not found in its registry: {said}"
     assert look(plan, tmp_path / "run") == [(severity, what)]
+    (problem,) = problems(plan, tmp_path / "run")
+    assert (problem.host, problem.hint.partition("this works there: ")[2]) == ("localhost", f"{engine} pull {GONE}")
     (store / "images").write_text(f"{GONE}\n")
     assert look(plan, tmp_path / "run") == []
     assert look(plan_in(THERE, engine), tmp_path / "run") == []
@@ -117,6 +126,13 @@ def test_a_dry_run_shows_the_commands_that_look_for_an_image_and_pull_it(store: 
     assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
     (node,) = asyncio.run(node_jobs(directory, job, launcher))
     assert launcher.job_commands(node)[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
+
+
+def test_the_command_that_repeats_a_build_has_no_secrets() -> None:
+    given = ["--build-arg", "PIP_SOURCE=https://bob:hunter2@mirror/simple", "--build-arg=A_KEY=open5ame"]
+    shown = ImageRecipe("name", [], ["podman", "build", *given, "."]).command
+    masked = "--build-arg 'PIP_SOURCE=https://(left out)@mirror/simple' '--build-arg=A_KEY=(left out)'"
+    assert shown == f"podman build {masked} ."
 
 
 def test_an_image_of_one_architecture_is_found_by_an_older_podman_too(store: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from accelmark.results.figure_names import FigureName
+from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.run.agent.rank_exit import escaped_line
 from accelmark.run.controller.coordinator import Coordinator
@@ -22,10 +23,12 @@ from accelmark.run.controller.evaluate import WeightsCheck
 from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
 from accelmark.run.display.live import Board, _devices, draw, job_line, job_name
 from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.display.summary import print_status, read_status
 from accelmark.run.preflight import report
 from accelmark.run.preflight.check import Preflight
+from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
-from accelmark.spec.job import ServeJob, TrainJob
+from accelmark.spec.job import InferJob, NodeExit, ServeJob, TrainJob
 from accelmark.spec.log.perflog import decode_line, encode_line
 from accelmark.spec.settings.training import EndSettings
 from tests.run.fakes import job_spec, make_plan
@@ -97,7 +100,12 @@ def test_the_passes_of_an_engine_have_a_share_and_an_eta(tmp_path: Path) -> None
     with log.open("a") as stream:
         stream.write(line("EVALUATE", phase="inference", num_items=32, metrics={"accuracy": 0.5}))
     seen = follow.read()
-    assert (seen.samples, seen.share, seen.eta_s, seen.metric) == (0, None, None, ("accuracy (engine)", 0.5))
+    assert (seen.samples, seen.share, seen.eta_s, seen.metric) == (
+        0,
+        None,
+        None,
+        ("accuracy (engine, all passes)", 0.5),
+    )
     with log.open("a") as stream:
         stream.write(line("HEARTBEAT", phase="scenario server", num_requests=70, share=0.25, eta_s=30))
     seen = follow.read()
@@ -106,6 +114,66 @@ def test_the_passes_of_an_engine_have_a_share_and_an_eta(tmp_path: Path) -> None
         stream.write(line("STAGE_BEGIN", step="summarise", number=7))
     seen = follow.read()
     assert (seen.samples, seen.share, seen.eta_s) == (0, None, None)
+
+
+def test_a_live_metric_of_inference_names_its_inputs_until_engine_and_framework_are_over_the_same(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "rank0.out.log"
+    unset: Any = {"metric": "top1"}
+    follow = ProgressReader(tmp_path, InferJob.model_construct(**unset))
+    (job,) = make_plan(("toy",)).jobs
+    statuses = {job.directory: JobStatus("running")}
+
+    def shown(*events: str) -> tuple[str, str]:
+        with log.open("a") as stream:
+            stream.writelines(events)
+        progress = follow.read()
+        console = Console(width=100, force_terminal=True, color_system=None)
+        with console.capture() as capture:
+            console.print(draw(Board(make_plan(("toy",)), statuses, progress=progress), 100))
+        return plain_progress(progress, job).partition("  ")[2], capture.get()
+
+    passed = line("EVALUATE", phase="validation", num_items=9, metrics={"loss": 0.4, "top1": 0.9164})
+    plain, drawn = shown(passed, line("STAGE_BEGIN", step="infer", number=6))
+    assert plain == "top1 (framework, data as published) 0.9164"
+    assert plain in drawn
+    plain, drawn = shown(line("EVALUATE", phase="inference", num_items=99, metrics={"loss": 0.4, "top1": 0.9158}))
+    assert plain == "top1 (engine, all passes) 0.9158"
+    checked = {"num_items": 9, "median_error": 0.0, "worst_error": 0.0, "top1_agreement": 1.0}
+    metrics = {"engine_metrics": {"loss": 0.4, "top1": 0.9165}, "framework_metrics": {"loss": 0.4, "top1": 0.9161}}
+    plain, drawn = shown(line("ANSWER_CHECK", **checked, **metrics))
+    assert plain == "top1 0.91650, framework 0.91610 on the same inputs"
+    assert plain in drawn
+
+
+def test_the_status_of_a_run_says_that_weights_are_evaluated(tmp_path: Path) -> None:
+    plan = make_plan(("toy",))
+    (job,) = plan.jobs
+    directory = RunDirectory.create(tmp_path / "run", plan)
+    log = directory.event_log()
+    log.move(job.directory, "preparing")
+    log.move(job.directory, "running")
+    log.close()
+    node = directory.node_dir(job, job.nodes[0])
+    node.mkdir(parents=True)
+    (node / "rank0.out.log").write_text(line("TRAIN_START") + window(10) + line("FINISHED"))
+
+    def status() -> str:
+        console = Console(file=io.StringIO(), width=120)
+        print_status(read_status(directory.path), console)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().splitlines()[0]
+
+    assert "running  finished  step 10" in status()
+    evaluating = reevaluation_dir(directory.round_dir(job)) / node.name
+    evaluating.mkdir(parents=True)
+    assert "running  evaluating weights  step 10" in status()
+    ended = NodeExit(
+        host="localhost", noderank=0, state="succeeded", reason=None, started_at="", duration_s=1.0, ranks=()
+    )
+    (evaluating / "exit.json").write_text(ended.model_dump_json())
+    assert "running  finished  step 10" in status()
 
 
 def test_a_load_has_a_place_a_share_and_an_eta_in_both_displays() -> None:

@@ -21,12 +21,17 @@ from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
 from accelmark.run.preflight.report import given_data, missing_here
 from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.errors import SpecError
 from accelmark.spec.job import TrainJob
 from accelmark.spec.secret import secrets_in, shown
 
 
 def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
-    """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started."""
+    """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started.
+
+    Raises:
+        SpecError: the plan lacks data; with ``as_json`` the command ends with that error's exit code.
+    """
     directory = RunDirectory(path.absolute(), plan)
     launcher = create_launcher(plan, directory.path)
     nodes = {job.directory: asyncio.run(node_jobs(directory, job, launcher)) for job in plan.jobs}
@@ -43,10 +48,12 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     first, checks, common, commands = (shown(value, secrets) for value in (first, checks, common, commands))
     if as_json:
         shown_commands = {"first": first, "preflight": checks, "common": common, "commands": commands}
-        problems = [str(problem) for problem in lacking]
+        problems = [str(problem) for problem in (*lacking, *plan.missing_data)]
         typer.echo(
             json.dumps({"directory": str(path), "plan": shown(raw, secrets), "problems": problems, **shown_commands})
         )
+        if plan.missing_data:
+            raise typer.Exit(SpecError.exit_code)
         return
     rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
@@ -68,9 +75,11 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
             lines = (f"data, requirements and settings as of {earlier}",)
         for line in lines:
             typer.echo(f"  {line}")
-    if lacking:
+    if lacking or plan.missing_data:
         typer.secho("\nthis would not start", bold=True, err=True)
-        options.print_problems(lacking)
+    options.print_problems(lacking)
+    if plan.missing_data:
+        raise SpecError(plan.missing_data)
 
 
 def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:

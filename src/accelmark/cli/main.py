@@ -13,6 +13,7 @@ import typer
 from typer import Option
 
 import accelmark
+from accelmark.cli import options
 from accelmark.cli.automl import app as automl
 from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
@@ -110,6 +111,6 @@ def _print_error(error: AccelmarkError) -> None:
         return
     lines = printable(str(error)).splitlines() or [type(error).__name__]
     many = len(lines) > 1 and isinstance(error, SpecError)
-    typer.secho(f"error: {len(lines)} problems" if many else f"error: {lines[0]}", fg="red", err=True)
+    options.echo_error(f"error: {len(lines)} problems" if many else f"error: {lines[0]}", fg="red")
     for line in lines if many else lines[1:]:
-        typer.echo(f"  {line}", err=True)
+        options.echo_error(f"  {line}")

@@ -68,8 +68,19 @@ def shipped_file(given: Path, folder: str) -> Path:
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    for part in _wrapped(f"warning: {printable(text)}", is_terminal=sys.stderr.isatty()):
-        typer.secho(part, fg="yellow", err=True)
+    echo_error(f"warning: {printable(text)}", fg="yellow")
+
+
+def echo_error(line: str, fg: str | None = None) -> None:
+    """Print a line to stderr. On a terminal no word is broken, but it stays one line, so that it can be copied.
+
+    The rows are filled with blanks up to the width of the terminal, which continues in the next row by itself.
+    """
+    width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+    if width:
+        *full, last = _wrapped(line, width)
+        line = "".join(row + " " * (-len(row) % width) for row in full) + last
+    typer.secho(line, fg=fg, err=True)
 
 
 def plain_table(*headings: str) -> Table:
@@ -89,14 +100,12 @@ def setting_text(value: Any) -> str:
 
 def echo_wrapped(line: str) -> None:
     """Print a line of prose, on a terminal wrapped between words to its width."""
-    for part in _wrapped(line, is_terminal=sys.stdout.isatty() or "COLUMNS" in os.environ):
+    is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    for part in _wrapped(line, shutil.get_terminal_size().columns) if is_terminal else [line]:
         typer.echo(part)
 
 
-def _wrapped(line: str, *, is_terminal: bool) -> list[str]:
-    if not is_terminal:
-        return [line]
-    width = shutil.get_terminal_size().columns
+def _wrapped(line: str, width: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(line) or [""]
@@ -127,10 +136,10 @@ def host_problems_printed(*, as_json: bool) -> Iterator[None]:
 
 
 def print_problems(problems: Sequence[HostProblem], *, strict: bool = False) -> None:
-    """Print problems with their hosts and what to do, errors first; lines are unbroken, so that they can be copied."""
+    """Print problems with their hosts and what to do, errors first."""
     from accelmark.run.preflight.facts import grouped
 
     for problem in sorted(grouped(problems), key=lambda problem: problem.severity):
         kind, color = ("warning", "yellow") if problem.severity == "warning" and not strict else ("error", "red")
-        typer.echo(f"{typer.style(kind, fg=color)}: {printable(f'{problem.host}: {problem.what}')}", err=True)
-        typer.echo(f"  what to do: {printable(problem.hint)}", err=True)
+        echo_error(f"{kind}: {printable(f'{problem.host}: {problem.what}')}", fg=color)
+        echo_error(f"  what to do: {printable(problem.hint)}")

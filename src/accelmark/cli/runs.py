@@ -57,7 +57,7 @@ def train(
     case = CaseRequest(key=key, data=data and data.expanduser())
     request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
-    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic)
+    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic, may_lack_data=dry_run)
     if not (write_reference or reference_file):
         execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
         return
@@ -124,7 +124,7 @@ def infer(
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
     request = RunSpec(name=f"{run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
     limits = tuning.read_budget(tune, budget, tuned_file)
-    plan = plan_request(request, settings or (), synthetic=synthetic)
+    plan = plan_request(request, settings or (), synthetic=synthetic, may_lack_data=dry_run)
     if limits is not None:
         plan = tuning.with_search(plan, limits)
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
@@ -162,7 +162,9 @@ def run(
     except SpecError as error:
         raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
     request = request.model_copy(update={name: value for name, value in given.items() if value})
-    plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
+    plan = plan_request(
+        request, settings or (), synthetic=synthetic, where=str(file), base=file.parent, may_lack_data=dry_run
+    )
     if submit and not dry_run:
         submit_run(plan, out, as_json=as_json)
         return
@@ -227,12 +229,19 @@ def stop(
 
 
 def plan_request(
-    request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str = COMMAND_LINE, base: Path = Path()
+    request: RunSpec,
+    settings: Sequence[str],
+    *,
+    synthetic: bool,
+    where: str = COMMAND_LINE,
+    base: Path = Path(),
+    may_lack_data: bool = False,
 ) -> Plan:
     """Return the plan of a request on the devices of this machine or of its cluster.
 
     ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for
-    errors; the path of a cluster file is relative to ``base``. Raises AccelmarkError with all problems.
+    errors; the path of a cluster file is relative to ``base``. With ``may_lack_data`` missing data is no error, but
+    listed in the plan. Raises AccelmarkError with all problems.
     """
     from accelmark.cli.machine import detect_devices
     from accelmark.plan.build import build_plan
@@ -251,6 +260,7 @@ def plan_request(
         created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         where=where,
         command_line=setting_values(settings, synthetic=synthetic),
+        may_lack_data=may_lack_data,
     )
     plan = with_environments(with_checks(plan))
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})

@@ -15,7 +15,7 @@ from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, 
 from accelmark.plan.serving import plan_serving
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
-from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
+from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey, is_version
 from accelmark.spec.plugins import catalog
@@ -37,10 +37,12 @@ def build_plan(
     created_at: str,
     where: str,
     command_line: Mapping[str, Any] | None = None,
+    may_lack_data: bool = False,
 ) -> Plan:
     """Resolve ``request`` into a plan.
 
     ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
+    ``may_lack_data``: data that the user has to give and has not is listed in the plan, and is no error.
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     launcher = load_launcher(cluster.launcher)
@@ -77,8 +79,8 @@ def build_plan(
         )
     for case_request in request.cases:
         planner.add(case_request)
-    if planner.problems:
-        raise SpecError(dict.fromkeys(planner.problems))
+    if planner.problems or (planner.missing and not may_lack_data):
+        raise SpecError(dict.fromkeys([*planner.problems, *planner.missing]))
     return Plan(
         **{name: getattr(request, name) for name in RunOptions.model_fields},
         name=request.name,
@@ -90,6 +92,7 @@ def build_plan(
         vendor_folder=run.vendor_folder,
         cluster=cluster,
         jobs=tuple(planner.jobs),
+        missing_data=tuple(dict.fromkeys(planner.missing)),
         warnings=tuple(dict.fromkeys(planner.warnings)),
     )
 
@@ -101,6 +104,8 @@ class _Planner:
 
     run: RunRequest
     problems: list[Problem]
+    missing: list[Problem] = field(default_factory=list)
+    """Data that the user has to give and has not."""
     warnings: list[str] = field(default_factory=list)
     jobs: list[PlannedJob] = field(default_factory=list)
     planned: dict[str, str] = field(default_factory=dict)
@@ -115,16 +120,13 @@ class _Planner:
             self._add(key, request)
         except SpecError as error:
             self.problems.extend(error.problems)
-        except DataError as error:
-            hint = "data: DIRECTORY next to the key in a run file; --data of train, infer; --synthetic for speed only"
-            self.problems.append(Problem(where, request.key, str(error), hint))
         except RequestError as error:
             self.problems.append(Problem(where, request.key, str(error).removeprefix(f"{where}: ")))
 
     def _add(self, key: CaseKey, request: CaseRequest) -> None:
         chip = self._chip(key)
         folder, case = find("cases", key.model, self.run.where), catalog.load_case(key.model)
-        asked = KeyRequest(self.run, key, request, folder, case, self._capabilities(chip))
+        asked = KeyRequest(self.run, key, request, folder, case, self._capabilities(chip), self.missing)
         planned = _PLANNERS[request.task](asked)
         self._check_repeated(request.key, planned.directory)
         self._check_version(key)

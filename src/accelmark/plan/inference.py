@@ -44,7 +44,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     _check_precision(settings, resolved.provenance["precision"].layer, run.vendor_folder)
     data_dirs, warnings = _data(request, side, settings)
     _check_benchmarks(request, settings, resolved.provenance["compiler"].layer, data_dirs)
-    if request.key.nproc > 1:
+    if request.key.nproc > 1 and (settings.synthetic or side.weights is None or "weights" in data_dirs):
         _check_split(request, settings, data_dirs)
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
     notes += _unknown_options(settings, resolved.provenance, run.vendor_folder)
@@ -123,18 +123,16 @@ def _check_iterative(settings: InferSettings, layers: Mapping[str, Provenance], 
 
 
 def _check_benchmarks(request: KeyRequest, settings: InferSettings, layer: str, data: Mapping[str, Path]) -> None:
-    """Reject accuracy benchmarks without data, and those of an engine that generates no text."""
+    """Reject accuracy benchmarks of an engine that generates no text; those without data are missing data."""
     if settings.synthetic:
         return
-    problems = list(benchmark_problems(request, settings, data))
+    request.missing.extend(benchmark_problems(request, settings, data))
     engines = engine_specs(request.run.vendor_folder)
     engine = engines.get(settings.compiler or "")
     if settings.benchmarks and engine is not None and not engine.generates:
         what = f"{settings.compiler} generates no text and cannot answer {', '.join(settings.benchmarks)}"
         able = ", ".join(name for name, each in engines.items() if each.generates)
-        problems.append(Problem(layer, "compiler", what, f"engines that generate: {able}"))
-    if problems:
-        raise SpecError(problems)
+        raise SpecError([Problem(layer, "compiler", what, f"engines that generate: {able}")])
 
 
 def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSettings) -> dict[str, tuple[str, ...]]:
@@ -213,7 +211,7 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
         missing = " or ".join(f"{name}/" for name in side.optional_data)
         where = f"{named} has no {missing}" if named is not None else f"no {missing}"
         remedy = f"--data DIRECTORY, the one that contains {missing}, or --synthetic for speed only"
-        raise SpecError([Problem(request.run.where, str(request.key), f"no data: {where}", remedy)])
+        request.missing.append(Problem(request.run.where, str(request.key), f"no data: {where}", remedy))
     found = request.data_of(wanted)
     if side.weights is not None:
         file = named / side.weights if named is not None else None
@@ -222,7 +220,7 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
         elif side.generates:
             what = f"no weights: {file if file is not None else side.weights}/ has to be a directory with {HF_CONFIG}"
             remedy = f"--data DIRECTORY, the one that contains {side.weights}/ in Hugging Face's layout"
-            raise SpecError([Problem(request.run.where, str(request.key), what, remedy)])
+            request.missing.append(Problem(request.run.where, str(request.key), what, remedy))
         else:
             where = f"{named}/" if named is not None else "the directory named with the run: "
             warnings.append(f"no trained weights ({where}{side.weights}): the figures are of speed only")

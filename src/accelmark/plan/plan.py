@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.requirements import Need
@@ -68,4 +69,6 @@ class Plan(RunOptions):
     jobs: tuple[PlannedJob, ...]
     tuning: TuningSpec | None = None
     """The search for the best settings, whose trials are added to the jobs while it runs; null for other runs."""
+    missing_data: tuple[Problem, ...] = ()
+    """Data without which a dry run was planned; a plan that lacks any is not executed."""
     warnings: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, final
 from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.errors import DataError, Problem, SpecError
 from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
@@ -85,6 +85,8 @@ class KeyRequest:
     folder: Folder
     case: CaseSpec
     capabilities: Capabilities
+    missing: list[Problem] = field(default_factory=list)
+    """Data and weights that are found to be missing while the key is planned; its settings do not depend on them."""
 
     @property
     def adaptation(self) -> Path:
@@ -95,6 +97,15 @@ class KeyRequest:
     def case_file(self) -> str:
         """Name of the case's file in errors and provenance."""
         return f"cases/{self.folder.name}/case.yaml"
+
+    def data_dirs(self, case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
+        """Return the directories of a case's data; none, and an entry in ``missing``, where the user must give one."""
+        try:
+            return self.run.data_dirs(case, given)
+        except DataError as error:
+            hint = "data: DIRECTORY next to the key in a run file; --data of train, infer; --synthetic for speed only"
+            self.missing.append(Problem(self.run.where, self.request.key, str(error), hint))
+            return {}
 
     def data_of(self, names: Collection[str]) -> dict[str, Path]:
         """Return the directories of the named data sets, in the given directory or to be fetched.
@@ -109,7 +120,7 @@ class KeyRequest:
             is_declared = name in case.data_names
             where = given if is_declared or (given is not None and (given / name).is_dir()) else None
             if name in names:
-                found |= self.run.data_dirs(case.model_copy(update={"data": (entry,)}), where)
+                found |= self.data_dirs(case.model_copy(update={"data": (entry,)}), where)
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +40,11 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     )
     settings = _with_absolute_paths(resolved.settings)
     data_dirs = _data(request, side, settings)
-    if problems := list(_problems(request, server, resolved, data_dirs)):
+    request.missing.extend(benchmark_problems(request, settings, data_dirs))
+    if server is not None and "weights" not in data_dirs and not (request.folder.path / MODEL_FILE).is_file():
+        what = f"no weights: {side.weights or 'weights'}/ is expected below the directory given with --data"
+        request.missing.append(Problem(run.where, str(request.key), what, "a directory in Hugging Face's layout"))
+    if problems := list(_problems(request, server, resolved)):
         raise SpecError(problems)
     requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
     if settings.scenarios:
@@ -121,16 +125,13 @@ def _options(server: ServerSpec | None) -> Layer | None:
     return Layer(f"servers/{server.name}/server.yaml", values)
 
 
-def _problems(
-    request: KeyRequest, server: ServerSpec | None, resolved: Resolved[ServeSettings], data_dirs: Mapping[str, Path]
-) -> Iterator[Problem]:
+def _problems(request: KeyRequest, server: ServerSpec | None, resolved: Resolved[ServeSettings]) -> Iterator[Problem]:
     key, settings, where = request.key, resolved.settings, request.run.where
     if key.nnodes != 1:
         yield Problem(where, str(key), f"requests {key.nnodes} hosts; a server runs on one host")
     for setting, file in (("prompts.file", settings.prompts.file), ("load.trace", settings.load.trace)):
         if file is not None and request.run.is_here and not Path(file).expanduser().is_file():
             yield Problem(resolved.provenance[setting].layer, setting, f"{file} is not a file")
-    yield from benchmark_problems(request, settings, data_dirs)
     if server is None:
         if settings.served_model is None:
             yield Problem(where, "served_model", "is needed with an endpoint", "--model NAME, as the server lists it")
@@ -151,10 +152,6 @@ def _problems(
         yield Problem(
             layer, "precision", f"{server.title} has no {settings.precision}", f"has: {', '.join(precisions)}"
         )
-    if "weights" not in data_dirs and not (request.folder.path / MODEL_FILE).is_file():
-        named = request.case.serve.weights if request.case.serve is not None else None
-        what = f"no weights: {named or 'weights'}/ is expected below the directory given with --data"
-        yield Problem(where, str(key), what, "a directory in Hugging Face's layout")
 
 
 def _data(request: KeyRequest, side: ServeCaseSpec, settings: ServeSettings) -> dict[str, Path]:

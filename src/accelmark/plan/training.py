@@ -53,7 +53,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     return PlannedWork(
         work=TrainJob(**common, is_checked=can_differ) if trainer is None else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
-        data_dirs={} if settings.loader.synthetic else dict(request.run.data_dirs(request.case, request.request.data)),
+        data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,
         layer_files=files,
         requires=_requires(key.framework, settings, trainer),

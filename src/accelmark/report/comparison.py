@@ -14,7 +14,7 @@ from accelmark.results.compare.comparison import Effect, FigureDifference, Pair,
 from accelmark.results.compare.context import Area, ContextDifference
 from accelmark.results.compare.load_curve import LoadCurvePoint
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
-from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
+from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, percent, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
@@ -154,7 +154,7 @@ def _line(found: FigureDifference) -> Line:
         explanation=FIGURES[found.figure].explanation,
         baseline=f"{scale.number(found.baseline)}{unit}",
         other=f"{scale.number(found.other)}{unit}",
-        change=signed_percent(found.relative) if found.relative is not None else quantity(found.difference, found.unit),
+        change=_change(found),
         interval=_interval(found),
         bare=scale.number(found.baseline),
         half=_half(found),
@@ -164,12 +164,30 @@ def _line(found: FigureDifference) -> Line:
     )
 
 
+def _change(found: FigureDifference) -> str:
+    if found.relative is not None:
+        return signed_percent(found.relative)
+    scale = scale_of(found.difference, found.unit, 3)
+    return _with_unit(_signed(found.difference, scale), scale)
+
+
 def _interval(found: FigureDifference) -> str:
     if found.relative_interval is not None:
         return f"{signed_percent(found.relative_interval[0])} to {signed_percent(found.relative_interval[1])}"
     if found.interval is not None:
-        return f"{digits(found.interval[0])} to {quantity(found.interval[1], found.unit)}"
+        scale = scale_of(max(found.interval, key=abs), found.unit, 3)
+        return _with_unit(" to ".join(_signed(bound, scale) for bound in found.interval), scale)
     return NOTHING
+
+
+def _signed(difference: float, scale: Scale) -> str:
+    return f"{'+' if difference > 0 else ''}{scale.number(difference)}"
+
+
+def _with_unit(text: str, scale: Scale) -> str:
+    """Return an absolute difference with its unit, which of shares is the percentage point."""
+    unit = "points" if scale.unit == "%" else scale.unit
+    return f"{text}{THIN}{unit}" if unit else text
 
 
 def _half(found: FigureDifference) -> str:
@@ -177,7 +195,8 @@ def _half(found: FigureDifference) -> str:
         low, high = found.relative_interval
         signed = signed_percent(found.relative).removesuffix(f"{THIN}%")
         return f"{signed} ± {percent((high - low) / 2)}"
-    if found.relative is not None:
-        return signed_percent(found.relative)
-    half = "" if found.interval is None else f" ± {digits((found.interval[1] - found.interval[0]) / 2, 2)}"
-    return f"{digits(found.difference, 2)}{half}"
+    if found.relative is not None or found.interval is None:
+        return _change(found)
+    scale = scale_of(found.difference, found.unit, 2)
+    half = scale.number((found.interval[1] - found.interval[0]) / 2)
+    return _with_unit(f"{_signed(found.difference, scale)} ± {half}", scale)

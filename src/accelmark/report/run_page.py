@@ -220,14 +220,14 @@ def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[Roun
         explanation=FIGURES[name].explanation,
         value=_metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
         interval=interval_text(name, spread),
-        wide=name is not F.METRIC_DIFFERENCE and (spread.relative_half95 or 0.0) > NARROW,
+        wide=not FIGURES[name].is_difference and (spread.relative_half95 or 0.0) > NARROW,
         rounds=[_metric_texts(each.value_of).get(name) or scale.number(each.value_of(name)) for each in rounds],
     )
 
 
 def interval_text(name: FigureName, spread: Spread) -> str:
     """Return half the 95 % interval relative to the mean; of a difference, whose mean is near 0, half the interval."""
-    if name is F.METRIC_DIFFERENCE and spread.half95 is not None:
+    if FIGURES[name].is_difference and spread.half95 is not None:
         return f"± {digits(spread.half95, 2)}"
     return NOTHING if spread.relative_half95 is None else f"± {percent(spread.relative_half95)}"
 

@@ -123,6 +123,8 @@ class FigureInfo(Spec):
     unit: str
     better: Literal["higher", "lower", "neither"]
     explanation: str
+    is_difference: bool = False
+    """Whether its values may be on both sides of 0, so that a share of them means nothing."""
 
 
 _DEFINITIONS: Final = TypeAdapter(dict[str, dict[FigureName, FigureInfo]]).validate_python(

@@ -164,7 +164,7 @@ def live_run(name: str, path: Path) -> LiveRun:
                 "utilisation": percent(progress.devices.utilisation),
             }
             if progress.metric is not None:
-                facts[progress.metric[0].replace("_", " ")] = digits(progress.metric[1])
+                facts[progress.metric[0].replace("_", " ")] = progress.metric_text
         shown = {name: value for name, value in facts.items() if value != NOTHING}
         jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
     return LiveRun(name, (run.coordinator or run.elsewhere) is not None, "", jobs)

@@ -49,9 +49,10 @@ class FigureDifference(Spec):
     interval: tuple[float, float] | None
     """95 % interval of the difference (Welch); null where a side has one round."""
     relative: float | None
-    """How much larger other is, as a share of the baseline; null for a mean of 0."""
+    """How much larger other is, as a share of the baseline; null for a figure that is a difference itself, and where a
+    value is not positive."""
     relative_interval: tuple[float, float] | None
-    """Its 95 % interval; of positive values from the logarithms, so that it never falls below -100 %."""
+    """Its 95 % interval, from the logarithms, so that it never falls below -100 %."""
     effect: Effect
     """``unknown`` where a side has one round, and thus no interval."""
 
@@ -273,7 +274,7 @@ def _difference(
     name: FigureName, title: str, before: Sequence[float], after: Sequence[float], unit: str
 ) -> FigureDifference:
     difference, interval = mean_difference(before, after)
-    relative, relative_interval = relative_difference(before, after)
+    relative, relative_interval = (None, None) if FIGURES[name].is_difference else relative_difference(before, after)
     return FigureDifference(
         figure=name,
         title=title,

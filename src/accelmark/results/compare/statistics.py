@@ -42,19 +42,17 @@ def mean_difference(first: Sequence[float], second: Sequence[float]) -> tuple[fl
 def relative_difference(
     first: Sequence[float], second: Sequence[float]
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Return how much larger ``second`` is, as a share of ``first``, and its 95 % interval; None where undefined.
+    """Return how much larger ``second`` is, as a share of ``first``, and its 95 % interval.
 
-    Of positive values it is the ratio of the geometric means minus 1, with Welch's interval of the logarithms, so that
-    it never falls below -100 %. Otherwise it is the difference of the means over the magnitude of the first mean.
+    It is the ratio of the geometric means minus 1, with Welch's interval of the logarithms, so that it never falls
+    below -100 %. None where a value is not positive.
     """
-    if min(*first, *second) > 0:
-        difference, interval = mean_difference([math.log(x) for x in first], [math.log(x) for x in second])
-        return math.expm1(difference), interval and (math.expm1(interval[0]), math.expm1(interval[1]))
-    difference, interval = mean_difference(first, second)
-    scale = abs(_mean(first))
-    if not scale:
+    if not first or not second:
+        raise ValueError("both sides need a value")
+    if min(*first, *second) <= 0:
         return None, None
-    return difference / scale, interval and (interval[0] / scale, interval[1] / scale)
+    difference, interval = mean_difference([math.log(x) for x in first], [math.log(x) for x in second])
+    return math.expm1(difference), interval and (math.expm1(interval[0]), math.expm1(interval[1]))
 
 
 def _mean(values: Sequence[float]) -> float:

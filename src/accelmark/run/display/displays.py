@@ -15,9 +15,9 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.figure_names import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name, place_and_eta
-from accelmark.run.display.progress import JobProgress
+from accelmark.run.display.progress import JobProgress, metric_text
 from accelmark.run.record.states import JobStatus, utc_now
-from accelmark.spec.number_format import digits, percent, quantity, subtracted
+from accelmark.spec.number_format import digits, percent, quantity
 
 _PLAIN_EVERY_S: Final = 10.0
 _CHECKED_WITHIN_S: Final = 2.0
@@ -85,11 +85,8 @@ def headline(result: RoundResult) -> str:
         if name is FigureName.FINAL_METRIC:
             parts.append(f"{result.metric_title} {digits(figure.value)}")
         elif name is FigureName.ENGINE_METRIC:
-            if (framework := result.value_of(FigureName.FRAMEWORK_METRIC)) is None:
-                parts.append(f"{result.metric_title} {digits(figure.value)}")
-                continue
-            engine, other, _ = subtracted(figure.value, framework)
-            parts.append(f"{result.metric_title} {engine}, framework {other} on the same inputs")
+            shown = metric_text(figure.value, result.value_of(FigureName.FRAMEWORK_METRIC))
+            parts.append(f"{result.metric_title} {shown}")
         else:
             shown = format_figure(name, figure.value, result.unit)
             parts.append(f"{FIGURES[name].title} {shown}" if FIGURES[name].unit in ("ratio", "ms") else shown)
@@ -222,7 +219,7 @@ def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
     if progress.loss is not None:
         parts.append(f"loss {digits(progress.loss)}")
     if progress.metric is not None:
-        parts.append(f"{progress.metric[0]} {digits(progress.metric[1])}")
+        parts.append(f"{progress.metric[0]} {progress.metric_text}")
     if progress.throughput is not None:
         parts.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3))
     devices = progress.devices

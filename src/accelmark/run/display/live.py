@@ -181,7 +181,7 @@ def _measured(board: Board, job: PlannedJob, width: int) -> Text | None:
         line.append("  ")
     if progress.metric is not None:
         name, value = progress.metric
-        line.append(f"{name} {digits(value)}")
+        line.append(f"{name} {progress.metric_text}")
         work = job.job.work
         target = work.target if isinstance(work, TrainingWork) else None
         if target is not None and target.metric == name:

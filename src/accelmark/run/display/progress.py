@@ -14,16 +14,18 @@ from typing import Any, Final, Literal, final
 from pydantic import ValidationError
 
 from accelmark.results.read.rank_log import warning_text
-from accelmark.spec.job import TrainingWork, Work
+from accelmark.spec.job import InferJob, TrainingWork, Work
 from accelmark.spec.log.events import Evaluation, Event, StepWindow
-from accelmark.spec.log.inference import ForwardWindow, InferEvaluation
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation
+from accelmark.spec.log.inference import Phase as InferPhase
 from accelmark.spec.log.perflog import PerfLogRecord, decode_line
 from accelmark.spec.log.serving import LoadPhase, LoadProgress
+from accelmark.spec.number_format import digits, subtracted
 from accelmark.spec.settings.inference import InferStep
 
 Phase = Literal[
     "starting", "initialising", "first steps", "training", "evaluating", "finished", "creating", "validating",
-    "exporting", "compiling", "inferring", "summarising", LoadPhase,
+    "exporting", "compiling", "inferring", "summarising", "evaluating weights", LoadPhase,
 ]  # fmt: skip
 _PHASES: Final[Mapping[str, Phase]] = {
     Event.INIT_START: "initialising",
@@ -39,7 +41,11 @@ _STEPS: Final[Mapping[str, Phase]] = {
     InferStep.INFER: "inferring",
     InferStep.SUMMARISE: "summarising",
 }
-
+_INPUTS: Final[Mapping[InferPhase, str]] = {
+    "validation": " (framework, data as published)",
+    "inference": " (engine, all passes)",
+}
+"""What computes a metric of inference, and over which inputs; the words are those of the figures' titles."""
 _BEGUN: Final[Mapping[str, Any]] = {"samples": 0, "throughput": None, "share": None, "eta_s": None}
 """Progress at the beginning of a step of inference, and after its passes."""
 _WINDOWS_OF_RATE: Final = 10
@@ -77,7 +83,10 @@ class JobProgress:
     samples: int = 0
     loss: float | None = None
     metric: tuple[str, float] | None = None
-    """The target's metric at the last evaluation, or the first metric of that evaluation."""
+    """The metric of the target or of the inference at the last evaluation, or the first metric of that evaluation. The
+    names of inference say what computed it, over which inputs, except where ``framework_metric`` is known."""
+    framework_metric: float | None = None
+    """The same metric of the framework over the same inputs as the engine's."""
     throughput: float | None = None
     """Units per second over the last windows, all ranks."""
     elapsed_s: float = 0.0
@@ -89,6 +98,19 @@ class JobProgress:
     """Completed share of that limit, 0 to 1."""
     devices: DeviceLoad = DeviceLoad()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def metric_text(self) -> str:
+        """The value of ``metric``, with the framework's where that is over the same inputs; empty without a metric."""
+        return "" if self.metric is None else metric_text(self.metric[1], self.framework_metric)
+
+
+def metric_text(metric: float, framework: float | None) -> str:
+    """Return a metric and, where it is known, the framework's over the same inputs, so that they can be subtracted."""
+    if framework is None:
+        return digits(metric)
+    engine, other, _ = subtracted(metric, framework)
+    return f"{engine}, framework {other} on the same inputs"
 
 
 @final
@@ -169,9 +191,13 @@ class ProgressReader:
                 return {"phase": "first steps"}  # a framework that compiles does so in them
             case Event.EVALUATE if "phase" in value:
                 evaluated = event.value_as(InferEvaluation)
-                whose = {"validation": "framework", "inference": "engine"}[evaluated.phase]
-                named = {f"{name} ({whose})": number for name, number in evaluated.metrics.items()}
-                return {**_BEGUN, **self._metric(named)}
+                return {**_BEGUN, **self._metric(evaluated.metrics, _INPUTS[evaluated.phase])}
+            case Event.ANSWER_CHECK:
+                answers = event.value_as(AnswerCheck)
+                shown = self._metric(answers.engine_metrics)
+                if shown:
+                    shown["framework_metric"] = answers.framework_metrics.get(shown["metric"][0])
+                return shown
             case Event.EVALUATE:
                 found = event.value_as(Evaluation)
                 return {"phase": "training", "elapsed_s": found.elapsed_s, **self._metric(found.metrics)}
@@ -206,11 +232,15 @@ class ProgressReader:
         seconds = sum(wall_s for _, wall_s in self._recent)
         return sum(count for count, _ in self._recent) / seconds if seconds > 0 else None
 
-    def _metric(self, metrics: Mapping[str, float | None]) -> dict[str, Any]:
-        target = self._work.target if isinstance(self._work, TrainingWork) else None
+    def _metric(self, metrics: Mapping[str, float | None], inputs: str = "") -> dict[str, Any]:
+        work, wanted = self._work, None
+        if isinstance(work, InferJob):
+            wanted = work.metric
+        elif isinstance(work, TrainingWork) and work.target is not None:
+            wanted = work.target.metric
         numbers = {name: number for name, number in metrics.items() if number is not None}
-        name = target.metric if target is not None and target.metric in numbers else next(iter(numbers), None)
-        return {"metric": (name, numbers[name])} if name is not None else {}
+        name = wanted if wanted in numbers else next(iter(numbers), None)
+        return {"metric": (f"{name}{inputs}", numbers[name]), "framework_metric": None} if name is not None else {}
 
     def _estimates(self) -> dict[str, Any]:
         """Return completed share and remaining time, from the limit that is reached first at this rate."""

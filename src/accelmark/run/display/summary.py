@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -13,9 +13,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from accelmark.plan.plan import PlannedJob
 from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
-from accelmark.results.read.reevaluation import was_cancelled
+from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
+from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.schema import CaseResult, Summary
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result
@@ -65,7 +67,7 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     console.print()
     measured = summary.measured
     console.print(_table(measured))
-    for line in asked_lines(measured):
+    for line in (*asked_lines(measured), *reference_lines(measured)):
         console.print(Padding(line, (0, 0, 0, 3), expand=False))
     _print_search(summary, run_dir, console)
     console.print(vendor_line(summary))
@@ -155,6 +157,18 @@ def asked_lines(cases: Sequence[CaseResult]) -> list[Text]:
     return found
 
 
+def reference_lines(cases: Sequence[CaseResult]) -> list[Text]:
+    """Return a line for each comparison of a round's losses with a reference curve that is no reason or warning."""
+    from accelmark.results.rounds.training import REFERENCE_RULE
+
+    return [
+        Text.assemble((f"{case.key.model}: ", "dim"), str(found))
+        for case in cases
+        for found in case.findings
+        if found.rule == REFERENCE_RULE and found.severity == "info" and found.expected
+    ]
+
+
 def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
     """Return a line for each case that was run at several scales: its share of linear speed-up."""
     lines = [Text()] if curves else []
@@ -225,10 +239,19 @@ def read_status(path: Path) -> RunStatus:
     progress = {}
     for job in directory.plan.jobs:
         if statuses[job.directory].state == "running":
-            progress[job.directory] = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
+            progress[job.directory] = _progress(directory, job)
     holder = directory.holder()
     elsewhere = None if holder is not None else directory.holder_elsewhere()
     return RunStatus(directory, holder.pid if holder else None, elsewhere, statuses, progress)
+
+
+def _progress(directory: RunDirectory, job: PlannedJob) -> JobProgress:
+    """Return the progress of a running job; once its ranks have ended, of the evaluation of its weights."""
+    found = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
+    evaluation = node_dirs(reevaluation_dir(directory.round_dir(job)))
+    if found.phase == "finished" and any(node.exit is None for node in evaluation):
+        return replace(found, phase="evaluating weights")
+    return found
 
 
 def print_status(run: RunStatus, console: Console | None = None) -> None:

@@ -31,7 +31,7 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
     """Submit AccelMark with ``arguments``, which start the run at ``run``, as a batch job; returns its number.
 
     Raises:
-        RequestError: the plan's launcher submits no batch jobs.
+        RequestError: the plan's launcher submits no batch jobs, or does not know a host.
         RunError: the job was refused.
     """
     folder = find("launchers", plan.cluster.launcher, "cluster file")

@@ -43,7 +43,6 @@ _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
-_IMAGE_HINT: Final = "correct container.image, log in to its registry on the host, or provide it as a file (image_file)"
 
 
 @final
@@ -223,17 +222,19 @@ class Preflight:
             if (await host.run(recipe.present)).code == 0:
                 continue
             what = f"the image {recipe.name} is absent, and was not found in its registry"
+            do = "correct container.image, log in to its registry there, or provide it as a file (image_file)"
+            hint = f"{do}, until this works there: {recipe.command}"
             try:
                 done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
             except UnreachableError:
                 raise
             except HostError as error:
-                found.append(HostProblem(host.name, f"{what}: {error.what}", _IMAGE_HINT, "warning"))
+                found.append(HostProblem(host.name, f"{what}: {error.what}", hint, "warning"))
                 continue
             answer = availability(done.code, done.message)
             if answer != "found":
                 severity: Severity = "error" if answer == "absent" else "warning"
-                found.append(HostProblem(host.name, f"{what}: {done.message}", _IMAGE_HINT, severity))
+                found.append(HostProblem(host.name, f"{what}: {done.message}", hint, severity))
         return found
 
     async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import find, tree_hash
+from accelmark.spec.secret import secrets_in, shown
 
 IMAGE_LOG: Final = "image.log"
 """Output of the engine while it obtained the image, in the directory of the first job that needed it."""
@@ -49,6 +51,11 @@ class ImageRecipe:
     """The file that it is loaded from; None: it is built or pulled."""
     look_up: list[str] = field(default_factory=list)
     """The command that asks the registry for it; empty where it is not pulled."""
+
+    @property
+    def command(self) -> str:
+        """The command that obtains it, to be repeated by hand: without secrets."""
+        return shlex.join(shown(self.make, secrets_in(self.make)))
 
     @property
     def origin(self) -> str:
@@ -150,7 +157,8 @@ async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None
         (directory / IMAGE_LOG).write_text(made.output, encoding="utf-8", errors="replace")
     if made.code != 0:
         why = error_lines(made.output) or f"exit code {made.code}"
-        raise RunError(f"{host.name}: the image {recipe.name} could not be {recipe.origin}: {why}")
+        what = f"the image {recipe.name} could not be {recipe.origin}: {why}"
+        raise RunError(f"{host.name}: {what}; repeat on that host: {recipe.command}")
     if recipe.archive is not None and (await host.run(recipe.present)).code != 0:
         held = ", ".join(_LOADED.findall(made.output)) or "an image without a name"
         raise RunError(f"{host.name}: {recipe.archive} contains {held}, not {recipe.name} (container.image)")

@@ -10,7 +10,7 @@ from typing import Final, final
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.host import CommandResult, HostError, SubprocessHost
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RequestError, RunError
 
 _THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
 _WAITING: Final = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -66,6 +66,22 @@ async def request(sbatch: Sequence[str]) -> str:
     if done.code != 0 or found is None:
         raise RunError(f"Slurm granted no allocation: {done.message}")
     return found[1]
+
+
+async def require_nodes(nodes: Iterable[str]) -> None:
+    """Check that Slurm knows the nodes, before a job is requested on them; nothing where it cannot be asked.
+
+    Raises:
+        RequestError: it does not; names them, and the nodes that exist.
+    """
+    sinfo = ("sinfo", "--all", "--noheader", "--format=%N")
+    done = await _slurm(*sinfo, "--Node")
+    known = done.out.decode(errors="replace").split()
+    unknown = [node for node in nodes if node not in known]
+    if done.code == 0 and known and unknown:
+        listed = (await _slurm(*sinfo)).out.decode(errors="replace").split()
+        what = f"Slurm has no node {', '.join(unknown)}; its nodes (sinfo): {', '.join(dict.fromkeys(listed))}"
+        raise RequestError(f"{what}; correct hosts in the cluster file")
 
 
 async def show_job(job_id: str) -> SlurmJob | None:

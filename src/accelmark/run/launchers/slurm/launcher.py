@@ -22,6 +22,7 @@ from accelmark.run.launchers.slurm.job import (
     SlurmJob,
     node_address,
     request,
+    require_nodes,
     scancel,
     show_job,
     troubled_nodes,
@@ -96,9 +97,12 @@ class SlurmLauncher(SharedFilesystemLauncher):
         """Request an allocation of all hosts of the cluster file, once, and wait until Slurm grants it.
 
         Raises:
+            RequestError: Slurm does not know a host.
             RunError: Slurm refuses it, or it was cancelled; an allocation that ended otherwise is requested again.
         """
         async with self._allocating:
+            if not self._was_granted:
+                await require_nodes([host.address for host in self.plan.cluster.hosts])
             job = await show_job(self._job_id) if self._job_id is not None else None
             if job is None or not (job.is_active or job.is_waiting):
                 if not self._is_own:

@@ -12,7 +12,7 @@ from typing import Final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.launchers.slurm.job import request
+from accelmark.run.launchers.slurm.job import request, require_nodes
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.plugins.launcher import options_of
 
@@ -28,8 +28,11 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
     ``arguments`` of AccelMark start the run at ``run``, in the present working directory.
 
     Raises:
+        RequestError: Slurm does not know a host.
         RunError: the script cannot be written, or Slurm refuses it.
     """
+    if not any(option.startswith(("--clusters", "-M")) for option in options_of(Options, plan.cluster).slurm_options):
+        asyncio.run(require_nodes([host.address for host in plan.cluster.hosts]))  # of this cluster
     make_directory(run.parent)
     script = run.with_name(f"{run.name}.sbatch")
     write_atomic(script, batch_script(plan, run, arguments))
