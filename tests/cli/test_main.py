@@ -170,7 +170,7 @@ def test_an_imported_inference_run_of_flagperf_finds_its_data(tmp_path: Path) ->
     images = tmp_path / "imagenet" / "val" / "n01440764"
     images.mkdir(parents=True)
     (tmp_path / "host.yaml").write_text(
-        f'VENDOR: cpu\nHOSTS: ["127.0.0.1"]\nCASES: {{"resnet50:pytorch_1.13": {images.parent}}}\n'
+        f'VENDOR: cpu\nHOSTS: ["127.0.0.1"]\nCASES: {{"resnet50:pytorch": {images.parent}}}\n'
     )
     done = accelmark("import", "flagperf", str(tmp_path / "host.yaml"), "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
