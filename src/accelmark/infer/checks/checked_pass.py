@@ -302,7 +302,7 @@ class CheckedPass:
         slots = torch.arange(len(chunk.sizes)).repeat_interleave(torch.tensor(chunk.sizes))
         begins = torch.tensor([call.start for call in chunk.calls()])
         size = self.settings.batch_size
-        for rows in places.split(size if self.iterative else max(size, _COMPARED)):
+        for rows in torch.split(places, size if self.iterative else max(size, _COMPARED)):
             inputs = self.process.staged_items(slots[rows], rows - begins[slots[rows]])
             found = [each[rows] for each in outputs]
             followed = found if self.iterative else []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 import onnx
+import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -45,7 +46,7 @@ class _CalibrationReader(CalibrationDataReader):  # type: ignore[misc] # untyped
     """Yields one item at a time."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
-        parts = {name: each[:CALIBRATION_ITEMS].split(1) for name, each in inputs.items()}
+        parts = {name: torch.split(each[:CALIBRATION_ITEMS], 1) for name, each in inputs.items()}
         self.feeds = iter(
             {name: each.numpy() for name, each in zip(parts, item, strict=True)}
             for item in zip(*parts.values(), strict=True)
