@@ -204,6 +204,19 @@ def test_an_imported_flagperf_run_uses_several_hosts(tmp_path: Path) -> None:
     assert all(line.count("--gpus") == 1 for line in agents)
 
 
+def test_an_imported_inference_run_of_flagperf_finds_its_data(tmp_path: Path) -> None:
+    images = tmp_path / "imagenet" / "val" / "n01440764"
+    images.mkdir(parents=True)
+    (tmp_path / "host.yaml").write_text(
+        f'VENDOR: cpu\nHOSTS: ["127.0.0.1"]\nCASES: {{"resnet50:pytorch": {images.parent}}}\n'
+    )
+    done = accelmark("import", "flagperf", str(tmp_path / "host.yaml"), "--out", str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    shown = accelmark("run", str(tmp_path / "site" / "run.yaml"), "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert str(tmp_path / "imagenet") in shown.stdout
+
+
 def test_importing_aiperfs_file_names_the_command_that_reads_it(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_text("trialConcurrency: 2\n")
     done = accelmark("import", "aiperf", str(tmp_path / "config.yml"))

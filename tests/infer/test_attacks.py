@@ -202,3 +202,20 @@ def test_what_an_engine_prints_is_no_event(take: Any, acme: Any) -> None:
     ran = take(acme(methods))
     assert ran.finished.valid
     assert '"FINISHED"' in (ran.node_dir / "engine.out.log").read_text()
+
+
+@pytest.mark.parametrize(("calls", "items"), [("self.calls % 20 == 0", ":"), ("True", "1:")])
+def test_answers_that_are_wrong_after_the_first_pass_are_found(take: Any, acme: Any, calls: str, items: str) -> None:
+    methods = f"""
+    calls = 0
+    def __call__(self, inputs):
+        self.calls += 1
+        (found,), _ = super().__call__(inputs)
+        if self.calls > 40 and {calls}:
+            found[{items}] = 0
+        return [found], 0.0
+    """
+    ran = take(acme(methods, repeat=30, repeat_check=False))
+    assert "largest error of the engine's answers is 1 " in _invalid(ran)
+    (check,) = ran.of(Event.ANSWER_CHECK)
+    assert 300 < check.num_items < 400, "the first pass, and one answer of each later call"

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, save
+from onnx import TensorProto, helper, numpy_helper, save
 
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
@@ -94,6 +94,9 @@ def test_the_options_of_onnx_runtime_reach_its_session(
         ("onnxruntime", {"graph_level": "most"}, "engine_options.graph_level: unknown value 'most'"),
         ("onnxruntime", {"execution_mode": 1}, "engine_options.execution_mode: unknown value 1"),
         ("onnxruntime", {"io_binding": "yes"}, "engine_options.io_binding must be true or false, found 'yes'"),
+        ("onnxruntime", {"inter_op_threads": 2}, "inter_op_threads has no effect without execution_mode: parallel"),
+        ("onnxruntime", {"streams": -1}, "engine_options.streams must be an integer of at least 1, found -1"),
+        ("openvino", {"streams": 0}, "engine_options.streams must be an integer of at least 1, found 0"),
         ("inductor", {"mode": "fastest"}, "engine_options.mode: unknown value 'fastest'"),
         ("eager", {"cuda_graphs": True}, "cuda_graphs needs a device of type cuda, and this one is of type cpu"),
         ("eager", {"channels_last": 1}, "engine_options.channels_last must be true or false"),
@@ -191,6 +194,28 @@ def test_inputs_and_outputs_are_bound_by_name(
     for _ in range(2):
         outputs, _ = engine_class(name, None)(request)([left, right])
         assert [float(np.unique(each.numpy())[0]) for each in outputs] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_the_data_for_calibration_is_given_by_name(make_job: Any, tmp_path: Path, name: str) -> None:
+    shapes = {"bias": 5, "row": 3}  # the file's order is not the case's
+    inputs = [helper.make_tensor_value_info(each, TensorProto.FLOAT, ["batch", n]) for each, n in shapes.items()]
+    outputs = [helper.make_tensor_value_info("sum", TensorProto.FLOAT, ["batch", 5])]
+    weight = numpy_helper.from_array(np.ones((3, 5), np.float32), "weight")
+    nodes = [
+        helper.make_node("MatMul", ["row", "weight"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["sum"]),
+    ]
+    path = tmp_path / "sum.onnx"
+    graph = helper.make_graph(nodes, "sum", inputs, outputs, [weight])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    items = torch.rand(32, 3), torch.rand(32, 5)
+    names: dict[str, Any] = {"input_names": ("row", "bias"), "output_names": ("sum",)}
+    request = request_of(
+        make_job, path, tmp_path, precision="int8", model=None, example=items, calibration=items, **names
+    )
+    (found,), _ = engine_class(name, None)(request)(list(items))
+    assert torch.allclose(torch.as_tensor(found), items[0].sum(1, keepdim=True) + items[1], atol=0.05)
 
 
 def test_a_file_with_names_of_its_own_keeps_its_order_and_one_with_some_of_the_cases_is_refused(

@@ -29,6 +29,7 @@ def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> Engin
         "onnx_path": onnx,
         "engine_path": None,
         "example": case.synthetic_batch(4).inputs,
+        "calibration": case.calibration_batch(32).inputs,
         "precision": "fp32",
         "device": torch.device("cpu"),
         "device_type": "cpu",

@@ -14,7 +14,7 @@ import torch
 from accelmark.infer.case import InferCase
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.infer.setup import build_case
+from accelmark.infer.setup import batches_of, build_case
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
@@ -35,24 +35,26 @@ def test_the_standard_case_takes_all_seven_steps_and_keeps_its_accuracy(take: An
     assert (ran.node_dir / "engine" / "model.onnx").is_file()
 
 
-def test_int8_is_calibrated_on_other_items_than_those_of_the_accuracy(
-    take: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("synthetic", [False, True])
+def test_int8_is_calibrated_on_other_items_than_those_that_are_measured(
+    take: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch, *, synthetic: bool
 ) -> None:
     given: list[Any] = []
 
     def seen(self: EngineProcess, request: EngineRequest, modules: Any) -> Any:
-        given.extend(request.example)
+        given.extend([request.example[0], request.calibration[0]])
         return compiled(self, request, modules)
 
     compiled = EngineProcess.compile
     monkeypatch.setattr(EngineProcess, "compile", seen)
-    ran = take(compiler="onnxruntime", precision="int8")
+    ran = take(compiler="onnxruntime", precision="int8", synthetic=synthetic)
     assert ran.finished.state == "completed", ran.finished.message
-    [images] = given
-    case = build_case(job := make_job(), job.work, ran.node_dir)
-    evaluated = torch.cat([batch.inputs[0] for batch in case.build_dataloader()])
-    assert images.shape == (16, 1, 8, 8)
-    assert not any(torch.equal(one, other) for one in images for other in evaluated)
+    example, images = given
+    case = build_case(job := make_job(synthetic=synthetic), job.work, ran.node_dir)
+    measured = torch.cat([batch.inputs[0] for batch in batches_of(case, pinned=False)])
+    assert images.shape == (32, 1, 8, 8), "also with smaller batches"
+    assert torch.equal(example, images[:16])
+    assert not any(torch.equal(one, other) for one in images for other in measured)
 
 
 def test_a_case_without_data_for_calibration_says_what_to_do(make_job: Any, tmp_path: Path) -> None:

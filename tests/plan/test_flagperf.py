@@ -184,7 +184,16 @@ def test_a_scale_configuration_becomes_settings(tmp_path: Path) -> None:
 def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
     converted = convert(write(tmp_path, host__yaml=HOST))
     assert converted.cluster == {"vendor": "nvidia", "hosts": [{"address": "127.0.0.1"}], "launcher": "local"}
-    assert converted.run["cases"] == [{"key": "resnet50:pytorch_1.13", "data": "/raid/imagenet/val", "task": "infer"}]
+    assert converted.run["cases"] == [{"key": "resnet50:pytorch_1.13", "data": "/raid", "task": "infer"}]
+    (problem,) = converted.left_over
+    assert "data /raid/imagenet/val: becomes the directory that contains imagenet/" in problem.what
+
+
+def test_a_directory_that_is_not_named_as_the_data_set_stays_with_a_note(tmp_path: Path) -> None:
+    converted = convert(write(tmp_path, host__yaml=HOST.replace("/raid/imagenet/val", "/raid/ILSVRC/val")))
+    assert converted.run["cases"][0]["data"] == "/raid/ILSVRC/val"
+    (problem,) = converted.left_over
+    assert "data /raid/ILSVRC/val: name the directory that contains imagenet/" in problem.what
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor
 
 Source = Literal["onnx", "model", "either"]
+CALIBRATION_ITEMS: Final = 32
+"""Items that int8 is calibrated on, at least."""
 Done = Callable[[list[Tensor], Exception | None], None]
 """Gets the outputs of a call, or the exception that it raised."""
 
@@ -50,8 +52,7 @@ class EngineRequest:
     engine_path: Path | None
     """A compiled engine to load instead of compiling (``exist_compiler_path``)."""
     example: tuple[Tensor, ...]
-    """One batch of inputs on the CPU, with the batch size that will be used. In int8 it is of data that the accuracy
-    is not measured on, for calibration."""
+    """One batch of inputs on the CPU, with the batch size that will be used."""
     precision: InferPrecision
     device: torch.device
     """The device that PyTorch uses."""
@@ -65,6 +66,9 @@ class EngineRequest:
     input_names: tuple[str, ...] = ()
     """Names of the inputs in the case's ONNX file, in the order in which they are given; empty: not known."""
     output_names: tuple[str, ...] = ()
+    calibration: tuple[Tensor, ...] = ()
+    """In int8, inputs of at least ``CALIBRATION_ITEMS`` items, of which neither accuracy nor speed is measured; the
+    example is the first of them."""
     model_dir: Path | None = None
     """Directory of a language model in Hugging Face's layout; None for other cases."""
     num_devices: int = 1

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Literal, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.case import InferBatches, InferCase
 from accelmark.infer.checks.checked_pass import CheckedPass
-from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
 from accelmark.infer.generation.run import generate
@@ -317,11 +317,14 @@ class SevenSteps:
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device
         self.work_dir.mkdir(parents=True, exist_ok=True)
+        calibration = self._calibration(precision)
+        example = tuple(each[: settings.batch_size] for each in calibration) or next(iter(self.batches)).inputs
         return EngineRequest(
             model=self.model,
             onnx_path=self.onnx_path or file_at(settings.exist_onnx_path),
             engine_path=Path(settings.exist_compiler_path).expanduser() if settings.exist_compiler_path else None,
-            example=self._example(precision).inputs,
+            example=example,
+            calibration=calibration,
             precision=precision,
             device=device.device,
             device_type=device.device_type,
@@ -334,11 +337,12 @@ class SevenSteps:
             model_dir=self.case.directory if isinstance(self.case, LanguageModelCase) else None,
         )
 
-    def _example(self, precision: InferPrecision) -> InferBatch:
-        settings = self.settings
-        if precision == "int8" and not settings.synthetic and settings.exist_compiler_path is None:
-            return self.case.calibration_batch(settings.batch_size)
-        return next(iter(self.batches))
+    def _calibration(self, precision: InferPrecision) -> tuple[Tensor, ...]:
+        """Return the inputs that an engine is calibrated on, if it compiles in int8."""
+        if precision != "int8" or self.settings.exist_compiler_path is not None:
+            return ()
+        make = self.case.synthetic_batch if self.settings.synthetic else self.case.calibration_batch
+        return make(max(self.settings.batch_size, CALIBRATION_ITEMS)).inputs
 
     def _summarise(self) -> None:
         if self.failure is None:

@@ -33,6 +33,23 @@ def case_of(path: Path) -> str:
     return name if found is None or found.case is None else found.case
 
 
+def data_directory(given: str, case: str) -> tuple[str, str]:
+    """Return the directory that contains the data sets of an inference case, and what has to be known about it.
+
+    FlagPerf names the data set itself (``/raid/imagenet/val``), AccelMark the directory that contains ``imagenet/``.
+    """
+    side = load_case(case).infer
+    names = (*side.data, *side.optional_data) if side is not None else ()
+    parts = Path(given).parts
+    at = next((place for place, part in enumerate(parts) if part in names), None)
+    if not names or at == 0:
+        return given, ""
+    wanted = f"the directory that contains {' and '.join(f'{name}/' for name in names)}"
+    if at is None:
+        return given, f"data {given}: name {wanted}"
+    return str(Path(*parts[:at])), f"data {given}: becomes {wanted}"
+
+
 def layer_of(given: Iterable[Given], case: str, left_over: list[Problem]) -> Values:
     """Return the settings for ``infer.yaml`` in a vendor's folder of the case; list the others in ``left_over``.
 

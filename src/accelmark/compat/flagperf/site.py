@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from accelmark.compat.flagperf.coverage import Task, equivalent
+from accelmark.compat.flagperf.inference import data_directory
 from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, flag, text, texts, whole
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.key import CaseKey
@@ -124,11 +125,16 @@ def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, 
         table = item.read(_table)
         for key, data in table.items():
             wanted, settings, differs = _converted(key, cluster)
+            model = wanted.partition(":")[0]
+            if data is not None and _task(wanted) == "infer" and model in folders("cases"):
+                data, moved = data_directory(data, model)
+                differs = "; ".join(filter(None, (differs, moved)))
             why = _take_case(wanted, settings, data, len(cluster.get("hosts", ("localhost",))), listed)
             if why:
                 left_over.append(item.left(f"{key}: {why}"))
             elif differs:
-                left_over.append(item.left(f"{key}: becomes {wanted}: {differs}"))
+                named = "" if wanted == key else f"becomes {wanted}: "
+                left_over.append(item.left(f"{key}: {named}{differs}"))
         if not table:
             left_over.append(item.left("names no case"))
     level = given.get("FLAGPERF_LOG_LEVEL")

@@ -12,7 +12,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
-from accelmark.spec.errors import nearest
+from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.settings.engine_options import (
     choice_option,
     number_option,
@@ -82,6 +82,8 @@ class Engine(Base):
         mode = choice_option(request.options, "execution_mode", _EXECUTION_MODES, "sequential")
         options.execution_mode = getattr(self.ort.ExecutionMode, mode)
         if inter_op := number_option(request.options, "inter_op_threads", 0):
+            if mode != _EXECUTION_MODES["parallel"]:
+                raise RequestError("engine_options.inter_op_threads has no effect without execution_mode: parallel")
             options.inter_op_num_threads = inter_op
         # Spinning threads occupy cores: inference on a busy machine becomes ten times slower.
         spins = "1" if switch_option(request.options, "spinning") else "0"
@@ -158,7 +160,7 @@ class Engine(Base):
         if self.request.precision == "fp16":
             precision.write_fp16(path, target)
         else:
-            precision.write_int8(path, target, self.request.example)
+            precision.write_int8(path, target, self)
         return target
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:

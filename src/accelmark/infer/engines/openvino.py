@@ -152,7 +152,7 @@ class Engine(Base):
         from accelmark.infer.onnx.precision import write_int8
 
         target = self.request.work_dir / f"{self.name}-int8.onnx"
-        write_int8(path, target, self.request.example)
+        write_int8(path, target, self)
         return target
 
     def _load(self, path: Path) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import onnx
+import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import Tensor
 
-_CALIBRATION_ITEMS: Final = 32
+from accelmark.infer.engine import CALIBRATION_ITEMS, Engine
 
 
 def write_fp16(source: Path, target: Path) -> None:
@@ -21,19 +22,17 @@ def write_fp16(source: Path, target: Path) -> None:
     onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
 
 
-def write_int8(source: Path, target: Path, example: Sequence[Tensor]) -> None:
-    """Write ``source`` quantised to int8 (static, per channel), calibrated on up to 32 items of ``example``.
-
-    They are none of the items that the accuracy is measured on (``EngineRequest.example``).
-    """
+def write_int8(source: Path, target: Path, engine: Engine) -> None:
+    """Write ``source`` quantised to int8 (static, per channel), calibrated on what the engine was given for it."""
     logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
     prepared = target.with_suffix(".prepared.onnx")
     quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-    names = [each.name for each in onnx.load(prepared, load_external_data=False).graph.input]
+    graph = onnx.load(prepared, load_external_data=False).graph
+    names = engine.named("inputs", [each.name for each in graph.input])
     quantize_static(
         str(prepared),
         str(target),
-        _CalibrationReader(names, example),
+        _CalibrationReader(dict(zip(names, engine.request.calibration, strict=True))),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         activation_type=QuantType.QUInt8,
@@ -46,11 +45,11 @@ def write_int8(source: Path, target: Path, example: Sequence[Tensor]) -> None:
 class _CalibrationReader(CalibrationDataReader):  # type: ignore[misc] # untyped package
     """Yields one item at a time."""
 
-    def __init__(self, names: Sequence[str], example: Sequence[Tensor]) -> None:
-        items = min(_CALIBRATION_ITEMS, int(example[0].shape[0]))
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        parts = {name: torch.split(each[:CALIBRATION_ITEMS], 1) for name, each in inputs.items()}
         self.feeds = iter(
-            {name: each[item : item + 1].numpy() for name, each in zip(names, example, strict=True)}
-            for item in range(items)
+            {name: each.numpy() for name, each in zip(parts, item, strict=True)}
+            for item in zip(*parts.values(), strict=True)
         )
 
     def get_next(self) -> dict[str, Any] | None:

@@ -147,7 +147,8 @@ class EngineProcess:
         """
         with os.fdopen(os.dup(self.inputs), "wb") as file:
             try:
-                torch.save({"model": request.model, "example": tuple(request.example)}, file)
+                held = {name: getattr(request, name) for name in ("model", "example", "calibration")}
+                torch.save(held, file)
             except (AttributeError, TypeError, ValueError, RuntimeError) as error:
                 what = f"the model cannot be sent to the engine's process ({shortened(error, 200)})"
                 raise RequestError(f"{what}; define its classes at the top level of a module") from error
@@ -198,10 +199,10 @@ class EngineProcess:
         for view, each in zip(self.slots.blocks(self.staged, slot, num_calls, size), inputs, strict=True):
             view.copy_(each.view_as(view))
 
-    def staged_inputs(self, calls: Sequence[Call]) -> list[Tensor]:
-        """Return a copy of the items that are staged for calls."""
-        views = [self.slots.views(self.staged, *call) for call in calls]
-        return [torch.cat(parts) for parts in zip(*views, strict=True)]
+    def staged_items(self, slots: Tensor, places: Tensor) -> list[Tensor]:
+        """Return a copy of the items that are staged in ``slots``, each at its place of ``places`` there."""
+        blocks = self.slots.blocks(self.staged, 0, self.slots.num_slots, self.slots.slot_items)
+        return [each[slots, places] for each in blocks]
 
     def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
         """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``.

@@ -112,8 +112,7 @@ class Worker:
         options = {name: tuple(each) if isinstance(each, list) else each for name, each in request["options"].items()}
         self.engine = self.type(
             EngineRequest(
-                model=held["model"],
-                example=held["example"],
+                **held,
                 onnx_path=onnx,
                 engine_path=engine,
                 work_dir=Path(request["work_dir"]),

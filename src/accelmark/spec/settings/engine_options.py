@@ -8,15 +8,15 @@ from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.settings.inference import EngineOption
 
 
-def number_option(options: Mapping[str, EngineOption], name: str, default: int) -> int:
+def number_option(options: Mapping[str, EngineOption], name: str, default: int, *, least: int = 0) -> int:
     """Return an integer option of an engine.
 
     Raises:
-        RequestError: it is not an integer.
+        RequestError: it is not an integer of at least ``least``.
     """
     value = options.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise RequestError(f"engine_options.{name} must be an integer, found {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise RequestError(f"engine_options.{name} must be an integer of at least {least}, found {value!r}")
     return value
 
 
@@ -58,7 +58,4 @@ def streams_option(options: Mapping[str, EngineOption]) -> int:
     Raises:
         RequestError: it is not an integer of at least 1.
     """
-    streams = number_option(options, "streams", 1)
-    if streams < 1:
-        raise RequestError(f"engine_options.streams must be at least 1, found {streams}")
-    return streams
+    return number_option(options, "streams", 1, least=1)
