@@ -21,6 +21,7 @@ from accelmark.spec.equivalence import EquivalenceCheck
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Started
+from accelmark.spec.log.records import AdaptationFiles
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 CHECK = ("check", "case", "dots", "--frameworks", "pytorch", "--synthetic", "--steps", "3", "--set", "precision=fp32")
@@ -116,6 +117,10 @@ def test_a_run_of_the_checked_version_says_so_on_its_page(place: Path, check: di
     others: list[dict[str, Any]] = [{"framework_version": "0.1"}, {"library_versions": {}}, {"precision": "bf16"}]
     for changed in others:
         assert equivalence_finding(job, started.model_copy(update=changed)) is None, changed
+    for files, applies in (({}, True), ({"has_environment": True}, False), ({"requirements": ("triton",)}, False)):
+        adaptation = AdaptationFiles.model_validate({"name": "dots-pytorch", "sha256": "", **files})
+        found = equivalence_finding(job.model_copy(update={"adaptation": adaptation}), started)
+        assert (found is not None) == applies, "a vendor's settings are among those that were checked"
 
 
 @pytest.mark.heavy

@@ -138,6 +138,30 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     assert (other / "thesis.txt").exists()
 
 
+def test_a_directory_with_wheels_that_does_not_exist_is_named_before_anything_is_made(
+    cache: Path, tmp_path: Path
+) -> None:
+    absent, place = tmp_path / "absent", tmp_path / "venv"
+    create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(place), "--wheels", str(absent))
+    done = run_accelmark(*create, ACCELMARK_CACHE=cache)
+    assert done.returncode == 1
+    assert f"--wheels {absent}: no such directory on this host" in " ".join(done.stderr.split())
+    assert not place.exists()
+
+
+@pytest.mark.heavy
+def test_an_index_that_cannot_be_reached_is_the_error(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    index = "http://127.0.0.1:9/simple"
+    create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(tmp_path / "venv"), "--index", index)
+    done = run_accelmark(*create, ACCELMARK_CACHE=cache)
+    assert done.returncode == 1
+    shown = " ".join(done.stderr.split())
+    assert f"a connection to {index} failed: NewConnectionError('Failed to establish a new connection" in shown
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(1000)
 def test_an_environment_without_the_framework_is_refused(cache: Path, tmp_path: Path) -> None:

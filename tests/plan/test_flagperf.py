@@ -134,6 +134,7 @@ def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Pat
 def test_the_frameworks_on_top_of_pytorch_become_pytorch_or_the_trainer(tmp_path: Path) -> None:
     table = {"llama2_7b:deepspeed_0.10:A100:1:8:1": None, "llama3_1_8b:flagscale:A100:1:8:1": None}
     table |= {"llama3_1_8b:megatron_core060:A100:2:8:1": None, "bert:deepspeed:A100:1:8:1": None}
+    table |= {"aquila2_7b:flagscale:A100:1:8:1": None}
     converted = convert(
         write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=f'VENDOR = "nvidia"\nCASES = {table}\n')
     )
@@ -144,11 +145,12 @@ def test_the_frameworks_on_top_of_pytorch_become_pytorch_or_the_trainer(tmp_path
         "bert:pytorch:A100:1:8:1",
     ]
     assert [case.get("settings") for case in converted.run["cases"]] == [
-        {"parallelism": "deepspeed"}, None, None, {"parallelism": "deepspeed"}
+        {"parallelism": name} for name in ("deepspeed", "ddp", "ddp", "deepspeed")
     ]  # fmt: skip
     left = "\n".join(str(problem) for problem in converted.left_over)
     assert "becomes llama2_7b:pytorch:A100:1:8:1: parallelism is deepspeed; zero.stage is 3" in left
     assert "FlagScale trains with Megatron-LM" in left
+    assert "aquila2_7b:flagscale:A100:1:8:1: the case has no framework 'megatron-lm': write aquila2_7b:pytorch" in left
 
 
 def test_an_unknown_vendor_is_left_out_and_the_one_of_the_machine_is_measured(tmp_path: Path) -> None:

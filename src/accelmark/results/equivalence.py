@@ -18,7 +18,7 @@ def equivalence_finding(job: JobSpec, started: Started | None) -> Finding | None
     A round with a vendor's code, of another version of the framework or its libraries, or at another precision was not
     checked.
     """
-    if started is None or job.extern is not None or job.adaptation is not None:
+    if started is None or job.has_vendors_code:
         return None
     for check in job.equivalence:
         if _applies(check, started):

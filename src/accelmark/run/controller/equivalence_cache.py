@@ -43,7 +43,7 @@ def with_checks(plan: Plan) -> Plan:
 
 
 def _remembered(job: JobSpec, source_sha256: str) -> tuple[EquivalenceCheck, ...]:
-    if not isinstance(job.work, TrainJob) or job.extern is not None or job.adaptation is not None:
+    if not isinstance(job.work, TrainJob) or job.has_vendors_code:
         return ()
     wanted = {
         "case_sha256": job.case.sha256,

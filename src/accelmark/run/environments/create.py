@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from accelmark.run.preflight.packages import broken_imports, create_command, pac
 from accelmark.spec.cluster import environment_python
 from accelmark.spec.plugins.catalog import find, framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, base_requirements, distributions, requirement_texts
+from accelmark.spec.secret import without_userinfo
 
 MARKER: Final = "accelmark-environment"
 """File in an environment that AccelMark created; only directories with it are removed."""
 _CONSTRAINTS: Final = "constraints.txt"
 _PREPARE: Final = """\
+if [ -n "$5" ] && [ ! -d "$5" ]; then echo "--wheels $5: no such directory on this host" >&2; exit 6; fi
 if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ -n "$(ls -A "$1")" ]; then
   echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
 fi
@@ -32,12 +35,15 @@ fi
 touch -- "$1/$3"
 cat > "$1/$4"
 """
-"""Arguments: the directory, the Python, the marker, the file for the constraints, which come from standard input."""
+"""Arguments: the directory, the Python, the marker, the file for the constraints, which come from standard input, and
+the directory with wheels or nothing."""
 _REMOVE: Final = """\
 [ -e "$1" ] || exit 0
 [ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
 rm -rf -- "$1"
 """
+_UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
+"""pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
 _INSTALL_TIMEOUT_S: Final = 4 * 3600.0
 Report = Callable[[str, str], None]
 """Called with a host and what is done there."""
@@ -60,7 +66,7 @@ class Recipe:
 
     def prepare_command(self, path: Path, python: str) -> list[str]:
         """Return the command that makes an empty virtual environment; constraints are its standard input."""
-        return ["sh", "-c", _PREPARE, "sh", str(path), python, MARKER, _CONSTRAINTS]
+        return ["sh", "-c", _PREPARE, "sh", str(path), python, MARKER, _CONSTRAINTS, str(self.wheels or "")]
 
     def install_command(self, path: Path) -> list[str]:
         """Return the command that installs the packages."""
@@ -108,11 +114,15 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     constraints = b"" if recipe.constraints is None else recipe.constraints.read_bytes()
     done = await host.run(recipe.prepare_command(path, python), constraints, _INSTALL_TIMEOUT_S)
     if done.code != 0:
-        raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5) else done.message)
+        raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5, 6) else done.message)
     report(host.name, f"installing the packages of {recipe.framework}")
     done = await host.run(recipe.install_command(path), timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         why = error_lines(done.output) or f"exit code {done.code}"
+        if unreached := _UNREACHED.search(done.output):
+            cause = re.sub(r"<[^>]*>[:,] ", "", unreached[1])
+            index = without_userinfo(recipe.index or "the package index")
+            why = f"a connection to {index} failed: {cause}; {why}"
         raise HostError(host.name, f"{why} (repeat: {shlex.join(recipe.install_command(path))})")
     spec = load_framework(recipe.framework)
     report(host.name, f"importing {spec.module}")

@@ -101,6 +101,11 @@ class AdaptationFiles(Spec):
     has_build: bool = False
     """Whether ``csrc/`` has a ``setup.py`` or a ``pyproject.toml``."""
 
+    @property
+    def has_only_settings(self) -> bool:
+        """Whether no code, package or variable of the vendor reaches the ranks."""
+        return not (self.extern or self.kernels or self.requirements or self.has_environment or self.has_build)
+
 
 class AdaptationRecord(Spec):
     """Effects of a vendor's folder for a case on a host before the ranks started."""
