@@ -76,8 +76,8 @@ class Forked:
         self.args = command
         self.returncode: int | None = None
         _, _, module, *arguments = command
-        request = {"module": module, "arguments": arguments, "descriptors": list(pass_fds), "imports": list(imports)}
-        request |= {"environment": dict(environment), "parent": os.getpid()}
+        request: dict[str, object] = {"module": module, "arguments": arguments, "environment": dict(environment)}
+        request |= {"imports": list(imports), "descriptors": list(pass_fds), "parent": os.getpid()}
         self.pid: int = _server().ask(request, [*pass_fds, log.fileno()])
 
     def wait(self, timeout: float | None = None) -> int:

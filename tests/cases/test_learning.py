@@ -49,7 +49,7 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "transformer": (tiny_data.wmt14, {"optimizer.lr": 1e-2}),
     "wav2vec2": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.eval_seconds": 1.0}),
     "whisper_small": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.target_length": 16, "batch_size": 2}),
-    "stable_diffusion": (tiny_data.latents, {"optimizer.lr": 3e-4, "model.width": 32}),
+    "stable_diffusion": (tiny_data.latents, {"optimizer.lr": 1e-4}),
     "flux": (tiny_data.flux_encodings, {"optimizer.lr": 1e-3}),
     "dlrm_dcnv2": (tiny_data.criteo, {"optimizer.lr": 0.1}),
     "llava1_5_7b": (
