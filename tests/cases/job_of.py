@@ -1,26 +1,29 @@
-"""A case's job at reduced size, run in this process, or where it has several ranks or loader processes in its own."""
+"""A case's job at reduced size, run in this process, or where it has several ranks or loader processes in forks."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch._C._distributed_c10d import TCPStore
+
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
-from accelmark.spec.plugins.catalog import load_case
+from accelmark.spec.plugins.catalog import FolderRef, load_case
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
 from tests.cases.job_head import job_on_cpu
+from tests.fork_server import Forked
 
-SRC = Path(__file__).parents[2] / "src"
+TIMEOUT_S = 500
 
 
 def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapping[str, Any], **head: Any) -> Path:
@@ -57,11 +60,16 @@ def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     work = spec.work.train if isinstance(spec.work, CompareJob | EvaluateJob) else spec.work
     assert isinstance(work, TrainJob)
     started = num_ranks > 1 or work.settings.loader.num_workers
-    code, output = _started(job, num_ranks) if started else _here(spec, job.parent)
-    log = (job.parent / "rank0.out.log").read_text(encoding="utf-8")
-    assert code == 0, log + output
-    lines = [line for line in log.splitlines() if line.startswith(PERFLOG_PREFIX)]
-    records = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines]
+    code, output = _started(job, spec.case, num_ranks) if started else _here(spec, job.parent)
+    log = job.parent / "rank0.out.log"
+    assert code == 0, log.read_text(encoding="utf-8") + output
+    return events_of(log)
+
+
+def events_of(log: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return a rank's events as (name, value)."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
     return [(record["event"], record["value"]) for record in records]
 
 
@@ -70,19 +78,25 @@ def _here(job: JobSpec, node_dir: Path) -> tuple[int, str]:
         return run_rank(job, PerfLogWriter(0, log.fileno()), time.monotonic(), StopRequest(wanted=False)), ""
 
 
-def _started(job: Path, num_ranks: int) -> tuple[int, str]:
-    node_dir = job.parent
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(SRC), os.environ.get("PYTHONPATH")])),
-        "ACCELMARK_NODE_DIR": str(node_dir),
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-    command = [sys.executable, *launcher, "-m", "accelmark.train.loop.rank", str(job)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    return ended.returncode, ended.stderr
+def _started(job: Path, case: FolderRef, num_ranks: int) -> tuple[int, str]:
+    """Fork the ranks, which meet at a store as under torchrun; where one fails, the others are killed."""
+    command = [sys.executable, "-m", "accelmark.train.loop.rank", str(job)]
+    modules = ("accelmark.frameworks.pytorch.backend", f"accelmark.cases.{case.name}.pytorch")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environment = {**os.environ, **meeting, "GLOO_SOCKET_IFNAME": "lo", "ACCELMARK_NODE_DIR": str(job.parent)}
+    output = job.parent / "output.log"
+    with output.open("wb") as log:
+        places = [RankPlace(rank, rank, num_ranks, num_ranks) for rank in range(num_ranks)]
+        ranks = [Forked(command, environment | place.variables(), log, imports=modules) for place in places]
+    deadline = time.monotonic() + TIMEOUT_S
+    while None in (codes := [rank.poll() for rank in ranks]):
+        if any(codes) or time.monotonic() > deadline:
+            time.sleep(1)  # a rank that sees that another has failed says so
+            for rank in ranks:
+                rank.kill()
+        time.sleep(0.01)
+    return next(filter(None, codes), 0), output.read_text(encoding="utf-8")
 
 
 def value_of(events: list[tuple[str, dict[str, Any]]], event: Event) -> dict[str, Any]:

@@ -6,7 +6,13 @@ differ by more than a model learns in some steps.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +23,10 @@ from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm, Pretraining
 from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
 from accelmark.frameworks.pytorch.tasks.vision.conversation import InstructionTuning
+from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.log.events import Event
 from tests.cases import tiny_data
-from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.job_of import events_of, job_of, losses_of, run, value_of
 from tests.cases.test_definitions import NEEDS, SMALL, case_of
 
 Writer = Callable[[Path], Mapping[str, Path]]
@@ -35,13 +42,13 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "mobilenetv2": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 2e-3}),
     "efficientnet": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.01}),
     "vit": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 3e-3}),
-    "swin": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 1e-3, "model.image_size": 224, **UNMIXED}),
+    "swin": (tiny_data.imagenet, {**IMAGES, **UNMIXED, "optimizer.lr": 1e-3, "model.image_size": 224, "batch_size": 2}),
     "distilbert": (tiny_data.sst2, {"optimizer.lr": 5e-3, "model.vocab_size": 100}),
     "gpt2": (tiny_data.lambada, {"optimizer.lr": 1e-2, "model.seq_length": 16, "model.eval_length": 16}),
     "t5_small": (tiny_data.cnn_dailymail, {"optimizer.lr": 1e-2}),
     "transformer": (tiny_data.wmt14, {"optimizer.lr": 1e-2}),
     "wav2vec2": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.eval_seconds": 1.0}),
-    "whisper_small": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.target_length": 16}),
+    "whisper_small": (tiny_data.librispeech, {"optimizer.lr": 1e-2, "model.target_length": 16, "batch_size": 2}),
     "stable_diffusion": (tiny_data.latents, {"optimizer.lr": 1e-4}),
     "flux": (tiny_data.flux_encodings, {"optimizer.lr": 1e-3}),
     "dlrm_dcnv2": (tiny_data.criteo, {"optimizer.lr": 0.1}),
@@ -75,7 +82,7 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "llama2_7b_finetune": (tiny_data.samsum, {**SHORT, "model.vocab_size": 400}),
     "llama2_70b_lora": (tiny_data.tokens("gov_report"), SHORT),
 }
-"""Case -> its data, and settings in addition to its reduced size. A new standard case adds a row.
+"""Case -> its data, and settings in addition to its reduced size and to those of all. A new standard case adds a row.
 
 Not those of which another has all code and the layout of data: ``aquila2_7b`` and ``llama3_70b`` (``llama2_7b``).
 """
@@ -103,18 +110,12 @@ def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Pat
     start(model.net).save_pretrained(folder)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    "name",
-    sorted(CASES),
-)
-def test_a_standard_case_learns_on_two_ranks_and_resumes(tmp_path: Path, name: str) -> None:
+def prepared(name: str, root: Path) -> tuple[dict[str, Any], Mapping[str, Path]]:
+    """Write a case's data below ``root``; return the settings of its job and the directories."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     writer, own = CASES[name]
     over = {
-        **SMALL[name],
-        **own,
         "precision": "fp32",
         "batch_size": 4,
         "eval_batch_size": 2,
@@ -129,12 +130,20 @@ def test_a_standard_case_learns_on_two_ranks_and_resumes(tmp_path: Path, name: s
         "schedule.name": "constant",
         "schedule.warmup_steps": 0,
         "schedule.warmup_ratio": 0.0,
+        **SMALL[name],
+        **own,
     }
     case = case_of(name, over)
-    data = tiny_data.with_weights(writer(tmp_path), name, tmp_path)
+    data = tiny_data.with_weights(writer(root), name, root)
     with_checkpoint(case, getattr(case, "weights", None), data)
-    job = job_of(name, tmp_path / "run", data, over)
-    events = run(job, num_ranks=2)
+    return over, data
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_standard_case_learns_on_two_ranks_and_resumes(tmp_path: Path, name: str) -> None:
+    over, data = prepared(name, tmp_path)
+    events = run(job_of(name, tmp_path / "run", data, over), num_ranks=2)
     losses, finished = losses_of(events), value_of(events, Event.FINISHED)
     assert finished["state"] == "completed"
     assert len(losses) == STEPS
@@ -148,3 +157,43 @@ def test_a_standard_case_learns_on_two_ranks_and_resumes(tmp_path: Path, name: s
     again = run(job_of(name, tmp_path / "run", data, over, resume=True), num_ranks=2)
     assert losses_of(again) == losses[CHECKPOINT:]
     assert value_of(again, Event.FINISHED)["final_metrics"] == finished["final_metrics"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["distilbert", "dlrm_dcnv2", "vit"])
+def test_a_run_and_its_resumption_take_the_steps_of_forked_ranks(tmp_path: Path, name: str) -> None:
+    """By the command; the other tests of this folder fork the ranks."""
+    over, data = prepared(name, tmp_path)
+    over |= {"end.max_steps": 300, "checkpoint.every_steps": 5}
+    forked = run(job_of(name, tmp_path / "forked", data, over), num_ranks=2)
+    out = tmp_path / "out"
+    sets = [part for key, value in over.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    command = ["train", f"{name}:pytorch:CPU:1:2", "--vendor", "cpu", "--open", "--data", str(tmp_path), *sets]
+    with accelmark(*command, "--out", str(out)) as process:
+        while not list(out.glob("*/round1/checkpoints/step?????????")) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=100)
+    assert process.returncode == EXIT_CANCELLED, shown
+    with accelmark("resume", str(out)) as process:
+        shown, _ = process.communicate(timeout=300)
+    (log,) = out.glob("*/round1/*_noderank0/rank0.out.log")
+    (before,) = out.glob("*/round1/attempt1/*_noderank0/rank0.out.log")
+    assert value_of(events_of(log), Event.FINISHED)["state"] == "completed", shown
+    expected, first, again = losses_of(forked), losses_of(events_of(before)), losses_of(events_of(log))
+    assert 0 < len(again) < len(expected)
+    assert first == expected[: len(first)]
+    assert again == expected[-len(again) :]
+    metrics = [value_of(events, Event.FINISHED)["final_metrics"] for events in (forked, events_of(log))]
+    assert metrics[1] == metrics[0]
+
+
+def accelmark(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command, and return its process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "accelmark", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "250"},
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from accelmark.frameworks.pytorch.data.batches import collated
 from accelmark.spec.errors import DataError
@@ -32,6 +34,7 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
     [
         (lambda all_: all_["annotations"][1].update(bbox=[50, 10, 30, 20]), r"annotation 2: the box .* is not inside "),
         (lambda all_: all_["annotations"][1].update(bbox=[5, 5, -9, 20]), r"annotation 2: the box .* is not inside "),
+        (lambda all_: all_["annotations"][1].update(bbox=[5, 5, nan, 9]), r"annotation 2: the box .* is not inside "),
         (lambda all_: all_["annotations"][0].update(category_id=2), r"annotation 1: there is no category 2"),
         (lambda all_: all_["annotations"][0].update(image_id=99), r"annotation 1: there is no image 99"),
         (lambda all_: all_["annotations"][0].pop("bbox"), r"is not in COCO's format: KeyError: 'bbox'"),
@@ -51,6 +54,15 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     images = BoxedImages(directory, "train2017", num_classes=2, train=True)
     images.path(3).write_bytes(images.path(3).read_bytes()[:300])
     with pytest.raises(DataError, match=rf"{images.path(3)}: is not a readable image"):
+        images.scene(3)
+
+
+def test_an_image_of_another_size_than_its_boxes_are_for_is_named(tmp_path: Path) -> None:
+    directory = tiny_data.coco(tmp_path)["coco"]
+    images = BoxedImages(directory, "train2017", num_classes=2, train=True)
+    with Image.open(images.path(3)) as image:
+        image.resize((30, 45)).save(images.path(3))
+    with pytest.raises(DataError, match=rf"{images.path(3)}: has 30 x 45 pixels, .*train2017.json states 40 x 60"):
         images.scene(3)
 
 
@@ -85,8 +97,6 @@ def test_a_damaged_segmentation_is_named(tmp_path: Path, broken: Callable[[Path]
 
 
 def save(folder: Path, segments: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    from PIL import Image
-
     Image.fromarray(segments).save(folder / "ADE_training_00000000.png")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import resource
 import struct
 import tarfile
 import zipfile
@@ -117,7 +118,7 @@ def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Pat
     to = tmp_path / "imagenet"
     whole = (ilsvrc / imagenet.TRAIN).read_bytes()
     (ilsvrc / imagenet.TRAIN).write_bytes(whole[:12_000])
-    with pytest.raises(DataError, match=rf"{imagenet.TRAIN}.*is not a readable tar archive"):
+    with pytest.raises(DataError, match=rf"{imagenet.TRAIN}.* tar archive: unexpected end of data; download"):
         made("imagenet", ilsvrc, to)
     first = to / "train" / SYNSETS[0]
     before = first.stat()
@@ -126,6 +127,19 @@ def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Pat
     made("imagenet", ilsvrc, to)
     assert first.stat().st_ino == before.st_ino
     assert len(list(to.glob("train/*/*.JPEG"))) == 4
+
+
+def test_a_disk_that_becomes_full_is_named_and_the_same_command_continues(tmp_path: Path, ilsvrc: Path) -> None:
+    to, limits = tmp_path / "imagenet", resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = len(jpeg(90))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"imagenet.*: File too large; the same command continues"):
+            made("imagenet", ilsvrc, to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    made("imagenet", ilsvrc, to)
+    assert len(list(to.glob("*/*/*.JPEG"))) == 7
 
 
 def test_another_archive_than_the_published_one_is_refused_before_anything_is_unpacked(
@@ -329,6 +343,7 @@ def test_every_data_set_says_how_it_is_obtained(tmp_path: Path, monkeypatch: pyt
     ("name", "message"),
     [
         ("imagnet", "did you mean 'imagenet'"),
+        ("c4", "did you mean 'c4_llama3'"),
         ("fashion_mnist", "AccelMark fetches it when it is needed"),
         ("llama2_7b_weights", "Put the checkpoint of meta-llama"),
     ],
@@ -427,7 +442,11 @@ def test_c4_is_sorted_into_splits_after_a_check_against_its_indexes(tmp_path: Pa
     tokens.write_bytes(tokens.read_bytes()[:-4])
     with pytest.raises(DataError, match=rf"{tokens}: has 52 bytes, its index describes 56"):
         prepare(spec, preparation, source, tmp_path / "again")
-    (source / f"{c4_llama3.SETS['train']}.idx").write_bytes(b"x" * 99)
+    index = source / f"{c4_llama3.SETS['train']}.idx"
+    index.write_bytes(index.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"{index}: is incomplete"):
+        prepare(spec, preparation, source, tmp_path / "again")
+    index.write_bytes(b"x" * 99)
     with pytest.raises(DataError, match=r"en_6_text_document.idx: is not the index"):
         prepare(spec, preparation, source, tmp_path / "again")
 
@@ -464,6 +483,11 @@ def test_criteo_has_the_lists_of_ids_of_mlperf(tmp_path: Path, monkeypatch: pyte
     (to / "train" / "day_0_sparse_multi_hot.npz").unlink()
     with pytest.raises(DataError, match=r"day_0_sparse.npy: has shape \(5, 2\); expected ids of 3 tables"):
         made("criteo", source, to)
+
+
+def test_lists_that_do_not_fit_into_memory_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"the lists of ids need 37,252.9 GiB of memory, [\d.]+ GiB are free"):
+        criteo.id_lists([10**12, 3], [10, 1])
 
 
 def test_lists_do_not_depend_on_the_size_of_blocks() -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, FolderRef
 from accelmark.spec.settings.inference import InferSettings, InferStep
-from tests.infer.fork_server import Forked, ForkServer
+from tests.fork_server import Forked
 
 _ENGINE = """
 import gc, os, signal, sys, threading, time
@@ -81,22 +81,12 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
     )
 
 
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    """The process from which engine processes are forked."""
-    server = ForkServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture(autouse=True)
-def forked_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork engine processes; a test file that is about the process itself overrides this fixture to start them."""
 
     def fork(command: list[str], **options: Any) -> Forked:
-        return Forked(
-            request.getfixturevalue("fork_server"), command, options["pass_fds"], options["env"], options["stdout"]
-        )
+        return Forked(command, options["env"], options["stdout"], options["pass_fds"])
 
     monkeypatch.setattr("accelmark.infer.process.worker_process.Popen", fork)
 

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Final
 
+from accelmark.datasets.prepare.preparation import naming_failed_writes
 from accelmark.datasets.shards import write_shard
 from accelmark.datasets.spec import DatasetSpec, TreePart
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
@@ -25,7 +26,7 @@ def pack(
 
     Raises:
         RequestError: no case reads shards of this data set.
-        DataError: ``source`` is not complete.
+        DataError: ``source`` is not complete, or a shard cannot be written.
     """
     parts = [part for part in spec.tree if part.shards]
     if not parts:
@@ -34,7 +35,8 @@ def pack(
     found = spec.model_copy(update={"tree": tuple(part.model_copy(update={"shards": False}) for part in parts)})
     if problems := verify(found, source, allow_subset=allow_subset, progress=progress):
         raise DataError("\n  ".join([f"{spec.title} in {source} is not complete:", *map(str, problems)]))
-    return sum(_pack_split(part, source, to, progress) for part in parts)
+    with naming_failed_writes(to):
+        return sum(_pack_split(part, source, to, progress) for part in parts)
 
 
 def _pack_split(part: TreePart, source: Path, to: Path, progress: Progress | None) -> int:

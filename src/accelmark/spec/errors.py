@@ -66,8 +66,8 @@ class SpecError(RequestError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known name closest to ``name``, else the list of known names.
 
-    Of a dotted name, the last part or its initials may be enough: ``lr`` and ``learning_rate`` are close to
-    ``optimizer.lr``. Names in the section of ``name`` come before others.
+    Of a dotted name, the last part, its initials or its first words may be enough: ``lr`` and ``learning_rate`` are
+    close to ``optimizer.lr``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come before others.
     """
     names = sorted(known)
     section, _, last = name.rpartition(".")
@@ -77,7 +77,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     for among in (inside, names):
         ends = {each.rpartition(".")[2]: each for each in reversed(among)}
         like = difflib.get_close_matches(last, ends, n=1, cutoff=_CLOSE)
-        close = close or [ends[end] for end in (*like, initials) if end in ends]
+        longer = [end for end in ends if end.startswith(f"{last}_")]
+        close = close or [ends[end] for end in (*like, initials, *longer) if end in ends]
     if close:
         return f"did you mean {close[0]!r}?"
     listed = inside or names

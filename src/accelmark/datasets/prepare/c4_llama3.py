@@ -19,7 +19,10 @@ SETS: Final = {
 }
 """Split -> name of its indexed data set."""
 _HEADER: Final = struct.Struct("<9sQBQQ")
-"""Magic bytes, version, code of the tokens' type, numbers of sequences and of documents."""
+"""Magic bytes, version, code of the tokens' type, numbers of sequences and of documents.
+
+The sequences' lengths (int32) follow, their places in the file (int64) and the first sequence of each document (int64).
+"""
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _BYTES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Code of a type -> bytes of a token (``megatron/core/datasets/indexed_dataset.py``)."""
@@ -42,9 +45,9 @@ def _check(index: Path, tokens: Path) -> None:
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size or not header.startswith(_MAGIC):
             raise DataError(f"{index}: is not the index of a Megatron-LM data set; download it again")
-        _, _, code, sequences, _ = _HEADER.unpack(header)
+        _, _, code, sequences, documents = _HEADER.unpack(header)
         lengths = np.fromfile(file, "<i4", sequences)
-    if code not in _BYTES or len(lengths) != sequences:
+    if code not in _BYTES or index.stat().st_size < _HEADER.size + 12 * sequences + 8 * documents:
         raise DataError(f"{index}: is incomplete or has an unknown type of tokens ({code}); download it again")
     expected, actual = int(lengths.sum(dtype=np.int64)) * _BYTES[code], tokens.stat().st_size
     if expected != actual:

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from accelmark.datasets.prepare.preparation import Archive, Preparation, placed
 from accelmark.datasets.verify import ProgressMeter
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.plugins.catalog import load_case
 
 _SEED: Final = 0
@@ -55,7 +56,16 @@ def _sizes() -> tuple[list[int], list[int]]:
 
 
 def id_lists(rows: Sequence[int], num_ids: Sequence[int], block: int = _BLOCK) -> Lists:
-    """Draw MLPerf's lists: each begins with its id, the others are uniform over the table, ``block`` rows at a time."""
+    """Draw MLPerf's lists: each begins with its id, the others are uniform over the table, ``block`` rows at a time.
+
+    Raises:
+        RequestError: they do not fit into the memory that is free.
+    """
+    needed, free = 4 * sum(np.multiply(rows, num_ids).tolist()), psutil.virtual_memory().available
+    if needed > free:
+        raise RequestError(
+            f"the lists of ids need {needed / 2**30:,.1f} GiB of memory, {free / 2**30:,.1f} GiB are free"
+        )
     random = np.random.RandomState(_SEED)
     lists = []
     for count, width in zip(rows, num_ids, strict=True):

@@ -17,7 +17,7 @@ from typing import IO, Any, Final, final
 
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
-from accelmark.spec.errors import DataError, Problem, RequestError
+from accelmark.spec.errors import DataError, Problem, RequestError, first_line
 
 _CHUNK: Final = 1 << 20
 _RECORD: Final = ".prepared.json"
@@ -70,21 +70,32 @@ def prepare(
 
     Raises:
         RequestError: an archive or a Python module is missing, or there is too little space; nothing was written.
-        DataError: an archive is damaged or another one, or the result is incomplete.
+        DataError: an archive is damaged or another one, a file cannot be written, or the result is incomplete.
     """
     if preparation.module is not None and find_spec(preparation.module) is None:
         install = f"pip install 'accelmark[{preparation.module_from}]'"
         raise RequestError(f"{spec.name}: needs the Python module {preparation.module}: {install}")
     archives = _found(spec, preparation.archives, source)
     _check_space(archives.values(), preparation.unpacked_ratio, to)
-    _check_hashes(preparation.archives, archives, to, progress)
-    meter = ProgressMeter(f"unpacking {spec.name}", sum(_sizes(archives.values())), progress)
-    preparation.unpack(archives, to, meter)
+    with naming_failed_writes(to):
+        _check_hashes(preparation.archives, archives, to, progress)
+        meter = ProgressMeter(f"unpacking {spec.name}", sum(_sizes(archives.values())), progress)
+        preparation.unpack(archives, to, meter)
     written = [part for part in spec.tree if (to / part.path).is_dir()]
     made = spec.model_copy(update={"tree": tuple(written) or spec.tree})
     if problems := verify(made, to, allow_subset=allow_subset, progress=progress):
         raise DataError("\n  ".join([f"{spec.title} in {to} is not complete:", *map(str, problems)]))
     return archives
+
+
+@contextmanager
+def naming_failed_writes(to: Path) -> Iterator[None]:
+    """Raise DataError for an error of the operating system, such as a full disk, with what to do."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or to}: {error.strerror or error}"
+        raise DataError(f"{what}; the same command continues after what is complete, when that is mended") from error
 
 
 def _found(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict[str, Path]:
@@ -157,12 +168,13 @@ def _md5(path: Path, meter: ProgressMeter) -> str:
 
 @contextmanager
 def opened_tar(path: Path, stream: IO[bytes] | None = None) -> Iterator[tarfile.TarFile]:
-    """Open a tar archive, or one that is a member of another; raises DataError where it is damaged."""
+    """Open a tar archive, or an uncompressed one that is a member of another; raises DataError where it is damaged."""
     try:
-        with tarfile.open(path, "r:*", fileobj=stream) as archive:
+        with tarfile.open(path, "r:*" if stream is None else "r:", fileobj=stream) as archive:
             yield archive
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: is not a readable tar archive: {error}; download it again") from error
+        what = first_line(error).rstrip(":")
+        raise DataError(f"{path}: is not a readable tar archive: {what}; download it again") from error
 
 
 def regular_files(archive: tarfile.TarFile) -> Iterator[tuple[str, int, IO[bytes]]]:

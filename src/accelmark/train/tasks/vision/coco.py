@@ -36,6 +36,7 @@ class BoxedImages:
         content = self._read()
         try:
             images = {image["id"]: image for image in content["images"]}
+            sizes = {each: (image["width"], image["height"]) for each, image in images.items()}
             labels = self._labels([each["id"] for each in content["categories"]], num_classes)
             found: dict[int, list[tuple[float, ...]]] = {each: [] for each in images}
             for annotation in content["annotations"]:
@@ -45,7 +46,7 @@ class BoxedImages:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self._file}: is not in COCO's format: {type(error).__name__}: {error}") from error
         kept = [number for number in sorted(images) if found[number] or not train]
-        self._images = [(str(images[each]["file_name"]), each) for each in kept]
+        self._images = [(str(images[each]["file_name"]), sizes[each]) for each in kept]
         self._boxes = [np.array(found[each], np.float64).reshape(-1, 6) for each in kept]
 
     def __len__(self) -> int:
@@ -56,6 +57,9 @@ class BoxedImages:
         path = self.path(index)
         with opened_image(path) as file:
             image = file.convert("RGB")
+        if image.size != (stated := self._images[index][1]):
+            found, expected = (f"{width} x {height}" for width, height in (image.size, stated))
+            raise DataError(f"{path}: has {found} pixels, {self._file} states {expected}: was it resized?")
         rows = self._boxes[index]
         limits = np.array([*image.size, *image.size])
         return Scene(image, np.clip(rows[:, :4], 0, limits), rows[:, 4].astype(np.int64), rows[:, 5].astype(np.int64))
@@ -93,8 +97,8 @@ class BoxedImages:
             raise DataError(f"{where}: there is no category {annotation['category_id']}")
         left, top, width, height = map(float, annotation["bbox"])
         right, bottom = left + width, top + height
-        beyond = max(-left, -top, right - image["width"], bottom - image["height"], -width, -height)
-        if not beyond <= _OUTSIDE_PX:
+        beyond = (-left, -top, right - image["width"], bottom - image["height"], -width, -height)
+        if not all(each <= _OUTSIDE_PX for each in beyond):  # which not a number is not
             size = f"{image['width']} x {image['height']}"
             raise DataError(
                 f"{where}: the box {annotation['bbox']} is not inside {image['file_name']} of {size} pixels"

@@ -1,15 +1,20 @@
-"""Start engine processes as forks of a process that has imported PyTorch, so that a test does not wait for the import.
+"""Start processes as forks of a process that has imported their modules, so that a test does not wait for the import.
 
-``Forked`` takes the place of ``subprocess.Popen`` in ``engine_process``; the forks run the same module with the same
-arguments, descriptors, environment and log. ``python -m tests.infer.fork_server`` is the process that forks.
+``Forked`` takes the place of ``subprocess.Popen``: the forks run the same module with the same arguments, descriptors,
+environment and log. ``python -m tests.fork_server`` is the process that forks.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
+import contextlib
+import ctypes
 import fcntl
+import functools
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -18,11 +23,12 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn
 
 _ABOVE: Final = 500
 """Descriptors are first copied to numbers from here, so that none replaces another."""
 _LARGEST: Final = 1 << 20
+_DEATH_SIGNAL: Final = 1
 
 
 class ForkServer:
@@ -45,27 +51,47 @@ class ForkServer:
         self.process.wait()
 
 
+@functools.cache
+def _server() -> ForkServer:
+    """Return the server of this process, which ends with it."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
 class Forked:
-    """A fork, with what ``EngineProcess`` uses of ``Popen``."""
+    """A fork, with what the tests and ``WorkerProcess`` use of ``Popen``.
+
+    ``imports`` names further modules that the server imports before it forks.
+    """
 
     def __init__(
-        self, server: ForkServer, command: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str], stdout: Any
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        pass_fds: Sequence[int] = (),
+        imports: Sequence[str] = (),
     ) -> None:
-        self._server = server
         self.args = command
         self.returncode: int | None = None
         _, _, module, *arguments = command
-        request = {"module": module, "arguments": arguments, "descriptors": list(pass_fds), "environment": dict(env)}
-        self.pid: int = server.ask(request | {"parent": os.getpid()}, [*pass_fds, stdout.fileno()])
+        request: dict[str, object] = {"module": module, "arguments": arguments, "environment": dict(environment)}
+        request |= {"imports": list(imports), "descriptors": list(pass_fds), "parent": os.getpid()}
+        self.pid: int = _server().ask(request, [*pass_fds, log.fileno()])
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = time.monotonic() + timeout if timeout is not None else None
-        while (code := self._server.ask({"wait": self.pid}) if self.returncode is None else self.returncode) is None:
+        while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             time.sleep(0.005)
-        self.returncode = code
         return code
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = _server().ask({"wait": self.pid})
+        return self.returncode
 
     def kill(self) -> None:
         if self.returncode is None:
@@ -74,7 +100,6 @@ class Forked:
 
 def serve(connection: socket.socket) -> None:
     """Fork and wait on request until the connection is closed."""
-    importlib.import_module("accelmark.infer.process.worker")
     while True:
         message, rights, _, _ = connection.recvmsg(_LARGEST, socket.CMSG_SPACE(64))
         if not message:
@@ -87,6 +112,9 @@ def serve(connection: socket.socket) -> None:
             received = array.array("i")
             for _, _, data in rights:
                 received.frombytes(data)
+            for module in (request["module"], *request["imports"]):
+                with contextlib.suppress(Exception):  # the fork imports it again, and reports the error
+                    importlib.import_module(module)
             reply = os.fork()
             if reply == 0:
                 connection.close()
@@ -100,6 +128,8 @@ def _run(request: Mapping[str, Any], received: Sequence[int]) -> NoReturn:
     """Run a module's ``main`` in a fork; its parent is this module's process, not that of the test."""
     code = 1
     try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)  # it ends with the server
         copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in received]
         *numbers, log = copies
         for copy, number in zip([*numbers, log, log], [*request["descriptors"], 1, 2], strict=True):
@@ -108,15 +138,17 @@ def _run(request: Mapping[str, Any], received: Sequence[int]) -> NoReturn:
             os.close(copy)
         os.environ.clear()
         os.environ.update(request["environment"])
+        sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
         parents = {str(request["parent"]): str(os.getppid())}
         sys.argv = [request["module"], *(parents.get(each, each) for each in request["arguments"])]
-        importlib.import_module(request["module"]).main(sys.argv[1:])
-        code = 0
+        code = importlib.import_module(request["module"]).main(sys.argv[1:]) or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Exception:  # noqa: BLE001 - the exit code reports it
         traceback.print_exc()
     finally:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

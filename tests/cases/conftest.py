@@ -1,0 +1,3 @@
+from tests.infer.conftest import forked_engines
+
+__all__ = ["forked_engines"]
