@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from math import log10
 from pathlib import Path
+from typing import Any
 
 import pytest
 from optuna.storages import journal
 
 from accelmark.automl.config import TrainingConfig, TuningConfig
+from accelmark.automl.search import tuning
 from accelmark.automl.search.tuning import STUDY_FILE, StudyError, Tuner
 
 SPACE = TuningConfig(kernel=(3, 5), batch_size=(16, 32), learning_rate=(1e-3, 1e-1), dropout=(0.0, 0.5))
@@ -87,6 +89,31 @@ def test_a_killed_run_finds_its_study_again_and_abandons_running_trials(tmp_path
     assert second.abandon_running() == 1
     assert [trial.state.name for trial in second.trials] == ["COMPLETE", "FAIL"]
     second.tell(99, 0.1)
+
+
+@pytest.mark.parametrize("num_asked", range(4))
+def test_a_run_that_was_killed_while_it_asked_finds_its_study_again(
+    tmp_path: Path, num_asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, suggest = tuner(tmp_path), tuning._suggest
+    first.ask(0)
+    first.tell(0, 0.5)
+    calls = iter(range(num_asked))
+
+    def killed(*given: Any) -> None:
+        next(calls)
+        suggest(*given)
+
+    monkeypatch.setattr(tuning, "_suggest", killed)
+    with pytest.raises(StopIteration):
+        first.ask(1)
+    monkeypatch.undo()
+    second = tuner(tmp_path)
+    assert len(second.trials[1].params) == num_asked
+    assert second.abandon_running() == 1
+    third = tuner(tmp_path)
+    assert [trial.state.name for trial in third.trials] == ["COMPLETE", "FAIL"]
+    assert third.ask(2).kernel in {3, 5}
 
 
 def test_the_study_gets_executed_hyperparameters_where_they_differ_from_the_proposal(tmp_path: Path) -> None:

@@ -83,11 +83,13 @@ class Tuner:
     def ask(self, trial: int) -> Hyperparameters:
         """Return TPE's proposal for a trial; parameters that are not searched keep their configured values."""
         try:
-            asked = self._study.ask(self._space)
+            asked = self._study.ask()
+            asked.set_user_attr(_RUN, self._run)  # first, so that a trial of a run that is killed meanwhile has it
+            for name, distribution in self._space.items():
+                _suggest(asked, name, distribution)
         except ValueError as error:  # another run has used another space since this one opened the study
             study = self._study.study_name
             raise StudyError(f"another run searches another space in study {study!r}: {error}") from error
-        asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked
         return self._defaults.model_copy(update=dict(asked.params))
 
@@ -136,7 +138,10 @@ class Tuner:
             another = f"is of another experiment ({owner}; this is {experiment})"
             raise StudyError(f"{study} {another}: choose another tuning.study")
         for trial in self.trials:
-            if trial.params and set(trial.distributions) != set(self._space):
+            names, space = set(trial.distributions), set(self._space)
+            # A run may have been killed before it had suggested all values of a trial that did not end.
+            is_whole = trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+            if names and (names != space if is_whole else names - space):
                 searched = f"searched {sorted(trial.distributions)}, this run searches {sorted(self._space)}"
                 raise StudyError(f"{study} {searched}: it is of another experiment")
             for key, distribution in trial.distributions.items():
@@ -147,7 +152,14 @@ class Tuner:
                     raise StudyError(f"{study} {searched}: choose another tuning.study") from error
 
 
-def _space(tuning: TuningConfig) -> dict[str, optuna.distributions.BaseDistribution]:
+def _suggest(asked: Trial, name: str, distribution: CategoricalDistribution | FloatDistribution) -> None:
+    if isinstance(distribution, CategoricalDistribution):
+        asked.suggest_categorical(name, distribution.choices)
+    else:
+        asked.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+
+
+def _space(tuning: TuningConfig) -> dict[str, CategoricalDistribution | FloatDistribution]:
     """Return the searched space."""
     lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
     ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
