@@ -175,13 +175,15 @@ def test_flagperfs_files_are_imported_and_the_rest_is_listed(tmp_path: Path) -> 
     (tmp_path / "test_conf.py").write_text(
         'import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"resnet50:pytorch": "/data"}\n'
     )
-    files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
+    (tmp_path / "config_A100x1x8.py").write_text("train_batch_size = 4\n")
+    files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py", "config_A100x1x8.py")]
     done = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     assert "ssh_port: 2022" in (tmp_path / "site" / "cluster.yaml").read_text()
     assert "cluster: cluster.yaml" in (tmp_path / "site" / "run.yaml").read_text()
     listed = " ".join(done.stdout.split())
     assert "FLAGPERF_PATH: is computed, and nothing is executed: os.getcwd()" in listed
+    assert "runs read config_A100x1x8.yaml from vendors/<vendor>/cases/<case>-<framework>/" in listed
     again = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert again.returncode == 2
     assert "use --force to overwrite" in again.stderr

@@ -136,6 +136,11 @@ def test_a_dry_run_shows_settings_that_jobs_share_once(plugins: Path, tmp_path: 
     assert lines[-1] == "  data, requirements and settings as of toy-pytorch-X1x1x1/round1"
 
 
+def test_a_dry_run_wraps_its_sentences_between_words_on_a_terminal() -> None:
+    said = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", COLUMNS="40")
+    assert "\n  after the round: weights evaluated, at\n      most " in said.stdout
+
+
 def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_path: Path) -> None:
     recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
     recipe.mkdir(parents=True)

@@ -74,7 +74,7 @@ def test_checks_of_a_folder_are_given_before_its_training_begins(bench: Path, mo
         assert trained in begun
 
 
-def test_a_check_is_one_line_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_is_one_line_of_whole_words_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     told = io.StringIO()
     terminal = Console(file=told, force_terminal=True, color_system=None, width=40)
     monkeypatch.setattr("rich.console.Console", lambda **_: terminal)
@@ -83,7 +83,8 @@ def test_a_check_is_one_line_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) 
         Check("missing", "no README.md", "add it"),
     ]
     assert list(_shown(iter(checks), "training")) == checks
-    assert "\n✓ a description that is longer than [the] terminal\n" in plain(told.getvalue())
+    rows = f"{'✓ a description that is longer than':<40}    [the] terminal"
+    assert f"\n{rows}\n" in plain(told.getvalue())
     assert "✕ no README.md\n    add it\n" in plain(told.getvalue())
 
 
@@ -183,6 +184,14 @@ def test_an_unknown_setting_is_named(bench: Path) -> None:
     with pytest.raises(SpecError, match=r"(?s)line5.*train.mutable.*'precison'.*'precision'"):
         load_case("line5")
     assert "'precison'" in missing(case_checks("line5", run=False))
+
+
+def test_wrong_settings_are_reported_with_the_other_mistakes_of_the_file(bench: Path) -> None:
+    file = new_folder("cases", "line11", bench) / "case.yaml"
+    file.write_text(file.read_text().replace("at_least", "at_lest").replace(" batch_size", " batchsize"))
+    said = missing(case_checks("line11", run=False))
+    assert "train.target.direction: " in said
+    assert "case.yaml: train.settings.batchsize: unknown setting" in said
 
 
 def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench: Path) -> None:

@@ -11,11 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accelmark.spec.log.perflog import PerfLogReader
-from tests.external.conftest import COMMAND, Accelmark, result_of
+from tests.external.conftest import COMMAND, HERE, Accelmark, result_of
 
 KEY = "signs:slowgrad:CPU:1:2"
+
+
+def test_the_guide_has_the_file_that_is_run_here() -> None:
+    guide = (HERE.parents[1] / "docs" / "trainer.md").read_text(encoding="utf-8")
+    written = guide.partition("```yaml\n")[2].partition("```")[0]
+    assert yaml.safe_load(written) == yaml.safe_load((HERE / "slowgrad.yaml").read_text(encoding="utf-8"))
 
 
 def test_two_ranks_train_by_one_yaml_file(accelmark: Accelmark, tmp_path: Path) -> None:

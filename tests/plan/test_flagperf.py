@@ -188,6 +188,7 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
     assert converted.cluster == {"vendor": "nvidia", "hosts": [{"address": "127.0.0.1"}], "launcher": "local"}
     assert converted.run["cases"] == [{"key": "resnet50:pytorch_1.13", "data": "/raid", "task": "infer"}]
     (problem,) = converted.left_over
+    assert "needs pytorch 1.13 on the hosts; leave the version out for the installed one" in problem.what
     assert "data /raid/imagenet/val: becomes the directory that contains imagenet/" in problem.what
 
 

@@ -168,6 +168,7 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
 def test_the_slowest_rank_is_named_with_the_time_of_every_rank(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run", Made(nnodes=2, own_ms=(5.0, 7.0)))))
     assert "Rank 1 on host node01 takes longer to compute than the others, which costs them 20 % of each step" in text
+    assert "20 % of each step. Means over steps in ms." in text
     assert "Wait for ranks" in text
     text = visible(page_of(make_run(tmp_path / "other", Made(nnodes=2))))
     assert "Wait for ranks" not in text

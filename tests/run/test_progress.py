@@ -320,6 +320,14 @@ def test_the_end_of_a_job_has_a_second_line_where_the_first_is_full() -> None:
     assert reason in " ".join(capture.get().split())
 
 
+def test_a_long_result_is_shown_whole_beside_its_name() -> None:
+    plan = make_plan(())
+    (job,) = plan.jobs
+    result = "31,244 images/s, top-1 accuracy 0.9167, framework 0.9167 on the same inputs, Latency, median 3.05 ms"
+    board = Board(plan, {job.directory: JobStatus("succeeded")}, headlines={job.directory: result})
+    assert " ".join(job_line(board, job, len(job_name(job)) + 45).plain.split()).endswith(result)
+
+
 def test_a_result_beside_a_long_name_is_on_lines_of_its_own() -> None:
     plan = make_plan(())
     (job,) = plan.jobs

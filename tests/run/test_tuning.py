@@ -22,6 +22,7 @@ from accelmark.results.figure_names import INFER_FIGURES, FigureName
 from accelmark.results.rounds.summary import summarise
 from accelmark.results.schema import Figure, InferenceRound, RoundResult, finding
 from accelmark.results.store.loaded_run import load_run
+from accelmark.results.tuning import tuned_result
 from accelmark.run.controller.tuning import continued
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.directory import RunDirectory
@@ -78,7 +79,7 @@ def rate_of(settings: InferSettings) -> float:
     return settings.batch_size * {"fp32": 1.0, "int8": 100.0}[settings.precision] * (2 if settings.threads else 1)
 
 
-def carried_out(run_dir: Path, plan: Plan, **changed: Any) -> Plan:
+def carried_out(run_dir: Path, plan: Plan, *, wrong_trials: bool = False, **changed: Any) -> Plan:
     """Carry out a search on made results as the coordinator would; returns the plan at its end."""
     statuses: dict[str, JobStatus] = {}
     while True:
@@ -88,7 +89,8 @@ def carried_out(run_dir: Path, plan: Plan, **changed: Any) -> Plan:
         if due is None:
             return plan
         settings = settings_of(due)
-        error = "the answers are wrong" if settings.precision == "int8" else None
+        is_wrong = settings.precision == "int8" or (wrong_trials and due.job.role == "trial")
+        error = "the answers are wrong" if is_wrong else None
         measured(run_dir, due, rate_of(settings) * (1 + due.job.round / 1000), error=error, **changed)
         statuses[due.directory] = ENDED
 
@@ -198,6 +200,17 @@ def test_a_search_that_was_interrupted_does_not_say_that_nothing_was_better(plug
     page = render_page(load_run(run.path))
     assert "the search has not ended" in page
     assert "none was better" not in page
+
+
+def test_a_search_whose_trials_are_all_invalid_does_not_say_that_none_was_better(plugins: Path, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 2)))
+    record_start(run.plan, run.path)
+    run.replace_plan(carried_out(run.path, run.plan, wrong_trials=True))
+    register_plan(run.path)
+    summary = summarise(run.path, audit_case)
+    found = tuned_result(summary, load_run(run.path, curves=False).rounds)
+    assert found is not None
+    assert found.conclusion.startswith("2 trials: none can be chosen, for the reasons in its outcome")
 
 
 def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:

@@ -58,13 +58,13 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
     for warning in plan.warnings:
-        typer.secho(f"  warning: {warning}", fg="yellow")
+        options.echo_wrapped(f"  warning: {warning}", fg="yellow")
     typer.secho("\npreflight", bold=True)
     _print_commands({"here": first} | checks)
     if search := search_lines(plan):
         typer.secho("\nsearch", bold=True)
     for line in search:
-        typer.echo(f"  {line}")
+        options.echo_wrapped(f"  {line}")
     printed: dict[tuple[str, ...], str] = {}
     given = given_data(plan)
     for job in plan.jobs:
@@ -74,7 +74,7 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         if (earlier := printed.setdefault(lines, job.directory)) != job.directory:
             lines = (f"data, requirements and settings as of {earlier}",)
         for line in lines:
-            typer.echo(f"  {line}")
+            options.echo_wrapped(f"  {line}")
     if lacking or plan.missing_data:
         typer.secho("\nthis would not start", bold=True, err=True)
     options.print_problems(lacking)

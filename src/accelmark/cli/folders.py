@@ -288,8 +288,13 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
     with console.status(f"{doing} …"):
         for found in checks:
-            text = found.what + (f"\n    {found.do}" if found.do else "")
-            console.print(Text.assemble(signs[found.state], " ", text), soft_wrap=True)  # a print is a line of its own
+            sign, colour = signs[found.state]
+            lines = [f"{sign} {found.what}", *([f"    {found.do}"] if found.do else [])]
+            if console.is_terminal:
+                lines = [options.in_rows(line, console.width) for line in lines]
+            text = Text("\n".join(lines))
+            text.stylize(colour, 0, 1)
+            console.print(text, soft_wrap=True)  # a print is a line of its own
             yield found
 
 
@@ -332,6 +337,9 @@ def import_files(
         typer.echo("not converted, or changed:")
         for item in converted.left_over:
             options.echo_wrapped(f"  {item}")
+    if converted.configs:
+        place = f"vendors/{converted.cluster.get('vendor', '<vendor>')}/cases/<case>-<framework>/"
+        options.echo_wrapped(f"runs read {', '.join(converted.configs)} from {place} of a clone or of your own vendor")
     if "run.yaml" in texts:
         typer.echo(f"Next:  accelmark run {out / 'run.yaml'} --dry-run")
 

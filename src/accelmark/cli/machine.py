@@ -196,7 +196,7 @@ def monitor(
         typer.echo(json.dumps(entry | {"log_path": str(log_path)}))
     elif operation != "stop":
         running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
-        typer.echo(f"{running if now.running else 'not running'}, logs in {log_path}")
+        options.echo_wrapped(f"{running if now.running else 'not running'}, logs in {log_path}")
 
 
 def probe(

@@ -72,15 +72,18 @@ def warn(text: str) -> None:
 
 
 def echo_error(line: str, fg: str | None = None) -> None:
-    """Print a line to stderr. On a terminal no word is broken, but it stays one line, so that it can be copied.
+    """Print a line to stderr, on a terminal in whole words."""
+    width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+    typer.secho(in_rows(line, width) if width else line, fg=fg, err=True)
+
+
+def in_rows(line: str, width: int) -> str:
+    """Return a line of which a terminal of ``width`` columns breaks no word, and which can be copied as one line.
 
     The rows are filled with blanks up to the width of the terminal, which continues in the next row by itself.
     """
-    width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
-    if width:
-        *full, last = _wrapped(line, width)
-        line = "".join(row + " " * (-len(row) % width) for row in full) + last
-    typer.secho(line, fg=fg, err=True)
+    *full, last = _wrapped(line, width)
+    return "".join(row + " " * (-len(row) % width) for row in full) + last
 
 
 def plain_table(*headings: str) -> Table:
@@ -98,11 +101,11 @@ def setting_text(value: Any) -> str:
     return "-" if value is None else json.dumps(value) if isinstance(value, dict | list | tuple | bool) else str(value)
 
 
-def echo_wrapped(line: str) -> None:
+def echo_wrapped(line: str, fg: str | None = None) -> None:
     """Print a line of prose, on a terminal wrapped between words to its width."""
     is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
     for part in _wrapped(line, shutil.get_terminal_size().columns) if is_terminal else [line]:
-        typer.echo(part)
+        typer.secho(part, fg=fg)
 
 
 def _wrapped(line: str, width: int) -> list[str]:

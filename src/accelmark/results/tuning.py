@@ -65,7 +65,12 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
     if any(case.state in _NOT_ENDED for case in summary.cases):
         conclusion, is_better = "the search has not ended", False
     elif tuned is None:
+        barred = sum(not is_eligible(case.state, case.findings) for case in by_role.get("trial", ()))
         conclusion = "none was better than the settings as shipped by more than 1 %, which are the tuned ones"
+        if barred == len(trials):
+            conclusion = "none can be chosen, for the reasons in its outcome; the tuned settings are those as shipped"
+        elif barred:
+            conclusion += f"; {barred} cannot be chosen"
         is_better = False
     else:
         conclusion, is_better = _comparison(shipped, tuned, rounds, summary.tuning)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final
 
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
@@ -32,6 +33,7 @@ _READ: Final = (
     "README.md",
 )  # fmt: skip
 """Names in a vendor's folder for a case that have a meaning."""
+_SETTINGS: Final = "train.settings."
 _TRIAL_TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
 _EXPECTED_IN_A_TRIAL: Final = frozenset(
@@ -198,7 +200,8 @@ def _case_description(name: str, folder: Path) -> list[Check]:
     try:
         case = load_case(name)
     except AccelmarkError as error:
-        return [Check("missing", line, "correct this key") for line in str(error).splitlines()]
+        wrong = [Check("missing", line, "correct this key") for line in str(error).splitlines()]
+        return [*wrong, *_checks_of_settings(folder / "case.yaml")]
     checks = [Check("good", f"case.yaml describes {case.title}, version {case.version}"), *_declaration_checks(case)]
     if case.train is not None and case.train.target is None and case.train.reference_loss is None:
         do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
@@ -223,17 +226,34 @@ def _declaration_checks(case: CaseSpec) -> Iterator[Check]:
     train, infer = case.train, case.infer
     parts: list[tuple[str, Callable[[], object]]] = [("data.", lambda: dataset_specs(case.data, "case.yaml"))]
     if train is not None:
-        base = Layer.of("case.yaml", train.settings)
-        parts.append(("train.settings.", lambda: resolve(base, [], mutable=train.mutable, is_open=False)))
+        parts.append((_SETTINGS, lambda: _resolved(train.settings)))
     if infer is not None:
         parts.append(("infer.", lambda: resolve_inference(infer, "case.yaml", reserved=option_names())))
     for prefix, read in parts:
-        try:
-            read()
-        except SpecError as error:
-            for problem in error.problems:
-                key = f"{prefix}{problem.key.removeprefix(prefix)}"
-                yield Check("missing", f"case.yaml: {key}: {problem.what}", problem.hint or "correct this key")
+        yield from _problems(prefix, read)
+
+
+def _checks_of_settings(file: Path) -> Iterator[Check]:
+    """Check the settings of training in a file whose other keys are wrong."""
+    with contextlib.suppress(SpecError):
+        train = read_yaml(file).get("train")
+        settings = train.get("settings") if isinstance(train, dict) else None
+        if isinstance(settings, dict):
+            yield from _problems(_SETTINGS, lambda: _resolved(settings))
+
+
+def _resolved(settings: Mapping[str, Any]) -> object:
+    return resolve(Layer.of("case.yaml", settings), [], mutable=(), is_open=False)
+
+
+def _problems(prefix: str, read: Callable[[], object]) -> Iterator[Check]:
+    """Yield the problems that ``read`` raises, with their keys below ``prefix``."""
+    try:
+        read()
+    except SpecError as error:
+        for problem in error.problems:
+            key = f"{prefix}{problem.key.removeprefix(prefix)}"
+            yield Check("missing", f"case.yaml: {key}: {problem.what}", problem.hint or "correct this key")
 
 
 def _code_checks(file: Path, framework: str) -> Iterator[Check]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import typer
 import yaml
 
 import accelmark
+from accelmark.cli import options
 from accelmark.plan.plan import Plan
 from accelmark.results.reference import reference_of
 from accelmark.results.store.files import write_atomic
@@ -49,4 +49,4 @@ def write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> None
     values = found.model_dump(mode="json")
     write_atomic(path, head + yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))
     if not as_json:
-        typer.echo(f"reference loss: {len(found.steps)} steps up to {found.steps[-1]}, written to {path}")
+        options.echo_wrapped(f"reference loss: {len(found.steps)} steps up to {found.steps[-1]}, written to {path}")

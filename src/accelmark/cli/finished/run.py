@@ -177,7 +177,10 @@ def _show(verification: Verification) -> None:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
-            console.print(Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}"))
+            line = f"  {finding.severity:7} {finding}"
+            text = Text(options.in_rows(line, console.width) if console.is_terminal else line)
+            text.stylize(styles[finding.severity], 2, 9)
+            console.print(text, soft_wrap=True)
         if case.adaptation is not None:
             console.print(_cost_table(case.adaptation))
     for what in (*verification.changed, *verification.differences):

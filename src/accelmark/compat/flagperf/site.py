@@ -187,8 +187,8 @@ def _task(written: str) -> Task:
 def _converted(written: str, cluster: Values) -> tuple[str, Values, str]:
     """Return a key with AccelMark's names of its case and framework, and the settings that are part of that name.
 
-    A framework version that the vendor has no image of is left out. The third value is what differs from the key as it
-    was written, if more than a name.
+    In a container, a framework version that the vendor has no image of is left out. The third value is what differs
+    from the key as it was written, if more than a name, or has to be known about it.
     """
     settings: Values = {}
     model, *parts = written.strip().split(":")
@@ -199,11 +199,13 @@ def _converted(written: str, cluster: Values) -> tuple[str, Values, str]:
     if parts and (own := TABLES["frameworks"].get(parts[0].partition("_")[0])) is not None:
         differs.append(own["why"])
         parts[0], settings = own["name"], own.get("settings", {})
-    elif parts and vendor is not None and "container" in cluster:
-        has_image = (find("vendors", vendor).path / "images" / parts[0] / "Dockerfile").is_file()
-        without = parts[0] if has_image else parts[0].partition("_")[0]
-        differs += ["the vendor has no image of this version"] if without != parts[0] else []
-        parts[0] = without
+    elif parts:
+        framework, _, version = parts[0].partition("_")
+        if version and (vendor is None or "container" not in cluster):
+            differs.append(f"needs {framework} {version} on the hosts; leave the version out for the installed one")
+        elif version and not (find("vendors", vendor).path / "images" / parts[0] / "Dockerfile").is_file():
+            differs.append("the vendor has no image of this version")
+            parts[0] = framework
     return ":".join([name, *parts]), settings, "; ".join(differs)
 
 

@@ -78,7 +78,7 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     """Return warnings about wide intervals, and about a single round, which has no interval."""
     warnings: list[str] = []
     if max((found.num_rounds for found in figures.values()), default=0) == 1:
-        warnings.append("a single round has no interval: repeat the case")
+        warnings.append("a single round has no interval: repeat the case; its key ends with the number of rounds")
     wide: list[str] = []
     needed = rounds = 0
     for name in WARNED_FIGURES:

@@ -102,7 +102,7 @@ def heading(board: Board) -> Text:
 
 
 def job_line(board: Board, job: PlannedJob, width: int) -> Text:
-    """Return a job's state, name, round, and result or current phase; on three lines at most where it has ended."""
+    """Return a job's state, name, round, and result or current phase; on up to four lines where it has ended."""
     status = board.statuses[job.directory]
     sign, style = SIGNS[status.state]
     line = Text(no_wrap=True, overflow="ellipsis")
@@ -116,7 +116,8 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     indent = line.cell_len + 2
     below = status.ended and width - indent < _NARROWEST  # the result has lines of its own
     indent = 4 if below else indent
-    lines = textwrap.wrap(text, max(_NARROWEST, width - indent), max_lines=1 + status.ended, placeholder=" …")
+    most = 1 + status.ended + (status.state == "succeeded")  # the summary has the whole reason of a failure
+    lines = textwrap.wrap(text, max(_NARROWEST, width - indent), max_lines=most, placeholder=" …")
     text = (f"\n{' ' * indent}" if below else "  ") + f"\n{' ' * indent}".join(lines)
     line.append(text, style="dim" if status.state in ("queued", "succeeded") else style)
     return line
