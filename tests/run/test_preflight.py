@@ -64,7 +64,7 @@ def test_a_healthy_host_has_no_problem() -> None:
         ({"memory_mib": 3.0}, "3 MiB of memory are free, 512 are needed"),
         ({"busy_ports": (29501,)}, "port 29501 is in use"),
         ({"held_by": "run7"}, "is in use by run7"),
-        ({"lacking_modules": ("psutil",)}, "/usr/bin/python3 has no psutil"),
+        ({"lacking_modules": ("psutil", "yaml")}, "/usr/bin/python3 has no psutil, PyYAML"),
     ],
 )
 def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) -> None:
@@ -234,3 +234,5 @@ def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_n
     jax = load_framework("jax").model_copy(update={"module": "made_up"})
     (problem,) = package_problems("a", found, [], [], jax, Path("/opt/venv"))
     assert problem.hint == "accelmark env create jax --path /opt/venv"
+    (problem,) = package_problems("a", found, [], [], jax, Path("/opt/venv"), is_here=False)
+    assert problem.hint == "accelmark env create jax --hosts CLUSTER", "a host has no AccelMark to make it with"

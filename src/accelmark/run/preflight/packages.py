@@ -60,13 +60,15 @@ def package_problems(
     installed: Sequence[str],
     framework: FrameworkSpec,
     environment: Path | None = None,
+    *,
+    is_here: bool = True,
 ) -> list[HostProblem]:
     """Return what the jobs of a framework need on a host and its Python lacks, and its broken modules.
 
     ``installed`` are packages that are installed for the ranks before they start. ``environment`` is the framework's
-    virtual environment, if its ranks run in one.
+    virtual environment, if its ranks run in one. ``is_here``: the host is this machine.
     """
-    create = create_command(framework.name, environment)
+    create = create_command(framework.name, environment, is_here=is_here)
     all_lacking = missing(needs, facts.versions.get, installed)
     found = [
         HostProblem(name, describe([one]), f"install {one.requirement} from {one.need.sdk}")
@@ -95,9 +97,10 @@ def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, cre
         yield HostProblem(name, what, create if module in own else f"{facts.executable} -m pip uninstall {module}")
 
 
-def create_command(framework: str, environment: Path | None = None) -> str:
-    """Return the command that creates or repairs a framework's environment."""
-    return f"accelmark env create {framework}" + (f" --path {environment}" if environment is not None else "")
+def create_command(framework: str, environment: Path | None = None, *, is_here: bool = True) -> str:
+    """Return the command that creates or repairs a framework's environment, here or on the hosts of a cluster file."""
+    place = "" if environment is None else f" --path {environment}"
+    return f"accelmark env create {framework}" + (place if is_here else " --hosts CLUSTER")
 
 
 def python_path() -> list[str]:
