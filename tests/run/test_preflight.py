@@ -26,7 +26,7 @@ from accelmark.run.preflight.facts import (
     host_problems,
 )
 from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems
-from accelmark.run.preflight.report import require_ready
+from accelmark.run.preflight.report import check_cluster, require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
@@ -100,6 +100,24 @@ def test_missing_packages_are_one_problem_with_the_command_that_installs_them() 
         "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'; "
         "or, in an environment of its own: accelmark env create pytorch"
     )
+
+
+def test_packages_of_another_host_are_installed_there_without_accelmark() -> None:
+    needs = [Need(requirement="accelmark[torch]", needed_by="framework pytorch")]
+    versions = {"torch": "2.13.0", "numpy": "2.0.0", "safetensors": None}
+    there = PackageFacts(executable="/usr/bin/python3", python=(3, 11, 2), versions=versions)
+    (problem,) = package_problems("a", there, needs, [], load_framework("pytorch"), is_here=False)
+    assert problem.hint == (
+        "run on it: /usr/bin/python3 -m pip install 'safetensors>=0.4'; "
+        "or, in an environment of its own: accelmark env create pytorch --hosts CLUSTER"
+    )
+
+
+def test_the_environments_of_a_cluster_file_are_checked_without_a_run(tmp_path: Path) -> None:
+    cluster = ClusterSpec(python=sys.executable, environments={"jax": tmp_path / "venv"})
+    found = {problem.what.partition(":")[0]: problem.hint for problem in asyncio.run(check_cluster(cluster))}
+    read = f"the packages of {tmp_path}/venv/bin/python cannot be read"
+    assert found[read] == f"accelmark env create jax --path {tmp_path}/venv"
 
 
 def test_a_package_of_an_sdk_is_not_installed_from_an_index() -> None:

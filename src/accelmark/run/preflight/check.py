@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
@@ -141,7 +141,8 @@ class Preflight:
             return []
         found: list[HostProblem] = []
         is_here = self.launcher.spec.is_localhost
-        for framework, (asked, installs) in _packages(self._jobs_on(host)).items():
+        environments = () if self.jobs else self._cluster.environments
+        for framework, (asked, installs) in _packages(self._jobs_on(host), environments).items():
             spec, environment = load_framework(framework), self._cluster.environments.get(framework)
             needs = [*(RANK_NEEDS if environment is not None else ()), *asked]
             try:
@@ -282,9 +283,15 @@ class Preflight:
         return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
 
 
-def _packages(jobs: Sequence[PlannedJob]) -> dict[str, tuple[list[Need], list[str]]]:
-    """Return, for each framework of ``jobs``, what they need and what is installed for their ranks."""
-    found: dict[str, tuple[list[Need], list[str]]] = {}
+def _packages(jobs: Sequence[PlannedJob], frameworks: Iterable[str] = ()) -> dict[str, tuple[list[Need], list[str]]]:
+    """Return, for each framework of ``jobs``, what they need and what is installed for their ranks.
+
+    Of ``frameworks``, which have no job, it is what they need themselves.
+    """
+    found: dict[str, tuple[list[Need], list[str]]] = {
+        name: ([Need(requirement=one, needed_by=f"framework {name}") for one in load_framework(name).requires], [])
+        for name in frameworks
+    }
     for job in jobs:
         needs, installs = found.setdefault(job.job.framework, ([], []))
         needs += job.requires
