@@ -90,7 +90,9 @@ class SshConnection(Host):
         """Run a command to its end."""
         asyncssh, connection = library(), await self.connect()
         try:
-            done = await connection.run(shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s)
+            # Empty input would leave the command's standard input open.
+            given = {"input": stdin} if stdin else {"stdin": asyncssh.DEVNULL}
+            done = await connection.run(shlex.join(argv), encoding=None, check=False, timeout=timeout_s, **given)
         except asyncssh.TimeoutError as error:
             raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
         except (OSError, asyncssh.Error) as error:
