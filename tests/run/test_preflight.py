@@ -108,7 +108,7 @@ def test_packages_of_another_host_are_installed_there_without_accelmark() -> Non
     there = PackageFacts(executable="/usr/bin/python3", python=(3, 11, 2), versions=versions)
     (problem,) = package_problems("a", there, needs, [], load_framework("pytorch"), is_here=False)
     assert problem.hint == (
-        "run on it: /usr/bin/python3 -m pip install 'safetensors>=0.4'; "
+        "run there: /usr/bin/python3 -m pip install 'safetensors>=0.4'; "
         "or, in an environment of its own: accelmark env create pytorch --hosts CLUSTER"
     )
 

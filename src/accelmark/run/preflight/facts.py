@@ -135,7 +135,7 @@ def host_problems(
 
     engine = CONTAINER_ENGINES[cluster.container.engine] if cluster.container is not None else None
     packages = facts.lacking_packages
-    install = f"run on it: {facts.executable} -m pip install {' '.join(packages)}"
+    install = f"run there: {facts.executable} -m pip install {' '.join(packages)}"
     set_python = "or set python in the cluster file to that of a virtual environment with them"
     lacking = f"{facts.executable} has no {', '.join(packages)}", f"{install}; {set_python}"
     if facts.held_by is not None:

@@ -91,7 +91,7 @@ def _install(lacking: Sequence[Missing], python: str, *, is_here: bool) -> str:
     """Return the command that installs packages; on other hosts, which need no AccelMark, without its extras."""
     if is_here:
         return install_command(lacking, python)
-    return f"run on it: {shlex.join([python, '-m', 'pip', 'install', *(one.requirement for one in lacking)])}"
+    return f"run there: {shlex.join([python, '-m', 'pip', 'install', *(one.requirement for one in lacking)])}"
 
 
 def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[HostProblem]:
