@@ -191,7 +191,7 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
         why = error.reason.removesuffix(f" on host {host.address}")
         return f"SSH login at {at} was refused ({why})", "check user and key in the cluster file"
     if isinstance(error, TimeoutError):
-        return f"no answer at {at} within {_CONNECT_TIMEOUT_S:g} s", None
+        return f"no answer at {at} within {min(_CONNECT_TIMEOUT_S, options.reconnect_s):g} s", None
     if isinstance(error, OSError) and error.filename is not None:
         return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
     if isinstance(error, OSError):
