@@ -159,7 +159,7 @@ def place_and_eta(progress: JobProgress, job: PlannedJob) -> list[str]:
     if progress.step:
         epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
         parts.append(f"step {progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else ""))
-        parts.append(f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else ""))
+        parts.append(f"epoch {progress.epoch + 1:,}" + (f"/{epochs:,}" if epochs else ""))
     elif progress.samples:
         loads = isinstance(work, ServeJob) or progress.phase in get_args(LoadPhase)
         parts.append(f"{progress.samples:,} {'requests' if loads else 'items'}")
