@@ -141,7 +141,7 @@ class Preflight:
             return []
         found: list[HostProblem] = []
         is_here = self.launcher.spec.is_localhost
-        environments = () if self.jobs else self._cluster.environments
+        environments: Iterable[str] = () if self.jobs else self._cluster.environments
         for framework, (asked, installs) in _packages(self._jobs_on(host), environments).items():
             spec, environment = load_framework(framework), self._cluster.environments.get(framework)
             needs = [*(RANK_NEEDS if environment is not None else ()), *asked]

@@ -91,7 +91,7 @@ class SshConnection(Host):
         asyncssh, connection = library(), await self.connect()
         try:
             # Empty input would leave the command's standard input open.
-            given = {"input": stdin} if stdin else {"stdin": asyncssh.DEVNULL}
+            given: dict[str, Any] = {"input": stdin} if stdin else {"stdin": asyncssh.DEVNULL}
             done = await connection.run(shlex.join(argv), encoding=None, check=False, timeout=timeout_s, **given)
         except asyncssh.TimeoutError as error:
             raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
