@@ -192,7 +192,7 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     assert result.num_steps == 100
     assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(1.0 + (0.7 if is_continued else 0))
     assert result.figures[F.E2E_TIME].value == pytest.approx(3.1 + (2.7 if is_continued else 0))
-    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(25600 / (1.7 if is_continued else 1))
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(12800 / (1.7 if is_continued else 1))
 
 
 def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) -> None:

@@ -115,9 +115,8 @@ def test_packages_of_another_host_are_installed_there_without_accelmark() -> Non
 
 def test_the_environments_of_a_cluster_file_are_checked_without_a_run(tmp_path: Path) -> None:
     cluster = ClusterSpec(python=sys.executable, environments={"jax": tmp_path / "venv"})
-    found = {problem.what.partition(":")[0]: problem.hint for problem in asyncio.run(check_cluster(cluster))}
-    read = f"the packages of {tmp_path}/venv/bin/python cannot be read"
-    assert found[read] == f"accelmark env create jax --path {tmp_path}/venv"
+    hints = [problem.hint for problem in asyncio.run(check_cluster(cluster))]
+    assert f"accelmark env create jax --path {tmp_path}/venv" in hints
 
 
 def test_a_package_of_an_sdk_is_not_installed_from_an_index() -> None:
