@@ -21,6 +21,7 @@ from accelmark.explain.fields import documented_fields
 from accelmark.explain.schemas import FILES
 from accelmark.explain.support import case_support
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, title_of
+from accelmark.spec.plugins.launcher import launcher_options
 
 _ROOT: Final = Path(__file__).parents[1]
 _SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
@@ -129,6 +130,7 @@ def _settings() -> str:
         "Settings of serving": ServeSettings,
     }
     models |= {title: model for model, title in FILES.values()}
+    models |= {f"Cluster file, launcher {name}": model for name, model in launcher_options().items()}
     for title, model in models.items():
         rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in documented_fields(model))
         parts.append(f"## {title}\n\n" + _table("Key", "Type", "Default", "Meaning", rows=rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
+from accelmark.run.host import CommandResult
+from accelmark.run.launchers import launcher_of_hosts
+from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed, run
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.run.fakes import wait_for
@@ -42,6 +46,17 @@ def drop_connections(bed: Bed, number: int) -> None:
         with contextlib.suppress(OSError):
             if pid != listener and Path(f"/proc/{pid}/comm").read_text().strip().startswith("sshd"):
                 os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_command_without_input_has_its_standard_input_closed(cluster: Callable[..., ClusterSpec]) -> None:
+    async def body() -> CommandResult:
+        launcher = launcher_of_hosts(cluster(1), Path("/nowhere/run"))
+        try:
+            return await launcher.host(launcher.plan.cluster.hosts[0]).run(["cat"], timeout_s=20)
+        finally:
+            await launcher.close()
+
+    assert asyncio.run(body()) == CommandResult(0, b"", b"")
 
 
 def test_a_start_that_fails_on_one_host_ends_the_agents_of_the_others(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

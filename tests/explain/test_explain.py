@@ -22,6 +22,7 @@ from accelmark.spec.log.events import EndReason
 from accelmark.spec.log.inference import InferEndReason
 from accelmark.spec.log.serving import ServeEndReason
 from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.vendor import Peaks
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.inference import InferSettings
@@ -29,7 +30,9 @@ from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import TrainSettings
 
 ROOT = Path(__file__).parents[2]
-WRITTEN: list[type[BaseModel]] = [*(model for model, _ in FILES.values()), TrainSettings, InferSettings, ServeSettings]
+WRITTEN: list[type[BaseModel]] = [
+    *(model for model, _ in FILES.values()), *launcher_options().values(), TrainSettings, InferSettings, ServeSettings
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("model", WRITTEN)
@@ -77,6 +80,9 @@ def test_every_rule_of_the_audit_is_explained() -> None:
 def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest() -> None:
     assert [(entry.name, entry.kind) for entry in explain("lr")] == [("optimizer.lr", "setting of training")]
     assert [(entry.name, entry.kind) for entry in explain("calibration")] == [("train.calibration", "key of case.yaml")]
+    for name, launcher in (("reconnect_s", "ssh"), ("slurm_options", "slurm")):
+        assert [entry.kind for entry in explain(name)] == [f"key of a cluster file, launcher {launcher}"]
+        assert json.loads((SCHEMA_DIRECTORY / "cluster.json").read_text())["properties"][name]["description"]
     assert "key of vendor.yaml" in {entry.kind for entry in explain("visible_devices_env")}
     assert explain("mfu")[0].text.startswith("MFU, a ratio: model FLOP/s per device over")
     with pytest.raises(RequestError, match="did you mean 'mfu'"):

@@ -138,6 +138,14 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     assert (other / "thesis.txt").exists()
 
 
+def test_a_python_that_does_not_exist_is_named(cache: Path, tmp_path: Path) -> None:
+    cluster, absent = tmp_path / "cluster.yaml", tmp_path / "venv"
+    cluster.write_text(f"{{vendor: cpu, python: {absent}/bin/python, environments: {{jax: {absent}}}}}\n")
+    done = run_accelmark("env", "create", "jax", "--hosts", str(cluster), ACCELMARK_CACHE=cache)
+    assert done.returncode == 1
+    assert f"there is no {absent}/bin/python: set python in the cluster file" in " ".join(done.stderr.split())
+
+
 def test_a_directory_with_wheels_that_does_not_exist_is_named_before_anything_is_made(
     cache: Path, tmp_path: Path
 ) -> None:

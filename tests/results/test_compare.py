@@ -231,7 +231,7 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
         loaded_result["environment"]["started"]["library_versions"]["torch"] = "9.9"
         loaded_result["environment"]["hosts"][0]["cpu"]["model"] = "Other CPU"
         finding = {"severity": "warning", "rule": "clock-held", "expected": "none", "actual": "thermal"}
-        loaded_result["findings"] = [finding]
+        loaded_result["findings"] = [finding, finding | {"actual": "power"}]
         result.write_text(json.dumps(loaded_result))
     plan = other / "plan.json"
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"source_sha256": "0" * 64}))
@@ -242,7 +242,8 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
     assert found["settings", "batch_size"] == ("8", "16")
     assert found["settings", "precision"] == ("bf16", "fp32")
     assert found["source", "AccelMark's files"] == ("–", "000000000000…")
-    assert found["audit", "clock-held"] == ("–", "warning: thermal")
+    assert found["audit", "clock-held"] == ("–", "warning: thermal · warning: power")
+    assert "audit: clock-held: – -> warning: thermal (and 1 more)" in context_lines(pair.differing)
 
 
 def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:

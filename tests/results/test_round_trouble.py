@@ -171,6 +171,30 @@ def test_a_resumed_round_counts_the_time_of_all_its_attempts(tmp_path: Path) -> 
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Path, is_continued: bool) -> None:
+    """``accelmark resume`` has moved its log; a round that begins anew does not count it."""
+    made = Made(eval_windows=(), metrics=(), target=None)
+    round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
+    log = node(round_dir) / "rank0.out.log"
+    earlier = round_dir / "attempt1" / log.parent.name / log.name
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))  # killed after window 7
+    log.write_text(
+        "".join(
+            perflog(event, value | ({"resumed": is_continued} if event == "TRAIN_START" else {}), mono_ms, 0)
+            for event, value, mono_ms in rank_events(made, 0)
+            if event != "STEP_END" or not is_continued or value["global_steps"] > 50
+        )
+    )
+    result = round_result(round_dir)
+    assert ("resumed" in result.marks) == is_continued
+    assert result.num_steps == 100
+    assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(1.0 + (0.7 if is_continued else 0))
+    assert result.figures[F.E2E_TIME].value == pytest.approx(3.1 + (2.7 if is_continued else 0))
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(12800 / (1.7 if is_continued else 1))
+
+
 def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) -> None:
     log = node(round_dir) / "rank0.out.log"
     lines = log.read_text().splitlines(keepends=True)

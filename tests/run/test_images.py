@@ -15,6 +15,7 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight, preflight_commands
 from accelmark.run.preflight.facts import HostProblem
+from accelmark.run.preflight.report import check_cluster
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
@@ -109,8 +110,11 @@ def test_preflight_reports_an_image_that_is_nowhere(
     """Docker's daemon may reach a registry that its client cannot: only the registry's own answer is an error."""
     (store / "refusal").write_text(f"{said}\n")
     plan = plan_in(GONE, engine)
-    what = f"the image {GONE} is absent, and was not found in its registry: {said}"
+    why = "was not found in its registry" if severity == "error" else "its registry could not be asked"
+    what = f"the image {GONE} is absent, and {why}: {said}"
     assert look(plan, tmp_path / "run") == [(severity, what)]
+    alone = [problem.what for problem in asyncio.run(check_cluster(plan.cluster))]
+    assert what in alone, "without a run too"
     (problem,) = problems(plan, tmp_path / "run")
     assert (problem.host, problem.hint.partition("this works there: ")[2]) == ("localhost", f"{engine} pull {GONE}")
     (store / "images").write_text(f"{GONE}\n")

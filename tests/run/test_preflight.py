@@ -26,7 +26,7 @@ from accelmark.run.preflight.facts import (
     host_problems,
 )
 from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems
-from accelmark.run.preflight.report import require_ready
+from accelmark.run.preflight.report import check_cluster, require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
@@ -64,7 +64,7 @@ def test_a_healthy_host_has_no_problem() -> None:
         ({"memory_mib": 3.0}, "3 MiB of memory are free, 512 are needed"),
         ({"busy_ports": (29501,)}, "port 29501 is in use"),
         ({"held_by": "run7"}, "is in use by run7"),
-        ({"lacking_modules": ("psutil",)}, "/usr/bin/python3 has no psutil"),
+        ({"lacking_modules": ("psutil", "yaml")}, "/usr/bin/python3 has no psutil, PyYAML"),
     ],
 )
 def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) -> None:
@@ -100,6 +100,23 @@ def test_missing_packages_are_one_problem_with_the_command_that_installs_them() 
         "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'; "
         "or, in an environment of its own: accelmark env create pytorch"
     )
+
+
+def test_packages_of_another_host_are_installed_there_without_accelmark() -> None:
+    needs = [Need(requirement="accelmark[torch]", needed_by="framework pytorch")]
+    versions = {"torch": "2.13.0", "numpy": "2.0.0", "safetensors": None}
+    there = PackageFacts(executable="/usr/bin/python3", python=(3, 11, 2), versions=versions)
+    (problem,) = package_problems("a", there, needs, [], load_framework("pytorch"), is_here=False)
+    assert problem.hint == (
+        "run there: /usr/bin/python3 -m pip install 'safetensors>=0.4'; "
+        "or, in an environment of its own: accelmark env create pytorch --hosts CLUSTER"
+    )
+
+
+def test_the_environments_of_a_cluster_file_are_checked_without_a_run(tmp_path: Path) -> None:
+    cluster = ClusterSpec(python=sys.executable, environments={"jax": tmp_path / "venv"})
+    hints = [problem.hint for problem in asyncio.run(check_cluster(cluster))]
+    assert f"accelmark env create jax --path {tmp_path}/venv" in hints
 
 
 def test_a_package_of_an_sdk_is_not_installed_from_an_index() -> None:
@@ -234,3 +251,5 @@ def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_n
     jax = load_framework("jax").model_copy(update={"module": "made_up"})
     (problem,) = package_problems("a", found, [], [], jax, Path("/opt/venv"))
     assert problem.hint == "accelmark env create jax --path /opt/venv"
+    (problem,) = package_problems("a", found, [], [], jax, Path("/opt/venv"), is_here=False)
+    assert problem.hint == "accelmark env create jax --hosts CLUSTER", "a host has no AccelMark to make it with"

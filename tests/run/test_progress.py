@@ -310,6 +310,20 @@ def test_the_display_never_wraps(width: int) -> None:
     assert len(lines) <= 17
 
 
+def test_notes_are_cut_off_while_the_run_goes_on_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr("accelmark.run.display.displays.Console", lambda **_: console)
+    with LiveDisplay(make_plan(()), {job.directory: JobStatus() for job in make_plan(()).jobs}) as shown:
+        for name in ("first", "second", "third"):
+            shown.note(f"warning: {name}: {'words and more words ' * 8}(what to do about the {name})")
+        with console.capture() as capture:
+            console.print(draw(shown._board, 79))
+        assert "what to do" not in capture.get()
+    with console.capture() as capture:
+        console.print(draw(shown._board, 79))
+    assert " ".join(capture.get().split()).count("(what to do about the ") == 3
+
+
 def test_the_end_of_a_job_has_a_second_line_where_the_first_is_full() -> None:
     plan = make_plan(())
     reason = "interrupted by a request to stop, measurements are partial"

@@ -48,6 +48,7 @@ def create(
     """Create the environment of a framework, or update it. Later runs of the framework use it by themselves."""
     from accelmark.run.environments.create import create as make
     from accelmark.run.environments.create import recipe_of
+    from accelmark.spec.cluster import environment_python
     from accelmark.telemetry.detect import default_vendor
 
     cluster, place = _cluster(hosts), _place(framework, path, hosts)
@@ -74,6 +75,7 @@ def create(
         )
     elif cluster.environments.get(framework) != place:
         typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
+        typer.echo(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
 
 
 @app.command("list", cls=Verb)

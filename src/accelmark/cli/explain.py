@@ -140,5 +140,6 @@ def _cluster_file(hosts: list[str], vendor: str) -> str:
         "# user: bench       # unless these are set, SSH uses your user, keys, agent and known_hosts\n"
         "# key: ~/.ssh/bench\n"
         "# python: /opt/venv/bin/python    # of ranks outside containers; needs psutil, pydantic, PyYAML and PyTorch\n"
+        "#     all hosts get one by: accelmark env create pytorch --hosts FILE --path /opt/venv\n"
         f"hosts:\n{''.join(f'  - {{address: {host}}}{chr(10)}' for host in hosts)}"
     )

@@ -16,6 +16,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.inference import InferSettings
@@ -61,6 +62,12 @@ def all_terms() -> dict[str, dict[str, Term]]:
     return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
 
 
+def settings_models() -> dict[str, type[BaseModel]]:
+    """Return kind -> model of all settings and keys of files, those that launchers add to cluster files included."""
+    added = {f"key of a cluster file, launcher {name}": model for name, model in launcher_options().items()}
+    return {**FILES_OF_SETTINGS, **added}
+
+
 def entries() -> Iterator[Entry]:
     """Yield everything that can be explained; a name may occur once in each kind."""
     for figure, info in FIGURES.items():
@@ -69,7 +76,7 @@ def entries() -> Iterator[Entry]:
         better = "" if info.better == "neither" else f" {info.better.capitalize()} is better."
         title = title_of(figure, "unit")
         yield Entry(figure.value, "figure", f"{title}, {measure}: {info.explanation.format(unit='unit')}.{better}")
-    for kind, model in FILES_OF_SETTINGS.items():
+    for kind, model in settings_models().items():
         for field in documented_fields(model):
             default = f" Default: {field.default}." if field.default not in ("", "-") else ""
             yield Entry(field.key, kind, f"{field.text} Type: {field.type}.{default}")

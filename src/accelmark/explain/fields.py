@@ -6,7 +6,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -73,8 +73,11 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
 
 
-def json_schema(model: type[BaseModel], title: str) -> str:
-    """Return the JSON schema of a file, with the fields' documentation strings as descriptions."""
+def json_schema(model: type[BaseModel], title: str, added: Iterable[type[BaseModel]] = ()) -> str:
+    """Return the JSON schema of a file, with the fields' documentation strings as descriptions.
+
+    The file has the keys of ``model`` and those of the models ``added``, which have plain values.
+    """
     schema = model.model_json_schema()
     found = {model.__name__: model}
     waiting = [model]
@@ -89,6 +92,9 @@ def json_schema(model: type[BaseModel], title: str) -> str:
         for key, text in field_texts(found[name]).items():
             if key in part.get("properties", {}):
                 part["properties"][key]["description"] = text
+    for other in added:
+        for key, value in other.model_json_schema()["properties"].items():
+            schema["properties"][key] = value | {"description": field_texts(other).get(key, "")}
     return json.dumps({"$schema": _DIALECT} | schema | {"title": title}, indent=1) + "\n"
 
 

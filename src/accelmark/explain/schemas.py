@@ -13,6 +13,7 @@ from accelmark.results.schema import json_schema as results_schema
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.framework import FrameworkSpec
+from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.runfile import RunSpec
@@ -31,6 +32,8 @@ FILES: Final[Mapping[str, tuple[type[BaseModel], str]]] = {
 def schemas() -> dict[str, str]:
     """Return file name -> JSON schema of every kind of file, and of results."""
     made = {f"{name}.json": json_schema(model, f"AccelMark: {title}") for name, (model, title) in FILES.items()}
+    model, title = FILES["cluster"]
+    made["cluster.json"] = json_schema(model, f"AccelMark: {title}", launcher_options().values())
     return {**made, "result.json": results_schema()}
 
 

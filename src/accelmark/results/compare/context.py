@@ -36,6 +36,9 @@ _NAMES: Final[dict[str, tuple[Area, str]]] = {
     "checkpoint_hash": ("source", "initial weights"),
 }
 
+_JOINT: Final = " · "
+"""Between values that vary over rounds or hosts."""
+
 Context = dict[tuple[Area, str], str]
 """(area, name) -> value."""
 
@@ -65,7 +68,7 @@ def context_of(case: LoadedCase) -> Context:
     found: dict[tuple[Area, str], dict[str, None]] = {}
     for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
         found.setdefault((area, name), {})[value] = None
-    return {key: " · ".join(values) for key, values in found.items()}
+    return {key: _JOINT.join(values) for key, values in found.items()}
 
 
 def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
@@ -141,5 +144,13 @@ def _short(text: str) -> str:
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
-    """Return each difference as a line for a terminal."""
-    return [f"{entry.area}: {entry.name}: {entry.baseline} -> {entry.other}" for entry in found]
+    """Return each difference as a line for a terminal; of a rule, the first finding and how many more."""
+    return [
+        f"{entry.area}: {entry.name}: {_brief(entry.area, entry.baseline)} -> {_brief(entry.area, entry.other)}"
+        for entry in found
+    ]
+
+
+def _brief(area: Area, value: str) -> str:
+    first, *others = value.split(_JOINT) if area == "audit" else [value]
+    return f"{first} (and {len(others)} more)" if others else first

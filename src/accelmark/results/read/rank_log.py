@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -183,15 +183,33 @@ class TrainLog:
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
-    """Read one rank's log. Raises RunError when the file cannot be read; malformed lines are counted."""
-    reader = PerfLogReader(path)
-    end = RankEnd(rank)
-    log = TrainLog(end)
+    """Read one rank's log, and those of the earlier attempts at its round that the last one continued.
+
+    Raises RunError when a file cannot be read; malformed lines are counted.
+    """
+    log = TrainLog(RankEnd(rank))
+    for source in (*_earlier_logs(path), path):
+        log = _read_on(log, source)
+    return log
+
+
+def _earlier_logs(path: Path) -> list[Path]:
+    """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, in order."""
+    found = path.parent.parent.glob(f"attempt*/*/{path.name}")
+    return sorted(found, key=lambda log: int(log.parent.parent.name.removeprefix("attempt")))
+
+
+def _read_on(before: TrainLog, path: Path) -> TrainLog:
+    """Return the attempts of ``before`` and those of another log; only these where they start from the beginning."""
+    reader, end = PerfLogReader(path), RankEnd(before.end.rank)
+    log, first = replace(before, end=end), len(before.attempts)
     for record in reader:
-        if not log.attempts or (record.event == Event.INIT_START and _has_started(log)):
+        if len(log.attempts) == first or (record.event == Event.INIT_START and _has_started(log)):
             begin = record.value.get("process_start_mono_ms", record.mono_ms)
             log.attempts.append(Attempt(float(begin), record.mono_ms))
             end.finished = None
+        if first and record.event == Event.TRAIN_START and not record.value.get("resumed"):
+            log, first = TrainLog(end, log.attempts[first:]), 0
         attempt = log.attempts[-1]
         attempt.last_ms = max(attempt.last_ms, record.mono_ms)
         note_time(attempt.times, record)

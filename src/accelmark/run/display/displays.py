@@ -110,6 +110,7 @@ class LiveDisplay(RunObserver):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._board.is_over = True
         self._draw()
         self._live.stop()
 

@@ -58,6 +58,8 @@ class Board:
     checking: str = ""
     """The check of hosts before a start, while it goes on."""
     notes: list[str] = field(default_factory=list)
+    is_over: bool = False
+    """Whether this is the last drawing, which stays on the terminal: notes are not cut off."""
 
 
 def draw(board: Board, width: int) -> RenderableType:
@@ -77,13 +79,14 @@ def draw(board: Board, width: int) -> RenderableType:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
     if board.checking:
         parts.append(Text(f"  {board.checking}", style="cyan", no_wrap=True, overflow="ellipsis"))
-    parts.extend(_note(note, width) for note in board.notes[-2:])
+    notes = board.notes if board.is_over else board.notes[-2:]
+    parts.extend(_note(note, width, None if board.is_over else 2) for note in notes)
     return Constrain(Group(*parts), width)
 
 
-def _note(note: str, width: int) -> Text:
-    """Return a note on at most two lines."""
-    lines = textwrap.wrap(note, width - 2, max_lines=2, placeholder=" …")
+def _note(note: str, width: int, max_lines: int | None) -> Text:
+    """Return a note on at most ``max_lines`` lines."""
+    lines = textwrap.wrap(note, width - 2, max_lines=max_lines, placeholder=" …")
     return Text("\n".join(f"  {line}" for line in lines), style="yellow")
 
 
@@ -157,7 +160,7 @@ def place_and_eta(progress: JobProgress, job: PlannedJob) -> list[str]:
     if progress.step:
         epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
         parts.append(f"step {progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else ""))
-        parts.append(f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else ""))
+        parts.append(f"epoch {progress.epoch + 1:,}" + (f"/{epochs:,}" if epochs else ""))
     elif progress.samples:
         loads = isinstance(work, ServeJob) or progress.phase in get_args(LoadPhase)
         parts.append(f"{progress.samples:,} {'requests' if loads else 'items'}")

@@ -26,6 +26,9 @@ if [ -n "$5" ] && [ ! -d "$5" ]; then echo "--wheels $5: no such directory on th
 if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ -n "$(ls -A "$1")" ]; then
   echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
 fi
+command -v "$2" >/dev/null || {
+  echo "there is no $2: set python in the cluster file to the Python that makes the environment, or omit it" >&2; exit 4
+}
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "$2 is older than Python 3.11: set python in the cluster file" >&2; exit 4
 }

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
@@ -20,10 +20,10 @@ from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
+    AGENT_PACKAGES,
     DeviceFacts,
     HostFacts,
     HostProblem,
-    Severity,
     chip_problems,
     cluster_problems,
     device_problems,
@@ -31,18 +31,17 @@ from accelmark.run.preflight.facts import (
 )
 from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems, python_path
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
+from accelmark.run.sandboxes.image import ImageRecipe, availability, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec, HostSpec
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 
-NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
-"""Packages that the node agent imports."""
 REACH_TIMEOUT_S: Final = 4.0
 _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
+_NOT_ASKED: Final = "its registry could not be asked"
 
 
 @final
@@ -122,7 +121,7 @@ class Preflight:
             "ports": self._ports(host.spec),
             "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],
-            "modules": list(NEEDED_MODULES),
+            "modules": list(AGENT_PACKAGES),
             # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
             "python_path": python_path() if launcher.spec.is_localhost else [],
             "engine": CONTAINER_ENGINES[container.engine].check if container is not None else None,
@@ -141,7 +140,9 @@ class Preflight:
         if self._cluster.container is not None:
             return []
         found: list[HostProblem] = []
-        for framework, (asked, installs) in _packages(self._jobs_on(host)).items():
+        is_here = self.launcher.spec.is_localhost
+        environments: Iterable[str] = () if self.jobs else self._cluster.environments
+        for framework, (asked, installs) in _packages(self._jobs_on(host), environments).items():
             spec, environment = load_framework(framework), self._cluster.environments.get(framework)
             needs = [*(RANK_NEEDS if environment is not None else ()), *asked]
             try:
@@ -150,15 +151,16 @@ class Preflight:
                     self.launcher.python_of(framework),
                     distributions(needs),
                     spec.checked_imports if imports else (),
-                    python_path() if self.launcher.spec.is_localhost else (),
+                    python_path() if is_here else (),
                 )
             except UnreachableError:
                 raise
             except HostError as error:
-                repair = create_command(framework, environment) if environment is not None else error.advice
+                create = create_command(framework, environment, is_here=is_here)
+                repair = create if environment is not None else error.advice
                 found.append(HostProblem(host.name, error.problem, repair))
                 continue
-            found += package_problems(host.name, facts, needs, installs, spec, environment)
+            found += package_problems(host.name, facts, needs, installs, spec, environment, is_here=is_here)
         return found
 
     def _ports(self, host: HostSpec) -> list[int]:
@@ -191,10 +193,9 @@ class Preflight:
             recipe = recipe_of(plan, jobs[0].job)
             if recipe is None or (await host.run(recipe.present)).code != 0:
                 what = f"devices of {plan.vendor} cannot be read before the image is there"
-                lacking = (
-                    f"nothing, the run obtains it; or install {', '.join(facts.lacking_modules)} for {facts.executable}"
-                )
-                return [HostProblem(name, what, lacking, "warning")]
+                packages = ", ".join(facts.lacking_packages)
+                hint = f"nothing, the run obtains it; or install {packages} for {facts.executable}"
+                return [HostProblem(name, what, hint, "warning")]
             await launcher.deliver(host.spec)
             nodes = await node_jobs(self.directory, jobs[0], launcher)
             node = next(node for node in nodes if node.host.name == name)
@@ -221,7 +222,7 @@ class Preflight:
         for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
             if (await host.run(recipe.present)).code == 0:
                 continue
-            what = f"the image {recipe.name} is absent, and was not found in its registry"
+            absent = f"the image {recipe.name} is absent, and"
             do = "correct container.image, log in to its registry there, or provide it as a file (image_file)"
             hint = f"{do}, until this works there: {recipe.command}"
             try:
@@ -229,12 +230,14 @@ class Preflight:
             except UnreachableError:
                 raise
             except HostError as error:
-                found.append(HostProblem(host.name, f"{what}: {error.what}", hint, "warning"))
+                found.append(HostProblem(host.name, f"{absent} {_NOT_ASKED}: {error.what}", hint, "warning"))
                 continue
             answer = availability(done.code, done.message)
-            if answer != "found":
-                severity: Severity = "error" if answer == "absent" else "warning"
-                found.append(HostProblem(host.name, f"{what}: {done.message}", hint, severity))
+            if answer == "absent":
+                what = f"{absent} was not found in its registry: {done.message}"
+                found.append(HostProblem(host.name, what, hint))
+            elif answer == "unknown":
+                found.append(HostProblem(host.name, f"{absent} {_NOT_ASKED}: {done.message}", hint, "warning"))
         return found
 
     async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:
@@ -280,9 +283,15 @@ class Preflight:
         return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
 
 
-def _packages(jobs: Sequence[PlannedJob]) -> dict[str, tuple[list[Need], list[str]]]:
-    """Return, for each framework of ``jobs``, what they need and what is installed for their ranks."""
-    found: dict[str, tuple[list[Need], list[str]]] = {}
+def _packages(jobs: Sequence[PlannedJob], frameworks: Iterable[str] = ()) -> dict[str, tuple[list[Need], list[str]]]:
+    """Return, for each framework of ``jobs``, what they need and what is installed for their ranks.
+
+    Of ``frameworks``, which have no job, it is what they need themselves.
+    """
+    found: dict[str, tuple[list[Need], list[str]]] = {
+        name: ([Need(requirement=one, needed_by=f"framework {name}") for one in load_framework(name).requires], [])
+        for name in frameworks
+    }
     for job in jobs:
         needs, installs = found.setdefault(job.job.framework, ([], []))
         needs += job.requires
@@ -305,8 +314,10 @@ def _has_devices(vendor: str) -> bool:
 
 
 def _pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
-    """Return each image of ``jobs`` that is pulled where it is absent, not built or loaded."""
-    recipes = (recipe_of(plan, job.job) for job in jobs)
+    """Return each image of ``jobs``, without jobs that of the cluster, that is pulled where it is absent."""
+    recipes = [recipe_of(plan, job.job) for job in jobs]
+    if not jobs and plan.cluster.container is not None:
+        recipes = [named_image(plan.cluster.container)]
     return list({recipe.name: recipe for recipe in recipes if recipe is not None and recipe.look_up}.values())
 
 

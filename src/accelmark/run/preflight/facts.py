@@ -16,6 +16,8 @@ from accelmark.spec.number_format import counted, percent
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0
 """Largest difference of clocks with which logs of several hosts can be compared."""
+AGENT_PACKAGES: Final = {"psutil": "psutil", "pydantic": "pydantic", "yaml": "PyYAML"}
+"""Modules that the node agent imports -> their packages."""
 _BUSY_LOAD: Final = 0.5
 """Load per core above which the host counts as busy."""
 _BUSY_MEMORY_MIB: Final = 1024.0
@@ -101,6 +103,11 @@ class HostFacts(Spec):
     sees_lock: bool | None = None
     """Whether the coordinator's lock of the run directory is visible on it; null where they share none."""
 
+    @property
+    def lacking_packages(self) -> list[str]:
+        """The packages of ``lacking_modules``."""
+        return [AGENT_PACKAGES.get(module, module) for module in self.lacking_modules]
+
 
 def missing_data(name: str, path: str) -> HostProblem:
     """Return the problem of a host that has no directory ``path`` with data."""
@@ -127,8 +134,10 @@ def host_problems(
         found.append(HostProblem(name, what, hint))
 
     engine = CONTAINER_ENGINES[cluster.container.engine] if cluster.container is not None else None
-    modules = ", ".join(facts.lacking_modules)
-    lacking = f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {modules.replace(',', '')}"
+    packages = facts.lacking_packages
+    install = f"run there: {facts.executable} -m pip install {' '.join(packages)}"
+    set_python = "or set python in the cluster file to that of a virtual environment with them"
+    lacking = f"{facts.executable} has no {', '.join(packages)}", f"{install}; {set_python}"
     if facts.held_by is not None:
         error(f"is in use by {facts.held_by}", "wait until it ends, or stop it with 'accelmark stop'")
     if facts.python < OLDEST_PYTHON and cluster.container is None:

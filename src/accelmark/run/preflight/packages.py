@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import FrameworkSpec
-from accelmark.spec.plugins.requirements import Need, describe, install_command, missing
+from accelmark.spec.plugins.requirements import Missing, Need, describe, install_command, missing
 
 _IMPORT_TIMEOUT_S: Final = 300.0
 _RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
@@ -60,13 +61,15 @@ def package_problems(
     installed: Sequence[str],
     framework: FrameworkSpec,
     environment: Path | None = None,
+    *,
+    is_here: bool = True,
 ) -> list[HostProblem]:
     """Return what the jobs of a framework need on a host and its Python lacks, and its broken modules.
 
     ``installed`` are packages that are installed for the ranks before they start. ``environment`` is the framework's
-    virtual environment, if its ranks run in one.
+    virtual environment, if its ranks run in one. ``is_here``: the host is this machine.
     """
-    create = create_command(framework.name, environment)
+    create = create_command(framework.name, environment, is_here=is_here)
     all_lacking = missing(needs, facts.versions.get, installed)
     found = [
         HostProblem(name, describe([one]), f"install {one.requirement} from {one.need.sdk}")
@@ -74,7 +77,7 @@ def package_problems(
         if one.need.sdk
     ]
     if lacking := [one for one in all_lacking if not one.need.sdk]:
-        repair = create if environment is not None else install_command(lacking, facts.executable)
+        repair = create if environment is not None else _install(lacking, facts.executable, is_here=is_here)
         if environment is None and any(one.need.needed_by == f"framework {framework.name}" for one in lacking):
             repair += f"; or, in an environment of its own: {create}"
         found.append(HostProblem(name, describe(lacking), repair))
@@ -82,6 +85,13 @@ def package_problems(
         version = ".".join(map(str, facts.python))
         found.append(HostProblem(name, f"{facts.executable} is Python {version}, 3.11 is needed", create))
     return [*found, *broken_imports(name, facts, framework, create)]
+
+
+def _install(lacking: Sequence[Missing], python: str, *, is_here: bool) -> str:
+    """Return the command that installs packages; on other hosts, which need no AccelMark, without its extras."""
+    if is_here:
+        return install_command(lacking, python)
+    return f"run there: {shlex.join([python, '-m', 'pip', 'install', *(one.requirement for one in lacking)])}"
 
 
 def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[HostProblem]:
@@ -95,9 +105,10 @@ def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, cre
         yield HostProblem(name, what, create if module in own else f"{facts.executable} -m pip uninstall {module}")
 
 
-def create_command(framework: str, environment: Path | None = None) -> str:
-    """Return the command that creates or repairs a framework's environment."""
-    return f"accelmark env create {framework}" + (f" --path {environment}" if environment is not None else "")
+def create_command(framework: str, environment: Path | None = None, *, is_here: bool = True) -> str:
+    """Return the command that creates or repairs a framework's environment, here or on the hosts of a cluster file."""
+    place = "" if environment is None else f" --path {environment}"
+    return f"accelmark env create {framework}" + (place if is_here else " --hosts CLUSTER")
 
 
 def python_path() -> list[str]:

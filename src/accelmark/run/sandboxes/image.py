@@ -110,16 +110,9 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     Raises:
         RequestError: the vendor has no recipe for this framework, or none for the version that the key names.
     """
-    engine, archive, image = container.engine, container.image_file, container.image
-    if engine == "pyxis":
-        return None
-    if "image" in CONTAINER_ENGINES[engine].lacks:
-        return ImageRecipe(str(archive), ["test", "-e", str(archive)], [], archive)
-    if image is not None:
-        present = [engine, "image", "inspect", image]
-        if archive is not None:
-            return ImageRecipe(image, present, [engine, "load", "--input", str(archive)], archive)
-        return ImageRecipe(image, present, [engine, "pull", image], look_up=[engine, "manifest", "inspect", image])
+    engine, named = container.engine, named_image(container)
+    if named is not None or engine == "pyxis":
+        return named
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
@@ -131,6 +124,21 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     if container.pip_source is not None:
         build += ["--build-arg", f"PIP_SOURCE={container.pip_source}"]
     return ImageRecipe(name, [engine, "image", "inspect", name], [*build, str(context / "images" / directory)])
+
+
+def named_image(container: ContainerSpec) -> ImageRecipe | None:
+    """Return the image that a cluster file names; None where it is the vendor's, or Slurm obtains it."""
+    engine, archive, image = container.engine, container.image_file, container.image
+    if engine == "pyxis":
+        return None
+    if "image" in CONTAINER_ENGINES[engine].lacks:
+        return ImageRecipe(str(archive), ["test", "-e", str(archive)], [], archive)
+    if image is None:
+        return None
+    present = [engine, "image", "inspect", image]
+    if archive is not None:
+        return ImageRecipe(image, present, [engine, "load", "--input", str(archive)], archive)
+    return ImageRecipe(image, present, [engine, "pull", image], look_up=[engine, "manifest", "inspect", image])
 
 
 def _content(recipe: Path, build_options: Sequence[str]) -> str:

@@ -149,9 +149,15 @@ def is_localhost(address: str) -> bool:
     return True
 
 
+def launcher_options() -> dict[str, type[LauncherOptions]]:
+    """Return the settings that each launcher adds to a cluster file; launchers without settings are left out."""
+    models = {name: options_model(name) for name in folders("launchers")}
+    return {name: model for name, model in models.items() if model.model_fields}
+
+
 def option_names() -> set[str]:
     """Return the settings that any known launcher adds to a cluster file."""
-    return {name for launcher in folders("launchers") for name in options_model(launcher).model_fields}
+    return {name for model in launcher_options().values() for name in model.model_fields}
 
 
 def run_files() -> set[str]:

@@ -14,6 +14,7 @@ from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import start_command
 from accelmark.spec.job import NodeExit
+from accelmark.spec.number_format import duration
 
 STOP_TIMEOUT_S: Final = 30.0
 """Longest time to reconnect to a host once the run is to end."""
@@ -31,7 +32,19 @@ class SshAgent(AgentHandle):
     """Longest time that the host may be unreachable before the job counts as lost."""
     abandon: Callable[[], None]
     """Called where the job is lost, to end the agent later."""
+    report: Callable[[str], None]
+    """Called with a message for the user where the connection is lost, and where the host answers again."""
     _stop_by: float | None = field(default=None, init=False)
+    _lost_since: float = field(default=-math.inf, init=False)
+    _is_lost: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.stream.answered = self._answered
+
+    def _answered(self) -> None:
+        if self._is_lost:
+            self._is_lost = False
+            self.report(f"{self.host.name} answers again after {duration(time.monotonic() - self._lost_since)}")
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; a second call starts no second agent.
@@ -59,7 +72,7 @@ class SshAgent(AgentHandle):
 
     async def wait(self) -> NodeExit:
         """Copy files until the agent has ended, reconnecting for ``reconnect_s`` after each lost connection."""
-        lost_since, pause_s = -math.inf, 0.2
+        pause_s = 0.2
         while True:
             try:
                 end = await self.stream.follow()
@@ -68,11 +81,14 @@ class SshAgent(AgentHandle):
                 return await self.ended(has_exit=end == "exit")
             except UnreachableError as error:
                 now = time.monotonic()
-                if self.stream.heard_at >= lost_since:
-                    lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
-                if now - lost_since > self.reconnect_s or (self._stop_by is not None and now > self._stop_by):
+                if self.stream.heard_at >= self._lost_since:
+                    self._lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
+                    self._is_lost = True
+                    limit = duration(self.reconnect_s)
+                    self.report(f"{self.host.name}: {error.what}; trying again for {limit}, its ranks may continue")
+                if now - self._lost_since > self.reconnect_s or (self._stop_by is not None and now > self._stop_by):
                     self.abandon()
-                    why = f"unreachable for {now - lost_since:.0f} s: {error.what}"
+                    why = f"unreachable for {now - self._lost_since:.0f} s: {error.what}"
                     return self.record("lost", f"{why}; processes still running there are ended once it can be reached")
             except HostError as error:
                 self.abandon()

@@ -90,7 +90,9 @@ class SshConnection(Host):
         """Run a command to its end."""
         asyncssh, connection = library(), await self.connect()
         try:
-            done = await connection.run(shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s)
+            # Empty input would leave the command's standard input open.
+            given: dict[str, Any] = {"input": stdin} if stdin else {"stdin": asyncssh.DEVNULL}
+            done = await connection.run(shlex.join(argv), encoding=None, check=False, timeout=timeout_s, **given)
         except asyncssh.TimeoutError as error:
             raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
         except (OSError, asyncssh.Error) as error:
@@ -189,7 +191,7 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
         why = error.reason.removesuffix(f" on host {host.address}")
         return f"SSH login at {at} was refused ({why})", "check user and key in the cluster file"
     if isinstance(error, TimeoutError):
-        return f"no answer at {at} within {_CONNECT_TIMEOUT_S:g} s", None
+        return f"no answer at {at} within {min(_CONNECT_TIMEOUT_S, options.reconnect_s):g} s", None
     if isinstance(error, OSError) and error.filename is not None:
         return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
     if isinstance(error, OSError):

@@ -116,6 +116,7 @@ class SshLauncher(Launcher):
             stream=stream,
             reconnect_s=self.options.reconnect_s,
             abandon=lambda: self._end_when_reachable(node),
+            report=lambda what: self.report(what),
         )
 
     def agent_module(self, node: NodeJob) -> ModuleCommand:

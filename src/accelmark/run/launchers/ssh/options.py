@@ -19,6 +19,7 @@ class Options(LauncherOptions):
     """Settings of the SSH launcher; ``user`` and ``key`` apply to hosts without their own."""
 
     ssh_port: int = Field(default=22, ge=1, le=65535)
+    """Port of SSH on hosts without a port of their own."""
     user: str | None = None
     """null: the user who runs this."""
     key: Path | None = None

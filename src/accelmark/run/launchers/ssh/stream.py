@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -50,6 +50,8 @@ class NodeStream:
     """Subdirectories that are not copied: the agent's own."""
     in_place: bool = False
     """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
+    answered: Callable[[], None] = lambda: None
+    """Called when the host answers a heartbeat."""
     heard_at: float = field(default_factory=time.monotonic)
     """When the host last answered a heartbeat, by ``time.monotonic``."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
@@ -116,6 +118,7 @@ class NodeStream:
                 header: dict[str, Any] = json.loads(line)
                 if "heard" in header:
                     self.heard_at = time.monotonic()
+                    self.answered()
                     continue
                 if "end" in header:
                     self._list_left(header["left"])
