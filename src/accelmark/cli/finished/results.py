@@ -232,7 +232,7 @@ def compare(
     from accelmark.results.compare import comparison as comparing
     from accelmark.results.sources import open_sources
 
-    loaded, problems = open_sources(runs)
+    loaded, problems = open_sources([options.existing_run(run) for run in runs])
     comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
     if output is not None:
         from accelmark.report.comparison import render_comparison
