@@ -74,7 +74,7 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         if (earlier := printed.setdefault(lines, job.directory)) != job.directory:
             lines = (f"data, requirements and settings as of {earlier}",)
         for line in lines:
-            typer.echo(f"  {line}")
+            options.echo_wrapped(f"  {line}")
     if lacking or plan.missing_data:
         typer.secho("\nthis would not start", bold=True, err=True)
     options.print_problems(lacking)

@@ -199,6 +199,17 @@ def _fits(console: Console, table: Table) -> bool:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
 
 
+def _print_hanging(console: Console, text: Text) -> None:
+    """Print a text whose further lines are indented by four blanks more than its first one."""
+    from rich.padding import Padding
+
+    indent = len(text.plain) - len(text.plain.lstrip())
+    first, *more = text[indent:].wrap(console, console.width - indent - 4)
+    console.print(Padding(first, (0, 0, 0, indent)))
+    for line in more:
+        console.print(Padding(line, (0, 0, 0, indent + 4)))
+
+
 def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], num_facts: int) -> None:
     """Print each row as one line of facts and an indented line of its figures."""
     from rich.padding import Padding
@@ -210,7 +221,7 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
         shown = [printable(text) for text in row]
         facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
         described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
-        console.print(Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
+        _print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
 
@@ -247,7 +258,7 @@ def compare(
     for pair in comparison.pairs:
         _print_pair(pair)
     for line in comparison.unmatched:
-        typer.echo(f"not compared: {printable(line)}")
+        options.echo_wrapped(f"not compared: {printable(line)}")
     if output is not None:
         typer.echo(str(output))
 
@@ -259,16 +270,18 @@ def _print_pair(pair: Pair) -> None:
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        console.print(_text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}"))
+        _print_hanging(
+            console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}")
+        )
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     if pair.differences:
         console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
-        console.print(_text(f"  {text}"))
+        _print_hanging(console, _text(f"  {text}"))
     for text in pair.one_sided:
-        console.print(_text(f"  only one run has: {text}"))
+        _print_hanging(console, _text(f"  only one run has: {text}"))
     console.print()
 
 
