@@ -219,6 +219,8 @@ def stop(
 ) -> None:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
     from accelmark.run.controller.stop import stop as stop_run
+    from accelmark.run.display.summary import how_to_continue
+    from accelmark.run.record.directory import RunDirectory
 
     run = options.existing_run(run)
     with options.working("stopping"):
@@ -227,6 +229,8 @@ def stop(
         typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
     else:
         typer.echo(f"{run}: stopped" if was_running else f"{run}: not running")
+        if advice := how_to_continue(run, {status.state for status in RunDirectory.open(run).statuses().values()}):
+            typer.echo(advice)
 
 
 def plan_request(
