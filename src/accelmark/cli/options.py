@@ -19,7 +19,9 @@ from accelmark.cli import completion
 from accelmark.report.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from accelmark.run.preflight.facts import HostProblem
 
@@ -133,6 +135,20 @@ def _wrapped(line: str, width: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(line) or [""]
+
+
+def print_hanging(console: Console, text: Text) -> None:
+    """Print a text whose further lines are indented by four blanks more than its first one."""
+    from rich.padding import Padding
+
+    if console.soft_wrap:
+        console.print(text)
+        return
+    indent = len(text.plain) - len(text.plain.lstrip())
+    first, *more = text[indent:].wrap(console, console.width - indent - 4)
+    console.print(Padding(first, (0, 0, 0, indent)))
+    for line in more:
+        console.print(Padding(line, (0, 0, 0, indent + 4)))
 
 
 @contextmanager

@@ -199,17 +199,6 @@ def _fits(console: Console, table: Table) -> bool:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
 
 
-def _print_hanging(console: Console, text: Text) -> None:
-    """Print a text whose further lines are indented by four blanks more than its first one."""
-    from rich.padding import Padding
-
-    indent = len(text.plain) - len(text.plain.lstrip())
-    first, *more = text[indent:].wrap(console, console.width - indent - 4)
-    console.print(Padding(first, (0, 0, 0, indent)))
-    for line in more:
-        console.print(Padding(line, (0, 0, 0, indent + 4)))
-
-
 def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], num_facts: int) -> None:
     """Print each row as one line of facts and an indented line of its figures."""
     from rich.padding import Padding
@@ -221,7 +210,7 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
         shown = [printable(text) for text in row]
         facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
         described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
-        _print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
+        options.print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
 
@@ -270,7 +259,7 @@ def _print_pair(pair: Pair) -> None:
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        _print_hanging(
+        options.print_hanging(
             console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}")
         )
     for reason in pair.not_comparable:
@@ -279,9 +268,9 @@ def _print_pair(pair: Pair) -> None:
         console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
-        _print_hanging(console, _text(f"  {text}"))
+        options.print_hanging(console, _text(f"  {text}"))
     for text in pair.one_sided:
-        _print_hanging(console, _text(f"  only one run has: {text}"))
+        options.print_hanging(console, _text(f"  only one run has: {text}"))
     console.print()
 
 

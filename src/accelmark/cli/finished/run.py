@@ -175,11 +175,12 @@ def _show(verification: Verification) -> None:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
-            console.print(Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}"))
+            text = Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}")
+            options.print_hanging(console, text)
         if case.adaptation is not None:
             console.print(_cost_table(case.adaptation))
     for what in (*verification.changed, *verification.differences):
-        console.print(Text(f"differs: {what}", style="red"))
+        options.print_hanging(console, Text(f"differs: {what}", style="red"))
     signature = verification.signature
     style = {"trusted": "green", "signed": "green", "broken": "red"}.get(signature.status, "yellow")
     console.print(Text(f"{signature.text[0].upper()}{signature.text[1:]}.", style=style))
