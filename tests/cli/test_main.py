@@ -328,6 +328,24 @@ def test_the_shell_completes_names_and_run_directories(words: str, expected: set
     assert set(done.stdout.split()) == {name.replace("RUNS", str(tmp_path)) for name in expected}
 
 
+@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle", "compare"])
+def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_there(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("20261122T000000Z-toy", "20261123T000000Z-resnet_mini"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "plan.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    done = accelmark(verb, "toy")
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "error: toy: no such run directory or bundle; in runs/: 20261122T000000Z-toy, 20261123T000000Z-resnet_mini",
+    )
+    assert "no such run" not in accelmark(verb, "20261122T000000Z-toy").stderr, (
+        "its plan is unreadable, but it is there"
+    )
+
+
 def test_a_terminal_breaks_no_line_between_a_number_and_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich import _wrap
     from rich.console import Console

@@ -15,7 +15,7 @@ from accelmark.cli.main import app
 from accelmark.explain.entries import entries, explain
 from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields, field_texts
 from accelmark.explain.schemas import FILES, schemas
-from accelmark.results.schema import JobState, Mark
+from accelmark.results.schema import JobState, Mark, Verdict
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.log.events import EndReason
@@ -42,12 +42,26 @@ def test_every_key_that_users_write_is_documented(model: type[BaseModel]) -> Non
     assert [field.key for field in fields if not field.text and not field.key.endswith(tuple(by_class))] == []
 
 
-def test_every_end_reason_state_and_mark_is_explained() -> None:
+def test_every_verdict_end_reason_state_and_mark_is_explained() -> None:
     known = {(entry.kind, entry.name) for entry in entries()}
     reasons = (*get_args(EndReason), *get_args(InferEndReason), *get_args(ServeEndReason))
     expected = {("end reason", name) for name in reasons}
     expected |= {("state", name) for name in get_args(JobState)} | {("mark", name) for name in get_args(Mark)}
-    assert {entry for entry in known if entry[0] in ("end reason", "state", "mark")} == expected
+    expected |= {("verdict", name) for name in get_args(Verdict)}
+    assert {entry for entry in known if entry[0] in ("verdict", "end reason", "state", "mark")} == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("MFU", "mfu"),
+        ("Time to target", "time_to_target_s"),
+        ("Throughput, training", "throughput_train"),
+        ("valid", "VALID"),
+    ],
+)
+def test_a_name_is_explained_as_pages_write_it(typed: str, name: str) -> None:
+    assert [entry.name for entry in explain(typed)] == [name]
 
 
 def rule_names() -> set[str]:

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
+from accelmark.cli.main import app
 from accelmark.results.figure_names import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
@@ -174,6 +176,23 @@ def test_the_status_of_a_run_says_that_weights_are_evaluated(tmp_path: Path) -> 
     )
     (evaluating / "exit.json").write_text(ended.model_dump_json())
     assert "running  finished  step 10" in status()
+
+
+@pytest.mark.parametrize(("state", "option"), [("cancelled", ""), ("failed", " --failed"), ("succeeded", None)])
+def test_status_and_stop_name_the_command_that_repeats_rounds(state: Any, option: str | None, tmp_path: Path) -> None:
+    plan = make_plan(("toy",))
+    directory = RunDirectory.create(tmp_path / "run", plan)
+    log = directory.event_log()
+    for each in ("preparing", "running", state):
+        log.move(plan.jobs[0].directory, each)
+    log.close()
+    expected = "" if option is None else f"Continue with: accelmark resume {directory.path}{option}\n"
+    console = Console(file=io.StringIO(), width=400)
+    print_status(read_status(directory.path), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().partition("\n")[2] == expected
+    stopped = CliRunner().invoke(app, ["stop", str(directory.path)], catch_exceptions=False)
+    assert stopped.stdout == f"{directory.path}: not running\n{expected}"
 
 
 def test_a_load_has_a_place_a_share_and_an_eta_in_both_displays() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
-from accelmark.serving.request import Endpoint, PlannedRequest
+from accelmark.serving.request import Endpoint, PlannedRequest, UnreachableError
 from accelmark.spec.errors import RequestError
 
 MESSAGES = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"})
@@ -16,6 +17,14 @@ MESSAGES = ({"role": "system", "content": "Be short."}, {"role": "user", "conten
 def test_a_base_url_may_end_with_the_version(base: str) -> None:
     assert Endpoint(base, "m").url() == "http://host:1/v1/completions"
     assert Endpoint(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
+
+
+def test_an_endpoint_without_a_server_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", "m")
+        endpoint.require_reachable()
+    with pytest.raises(UnreachableError, match="cannot be reached: Connection refused; check the URL"):
+        endpoint.require_reachable()
 
 
 def test_another_version_of_the_api_is_kept() -> None:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer import Argument, Option
@@ -19,7 +19,9 @@ from accelmark.cli import completion
 from accelmark.report.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from accelmark.run.preflight.facts import HostProblem
 
@@ -44,10 +46,17 @@ Offline = Annotated[bool, Option("--offline", help="Download nothing; use cached
 DryRun = Annotated[bool, Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
-RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory.", autocompletion=completion.runs)]
-RunOrBundle = Annotated[
-    Path, Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.", autocompletion=completion.runs)
+RunPath = Annotated[
+    Path, Argument(metavar="RUN", help="Run directory, or its name in runs/.", autocompletion=completion.runs)
 ]
+RunOrBundle = Annotated[
+    Path,
+    Argument(
+        metavar="RUN|BUNDLE", help="Run directory, its name in runs/, or a bundle.", autocompletion=completion.runs
+    ),
+]
+
+_MAX_RUNS: Final = 3
 
 
 def shipped_file(given: Path, folder: str) -> Path:
@@ -64,6 +73,23 @@ def shipped_file(given: Path, folder: str) -> Path:
     if given.name not in own:
         raise RequestError(f"{given}: neither a file here nor one of AccelMark's {folder}; {nearest(given.name, own)}")
     return own[given.name]
+
+
+def existing_run(given: Path) -> Path:
+    """Return ``given``, or the run of that name in ``runs/``.
+
+    Raises:
+        RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
+    """
+    from accelmark.spec.errors import RequestError
+
+    for path in (given, Path("runs") / given):
+        if path.exists():
+            return path
+    names = sorted((plan.parent.name for plan in Path("runs").glob("*/plan.json")), reverse=True)
+    names.sort(key=lambda name: given.name not in name)
+    there = f"; in runs/: {', '.join(names[:_MAX_RUNS])}" if names else ""
+    raise RequestError(f"{given}: no such run directory or bundle{there}")
 
 
 def warn(text: str) -> None:
@@ -112,6 +138,20 @@ def _wrapped(line: str, width: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(line) or [""]
+
+
+def print_hanging(console: Console, text: Text) -> None:
+    """Print a text whose further lines are indented by four blanks more than its first one."""
+    from rich.padding import Padding
+
+    if console.soft_wrap:
+        console.print(text)
+        return
+    indent = len(text.plain) - len(text.plain.lstrip())
+    first, *more = text[indent:].wrap(console, console.width - indent - 4)
+    console.print(Padding(first, (0, 0, 0, indent)))
+    for line in more:
+        console.print(Padding(line, (0, 0, 0, indent + 4)))
 
 
 @contextmanager

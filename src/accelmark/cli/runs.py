@@ -185,7 +185,7 @@ def resume(
 
     with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.resume(
-            run,
+            options.existing_run(run),
             DataFetcher(offline),
             run_preflight,
             redo_failed=redo_failed,
@@ -199,7 +199,7 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
     """Show the state and progress of every round of a run."""
     from accelmark.run.display.summary import print_status, read_status
 
-    current = read_status(run)
+    current = read_status(options.existing_run(run))
     if not as_json:
         print_status(current)
         return
@@ -219,13 +219,18 @@ def stop(
 ) -> None:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
     from accelmark.run.controller.stop import stop as stop_run
+    from accelmark.run.display.summary import how_to_continue
+    from accelmark.run.record.directory import RunDirectory
 
+    run = options.existing_run(run)
     with options.working("stopping"):
         was_running = stop_run(run, at_once=at_once)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
     else:
         typer.echo(f"{run}: stopped" if was_running else f"{run}: not running")
+        if advice := how_to_continue(run, {status.state for status in RunDirectory.open(run).statuses().values()}):
+            typer.echo(advice)
 
 
 def plan_request(

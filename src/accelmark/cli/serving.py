@@ -20,7 +20,8 @@ def serve(
         ),
     ],
     server: Annotated[
-        str | None, Option(metavar="NAME", help="Server to start.", autocompletion=completion.servers)
+        str | None,
+        Option(metavar="NAME", help="Server to start; default: the case's.", autocompletion=completion.servers),
     ] = None,
     endpoint: Annotated[
         str | None, Option(metavar="URL", help="Base URL of a running server instead; needs --model.")

@@ -1,4 +1,4 @@
-"""Find the explanation of a figure, setting, audit rule, state, end reason or mark by its name."""
+"""Find the explanation of a figure, setting, audit rule, verdict, state, end reason or mark by its name."""
 
 from __future__ import annotations
 
@@ -53,11 +53,13 @@ class Entry:
     """``figure``, ``setting of training``, ``end reason``, ..."""
     text: str
     remedy: str = ""
+    title: str = ""
+    """The title of a figure on pages."""
 
 
 @cache
 def all_terms() -> dict[str, dict[str, Term]]:
-    """Return kind (``audit rule``, ``end reason``, ``state``, ``mark``) -> name -> explanation."""
+    """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark``) -> name -> explanation."""
     path = Path(__file__).with_name("terms.yaml")
     return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
 
@@ -75,7 +77,8 @@ def entries() -> Iterator[Entry]:
         measure = "a ratio" if unit == "ratio" else f"in {unit}" if unit else "a number"
         better = "" if info.better == "neither" else f" {info.better.capitalize()} is better."
         title = title_of(figure, "unit")
-        yield Entry(figure.value, "figure", f"{title}, {measure}: {info.explanation.format(unit='unit')}.{better}")
+        text = f"{title}, {measure}: {info.explanation.format(unit='unit')}.{better}"
+        yield Entry(figure.value, "figure", text, title=title)
     for kind, model in settings_models().items():
         for field in documented_fields(model):
             default = f" Default: {field.default}." if field.default not in ("", "-") else ""
@@ -86,7 +89,9 @@ def entries() -> Iterator[Entry]:
 
 
 def explain(name: str) -> list[Entry]:
-    """Return the explanations of a name; a setting's last part is enough where no other has it.
+    """Return the explanations of a name, or of a figure's title; a setting's last part is enough where no other has it.
+
+    Upper and lower case, and blanks and underscores, need not be distinguished.
 
     Raises:
         RequestError: nothing has this name; suggests the nearest one.
@@ -95,7 +100,13 @@ def explain(name: str) -> list[Entry]:
     found = [entry for entry in known if entry.name == name]
     found = found or [entry for entry in known if entry.name.rpartition(".")[2] == name]
     if not found:
-        close = nearest(name, {entry.name for entry in known})
+        found = [entry for entry in known if _plain(name) in (_plain(entry.name), _plain(entry.title))]
+    if not found:
+        close = nearest(_plain(name), {entry.name for entry in known})
         hint = close if close.startswith("did you") else "accelmark explain lists all names"
         raise RequestError(f"nothing is called {name!r}; {hint}")
     return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "_")

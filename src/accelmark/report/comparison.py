@@ -126,7 +126,10 @@ def summary_line(pair: Pair) -> str:
     parts = [f"{counts[word]} {word}" for word in changes if counts[word]]
     same = counts["within noise"] + counts["equal"]
     listed = ", ".join([*parts, f"{same} within noise or equal"])
-    return f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval."
+    means = "Percentages compare geometric means over rounds."
+    return (
+        f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval. {means}"
+    )
 
 
 def scale_of_side(side: Side) -> str:

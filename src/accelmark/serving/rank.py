@@ -24,7 +24,7 @@ from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Endpoint
+from accelmark.serving.request import Endpoint, UnreachableError
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
@@ -48,6 +48,7 @@ _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
     (ServerMissingError, "server_missing"),
     (NeverHealthyError, "never_healthy"),
     (ServerDiedError, "server_died"),
+    (UnreachableError, "unreachable"),
     (RequestError, "bad_request"),
     (DataError, "bad_request"),
 )
@@ -134,6 +135,8 @@ class _ServingRun:
             target = Endpoint(
                 base_url=started.endpoint, model=started.served_model, api=settings.api, fields=self._fields()
             )
+            if server is None:
+                target.require_reachable()
             requests = self.node_dir / REQUESTS_FILE
             own = self.cores.client if self.cores is not None else None
             with (

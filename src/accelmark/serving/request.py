@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.log.serving import LoadStage
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
@@ -19,7 +20,12 @@ Message = Mapping[str, Any]
 """A message of a chat: ``role`` and ``content``."""
 
 _VERSION: Final = re.compile(r"/v\d+$")
+_CONNECT_S: Final = 10.0
 _PATHS: Final[Mapping[Api, str]] = {"completions": "/completions", "chat": "/chat/completions"}
+
+
+class UnreachableError(RunError):
+    """Nothing accepts connections at an endpoint's URL."""
 
 
 @final
@@ -121,6 +127,21 @@ class Endpoint:
         if not valid or parts.query or parts.fragment or parts.username is not None:
             raise RequestError(f"endpoint: {self.base_url!r} is not a base URL (http://HOST:PORT or https://HOST/PATH)")
         return f"{base}{'' if _VERSION.search(base) else '/v1'}{_PATHS[api or self.api]}"
+
+    def require_reachable(self) -> None:
+        """Connect once.
+
+        Raises:
+            RequestError: the base URL is not one of http or https.
+            UnreachableError: nothing accepts the connection.
+        """
+        parts = urlsplit(self.url())
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname, port), _CONNECT_S).close()
+        except OSError as error:
+            what = f"cannot be reached: {error.strerror or error}"
+            raise UnreachableError(f"{self.base_url}: {what}; check the URL, and that the server runs") from error
 
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.

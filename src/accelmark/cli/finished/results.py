@@ -210,7 +210,7 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
         shown = [printable(text) for text in row]
         facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
         described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
-        console.print(Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
+        options.print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
 
@@ -232,7 +232,7 @@ def compare(
     from accelmark.results.compare import comparison as comparing
     from accelmark.results.sources import open_sources
 
-    loaded, problems = open_sources(runs)
+    loaded, problems = open_sources([options.existing_run(run) for run in runs])
     comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
     if output is not None:
         from accelmark.report.comparison import render_comparison
@@ -247,7 +247,7 @@ def compare(
     for pair in comparison.pairs:
         _print_pair(pair)
     for line in comparison.unmatched:
-        typer.echo(f"not compared: {printable(line)}")
+        options.echo_wrapped(f"not compared: {printable(line)}")
     if output is not None:
         typer.echo(str(output))
 
@@ -259,16 +259,18 @@ def _print_pair(pair: Pair) -> None:
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        console.print(_text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}"))
+        options.print_hanging(
+            console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}")
+        )
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     if pair.differences:
         console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
-        console.print(_text(f"  {text}"))
+        options.print_hanging(console, _text(f"  {text}"))
     for text in pair.one_sided:
-        console.print(_text(f"  only one run has: {text}"))
+        options.print_hanging(console, _text(f"  only one run has: {text}"))
     console.print()
 
 

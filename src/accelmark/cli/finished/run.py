@@ -42,8 +42,7 @@ def report(
     from accelmark.results.store.loaded_run import load_run
     from accelmark.run.record.measure import measure_run
 
-    if not run.is_dir():
-        raise RequestError(f"{run}: no such run directory")
+    run = options.existing_run(run)
     if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
         require_ended(run)
     if recompute:
@@ -116,17 +115,16 @@ def verify(
     for option, file in (("--key", key), ("--allowed-signers", allowed_signers)):
         if file is not None and not file.is_file():
             raise RequestError(f"{option} {file}: no such file")
+    target = options.existing_run(target)
     trust = Trust(key, allowed_signers)
     checked = _replayed(target, replay) if replay is not None else []
     if target.is_dir():
         archive: list[str] = []
         found = verify_run(target, trust)
-    elif target.is_file():
+    else:
         with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
             run_dir, archive = unpack(target, Path(directory))
             found = verify_run(run_dir, trust)
-    else:
-        raise RequestError(f"{target}: no such run directory or bundle")
     verification = found._replace(changed=(*archive, *found.changed))
     is_trusted = trust == Trust() or found.signature.status == "trusted"
     if as_json:
@@ -177,14 +175,12 @@ def _show(verification: Verification) -> None:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
-            line = f"  {finding.severity:7} {finding}"
-            text = Text(options.in_rows(line, console.width) if console.is_terminal else line)
-            text.stylize(styles[finding.severity], 2, 9)
-            console.print(text, soft_wrap=True)
+            text = Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}")
+            options.print_hanging(console, text)
         if case.adaptation is not None:
             console.print(_cost_table(case.adaptation))
     for what in (*verification.changed, *verification.differences):
-        console.print(Text(f"differs: {what}", style="red"))
+        options.print_hanging(console, Text(f"differs: {what}", style="red"))
     signature = verification.signature
     style = {"trusted": "green", "signed": "green", "broken": "red"}.get(signature.status, "yellow")
     console.print(Text(f"{signature.text[0].upper()}{signature.text[1:]}.", style=style))
@@ -229,7 +225,7 @@ def _cost_table(cost: AdaptationCost) -> RenderableType:
 
 
 def evaluate(
-    run: Annotated[Path, Argument(metavar="RUN", help="Directory of a finished run.")],
+    run: options.RunPath,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -240,7 +236,7 @@ def evaluate(
     from accelmark.run.record.measure import measure_run
 
     with options.working("evaluating weights and replaying steps in a fresh process"):
-        places = evaluate_run(run, DataFetcher(offline))
+        places = evaluate_run(options.existing_run(run), DataFetcher(offline))
     checked = checked_again(places)
     if any(again.counts for again in checked):
         measure_run(run, recompute=True)
@@ -268,6 +264,7 @@ def bundle(run: options.RunPath, output: options.Output = None) -> None:
     """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
     from accelmark.results.store.bundle import bundle_name, write_bundle
 
+    run = options.existing_run(run)
     path = output or Path(bundle_name(run))
     write_bundle(run, path)
     typer.echo(str(path))
@@ -286,8 +283,7 @@ def export(
     """Export a run to TensorBoard, MLflow or Prometheus. Prometheus gets the live telemetry of a run in progress."""
     if tensorboard is None and mlflow is None and not prometheus:
         raise RequestError("choose a format: --tensorboard DIR, --mlflow URI or --prometheus")
-    if not run.exists():
-        raise RequestError(f"{run}: no such run or bundle")
+    run = options.existing_run(run)
     if prometheus:
         if not run.is_dir():
             raise RequestError(f"{run}: --prometheus needs the directory of a run in progress")

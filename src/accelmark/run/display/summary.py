@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
@@ -86,11 +86,16 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
     if page is not None:
         console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
-    states = {case.state for case in measured}
-    if states & _TO_CONTINUE.keys() or any(map(was_cancelled, run_dir.glob("*/round*"))):
-        option = max(_TO_CONTINUE.get(state, "") for state in states)
-        advice = f"Continue with: accelmark resume {_relative(run_dir)}{option}"
+    if advice := how_to_continue(run_dir, {case.state for case in measured}):
         console.print(Text(advice, style="bold yellow"), soft_wrap=True)
+
+
+def how_to_continue(run_dir: Path, states: Collection[str]) -> str:
+    """Return the command that repeats rounds of an ended run in these states, or an interrupted evaluation; else ''."""
+    if not _TO_CONTINUE.keys() & states and not any(map(was_cancelled, run_dir.glob("*/round*"))):
+        return ""
+    option = max(_TO_CONTINUE.get(state, "") for state in states)
+    return f"Continue with: accelmark resume {_relative(run_dir)}{option}"
 
 
 def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
@@ -273,4 +278,6 @@ def print_status(run: RunStatus, console: Console | None = None) -> None:
         console.print(Text(f"Coordinator: process {run.elsewhere.pid} on {run.elsewhere.hostname}.", style="dim"))
     elif not ended:
         advice = f"No coordinator is running: continue with 'accelmark resume {_relative(run.directory.path)}'."
+        console.print(Text(advice, style="yellow"), soft_wrap=True)
+    elif advice := how_to_continue(run.directory.path, {status.state for status in run.statuses.values()}):
         console.print(Text(advice, style="yellow"), soft_wrap=True)
