@@ -201,9 +201,10 @@ def _converted(written: str, cluster: Values) -> tuple[str, Values, str]:
         parts[0], settings = own["name"], own.get("settings", {})
     elif parts:
         framework, _, version = parts[0].partition("_")
-        if version and (vendor is None or "container" not in cluster):
+        images = find("vendors", vendor).path / "images" if vendor is not None and "container" in cluster else None
+        if version and images is None:
             differs.append(f"needs {framework} {version} on the hosts; leave the version out for the installed one")
-        elif version and not (find("vendors", vendor).path / "images" / parts[0] / "Dockerfile").is_file():
+        elif version and images is not None and not (images / parts[0] / "Dockerfile").is_file():
             differs.append("the vendor has no image of this version")
             parts[0] = framework
     return ":".join([name, *parts]), settings, "; ".join(differs)
