@@ -99,7 +99,7 @@ def explain(name: str) -> list[Entry]:
     known = list(entries())
     found = [entry for entry in known if entry.name == name]
     found = found or [entry for entry in known if entry.name.rpartition(".")[2] == name]
-    if not found:
+    if not found and name:
         found = [entry for entry in known if _plain(name) in (_plain(entry.name), _plain(entry.title))]
     if not found:
         close = nearest(_plain(name), {entry.name for entry in known})
