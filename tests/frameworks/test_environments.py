@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,7 +16,10 @@ import pytest
 import accelmark
 from accelmark.run.agent.virtual_environment import environment_variables
 from accelmark.run.environments import registry
+from accelmark.run.environments.create import create, recipe_of
 from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
+from accelmark.run.host import HostError, SubprocessHost
+from accelmark.spec.cluster import HostSpec
 from tests.frameworks.environments import SOURCE, run_accelmark
 
 TOY = Path(__file__).with_name("toy")
@@ -138,12 +142,12 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     assert (other / "thesis.txt").exists()
 
 
-def test_a_python_that_does_not_exist_is_named(cache: Path, tmp_path: Path) -> None:
-    cluster, absent = tmp_path / "cluster.yaml", tmp_path / "venv"
-    cluster.write_text(f"{{vendor: cpu, python: {absent}/bin/python, environments: {{jax: {absent}}}}}\n")
-    done = run_accelmark("env", "create", "jax", "--hosts", str(cluster), ACCELMARK_CACHE=cache)
-    assert done.returncode == 1
-    assert f"there is no {absent}/bin/python: set python in the cluster file" in " ".join(done.stderr.split())
+def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    python, place = tmp_path / "absent/bin/python", tmp_path / "venv"
+    host = SubprocessHost(HostSpec(address="localhost"))
+    with pytest.raises(HostError, match=f"there is no {python}: set python in the cluster file"):
+        asyncio.run(create(recipe_of("jax", "cpu", None, None), place, str(python), host, lambda _, doing: None))
+    assert not place.exists()
 
 
 def test_a_directory_with_wheels_that_does_not_exist_is_named_before_anything_is_made(
