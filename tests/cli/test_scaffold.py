@@ -12,7 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.checks import conformance
-from accelmark.cli.checks.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
+from accelmark.cli.checks.conformance import allowed_hooks, case_checks, required_methods, vendor_checks
+from accelmark.cli.checks.trial import Check, trial
 from accelmark.cli.folders import _shown, new_folder
 from accelmark.cli.main import app
 from accelmark.frameworks.pytorch.case import TrainCase

@@ -237,12 +237,12 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"source_sha256": "0" * 64}))
     [pair] = compare([loaded(tmp_path / "a"), load_run(other)]).pairs
     found = {(fact.area, fact.name): (fact.baseline, fact.other) for fact in pair.differing}
-    assert found["software", "library torch"] == ("2.13.0", "9.9")
-    assert found["hardware", "cpu model"] == ("Made-up CPU", "Other CPU")
-    assert found["settings", "batch_size"] == ("8", "16")
-    assert found["settings", "precision"] == ("bf16", "fp32")
-    assert found["source", "AccelMark's files"] == ("–", "000000000000…")
-    assert found["audit", "clock-held"] == ("–", "warning: thermal · warning: power")
+    assert found["software", "library torch"] == (("2.13.0",), ("9.9",))
+    assert found["hardware", "cpu model"] == (("Made-up CPU",), ("Other CPU",))
+    assert found["settings", "batch_size"] == (("8",), ("16",))
+    assert found["settings", "precision"] == (("bf16",), ("fp32",))
+    assert found["source", "AccelMark's files"] == ((), ("000000000000…",))
+    assert found["audit", "clock-held"] == ((), ("warning: thermal", "warning: power"))
     assert "audit: clock-held: – -> warning: thermal (and 1 more)" in context_lines(pair.differing)
 
 

@@ -17,7 +17,7 @@ from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nea
 from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
-    from accelmark.cli.checks.conformance import Check
+    from accelmark.cli.checks.trial import Check
     from accelmark.compat.flagperf.convert import Converted
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
     from accelmark.spec.plugins.catalog import Folder
@@ -289,12 +289,8 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     with console.status(f"{doing} …"):
         for found in checks:
             sign, colour = signs[found.state]
-            lines = [f"{sign} {found.what}", *([f"    {found.do}"] if found.do else [])]
-            if console.is_terminal:
-                lines = [options.in_rows(line, console.width) for line in lines]
-            text = Text("\n".join(lines))
-            text.stylize(colour, 0, 1)
-            console.print(text, soft_wrap=True)  # a print is a line of its own
+            what, do = Text.assemble((sign, colour), " ", found.what), Text(f"    {found.do}")
+            options.print_hanging(console, *([what, do] if found.do else [what]))
             yield found
 
 

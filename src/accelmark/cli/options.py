@@ -140,18 +140,22 @@ def _wrapped(line: str, width: int) -> list[str]:
     return wrapper.wrap(line) or [""]
 
 
-def print_hanging(console: Console, text: Text) -> None:
-    """Print a text whose further lines are indented by four blanks more than its first one."""
-    from rich.padding import Padding
+def print_hanging(console: Console, *lines: Text) -> None:
+    """Print lines at once, on a terminal in rows as ``in_rows`` does."""
+    from rich.text import Text
 
-    if console.soft_wrap:
-        console.print(text)
-        return
-    indent = len(text.plain) - len(text.plain.lstrip())
-    first, *more = text[indent:].wrap(console, console.width - indent - 4)
-    console.print(Padding(first, (0, 0, 0, indent)))
-    for line in more:
-        console.print(Padding(line, (0, 0, 0, indent + 4)))
+    shown = [_hanging(line, console) for line in lines] if console.is_terminal else lines
+    console.print(Text("\n").join(shown), soft_wrap=True)
+
+
+def _hanging(line: Text, console: Console) -> Text:
+    indent = len(line.plain) - len(line.plain.lstrip())
+    rows = line[indent:].wrap(console, console.width - indent - 4)
+    for number, row in enumerate(rows):
+        row.pad_left(indent + 4 * (number > 0))
+        row.pad_right(console.width - row.cell_len)
+    rows[-1].rstrip()
+    return line.blank_copy().join(rows)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from accelmark.frameworks.pytorch.training.platform import join_ranks, lock_pages
 from accelmark.infer.batches import first_batches, pinned_batches, synthetic_batches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.engine import device_name
+from accelmark.infer.engine import CALIBRATION_ITEMS, device_name
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.language_model.case import LanguageModelCase
 from accelmark.serving.model import ServedModel
@@ -30,7 +30,7 @@ from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import InferStarted
 from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.inference import InferSettings, Note, file_at
+from accelmark.spec.settings.inference import InferPrecision, InferSettings, Note, file_at
 
 _LIBRARIES: Final = (
     "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",
@@ -191,6 +191,14 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
     if settings.max_batches is not None and settings.max_batches * settings.batch_size < batches.num_items:
         return first_batches(batches, settings.max_batches, settings.batch_size)
     return batches
+
+
+def calibration_inputs(case: InferCase, settings: InferSettings, precision: InferPrecision) -> tuple[Tensor, ...]:
+    """Return the inputs that an engine is calibrated on, if it compiles in int8; of synthetic data, none measured."""
+    if precision != "int8" or settings.exist_compiler_path is not None:
+        return ()
+    make = case.synthetic_batch if settings.synthetic else case.calibration_batch
+    return make(max(settings.batch_size, CALIBRATION_ITEMS)).inputs
 
 
 def vendor_folder(job: JobSpec) -> Path | None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
 from accelmark.infer.case import InferBatches, InferCase
 from accelmark.infer.checks.checked_pass import CheckedPass
-from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest
+from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
 from accelmark.infer.generation.run import generate
@@ -317,7 +317,7 @@ class SevenSteps:
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device
         self.work_dir.mkdir(parents=True, exist_ok=True)
-        calibration = self._calibration(precision)
+        calibration = setup.calibration_inputs(self.case, settings, precision)
         example = tuple(each[: settings.batch_size] for each in calibration) or next(iter(self.batches)).inputs
         return EngineRequest(
             model=self.model,
@@ -336,13 +336,6 @@ class SevenSteps:
             output_names=self.case.output_names,
             model_dir=self.case.directory if isinstance(self.case, LanguageModelCase) else None,
         )
-
-    def _calibration(self, precision: InferPrecision) -> tuple[Tensor, ...]:
-        """Return the inputs that an engine is calibrated on, if it compiles in int8."""
-        if precision != "int8" or self.settings.exist_compiler_path is not None:
-            return ()
-        make = self.case.synthetic_batch if self.settings.synthetic else self.case.calibration_batch
-        return make(max(self.settings.batch_size, CALIBRATION_ITEMS)).inputs
 
     def _summarise(self) -> None:
         if self.failure is None:

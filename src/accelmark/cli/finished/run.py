@@ -169,7 +169,6 @@ def _show(verification: Verification) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.soft_wrap = not console.is_terminal
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
     for case in verification.summary.cases:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]

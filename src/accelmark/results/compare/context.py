@@ -36,20 +36,17 @@ _NAMES: Final[dict[str, tuple[Area, str]]] = {
     "checkpoint_hash": ("source", "initial weights"),
 }
 
-_JOINT: Final = " · "
-"""Between values that vary over rounds or hosts."""
-
-Context = dict[tuple[Area, str], str]
-"""(area, name) -> value."""
+Context = dict[tuple[Area, str], tuple[str, ...]]
+"""(area, name) -> value; several where it varies over rounds or hosts."""
 
 
 class ContextDifference(Spec):
-    """One value that differs between the sides."""
+    """What differs between the sides: a value, several where it varies over rounds or hosts, or none."""
 
     area: Area
     name: str
-    baseline: str
-    other: str
+    baseline: tuple[str, ...]
+    other: tuple[str, ...]
 
 
 def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
@@ -59,16 +56,16 @@ def context_differences(baseline: Context, other: Context) -> tuple[ContextDiffe
     return tuple(
         ContextDifference(area=area, name=name, baseline=before, other=after)
         for area, name in names
-        if (before := baseline.get((area, name), ABSENT)) != (after := other.get((area, name), ABSENT))
+        if (before := baseline.get((area, name), ())) != (after := other.get((area, name), ()))
     )
 
 
 def context_of(case: LoadedCase) -> Context:
-    """Return the context of a case; values that vary over rounds or hosts are joined."""
+    """Return the context of a case."""
     found: dict[tuple[Area, str], dict[str, None]] = {}
     for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
         found.setdefault((area, name), {})[value] = None
-    return {key: _JOINT.join(values) for key, values in found.items()}
+    return {key: tuple(values) for key, values in found.items()}
 
 
 def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
@@ -146,11 +143,12 @@ def _short(text: str) -> str:
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
     """Return each difference as a line for a terminal; of a rule, the first finding and how many more."""
     return [
-        f"{entry.area}: {entry.name}: {_brief(entry.area, entry.baseline)} -> {_brief(entry.area, entry.other)}"
-        for entry in found
+        f"{each.area}: {each.name}: {_joined(each.area, each.baseline)} -> {_joined(each.area, each.other)}"
+        for each in found
     ]
 
 
-def _brief(area: Area, value: str) -> str:
-    first, *others = value.split(_JOINT) if area == "audit" else [value]
-    return f"{first} (and {len(others)} more)" if others else first
+def _joined(area: Area, values: Sequence[str]) -> str:
+    if area == "audit" and len(values) > 1:
+        return f"{values[0]} (and {len(values) - 1} more)"
+    return " · ".join(values) or ABSENT
