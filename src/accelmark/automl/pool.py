@@ -128,10 +128,10 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
 
     ``address`` None starts Ray on this machine, which ends afterwards. Raises RunError where a worker cannot start.
     """
-    import ray  # reads the authentication mode of the environment when it is imported
+    with _environment_restored(), tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        import ray  # reads the authentication mode of the environment when it is imported
 
-    os.environ.update({name: "0" for name in _DISABLED if name not in os.environ})
-    with tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        os.environ.update({name: "0" for name in _DISABLED if name not in os.environ})
         _connect(ray, address, folder)
         try:
             actor_class, arguments = _actor_class(ray, config, network)
@@ -140,6 +140,17 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
                 yield workers
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Restore this process's variables: Ray sets ``PYTHONBREAKPOINT``, which no later run may inherit."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _connect(ray: Any, address: str | None, folder: str) -> None:

@@ -108,19 +108,24 @@ def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ss
         cluster=(nodes := cluster(ssh_config, "node1")),
     )
     seen: set[int] = set()
+    variables = dict(os.environ)
     state = start_search(config, tmp_path / "runs", lambda run: seen.update(parts_of(nodes.port))).state()
     assert len(seen) >= 2
     assert state.ended is not None
     assert state.ended.reason == "trials"
     assert {record.status for record in state.trials.values()} == {"finished"}
+    assert dict(os.environ) == variables  # Ray's own variables would make later runs of this process OPEN
     wait_until_gone(nodes.port)
 
 
 @pytest.mark.heavy
 def test_an_unreachable_host_is_named_and_the_others_are_ended(ssh_config: Path) -> None:
     nodes = cluster(ssh_config, "node2")
-    ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {free_port()}\n")
     message = r"node2: Ray cannot be started: cannot be reached at node2: Connection refused"
-    with pytest.raises(RunError, match=message), ssh_cluster(nodes):
-        pytest.fail("a host that is not there cannot be part of a cluster")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # it does not listen, and nothing else can take its port
+        port = silent.getsockname()[1]
+        ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {port}\n")
+        with pytest.raises(RunError, match=message), ssh_cluster(nodes):
+            pytest.fail("a host that is not there cannot be part of a cluster")
     wait_until_gone(nodes.port)
