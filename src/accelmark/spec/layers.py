@@ -302,6 +302,7 @@ class _InferenceMerger(_Merger[InferSettings]):
             if key not in known and not key.startswith(_OPTIONS):
                 hint = nearest(key, known)
                 if not is_vendor:
+                    hint = f"options of engines start with {_OPTIONS!r}; {hint}"
                     self.problems.append(Problem(layer.name, f"{prefix}{key}", "unknown setting", hint))
                     continue
                 what = f"is none of the configurations ({hint}); it goes to the engine as an option"
