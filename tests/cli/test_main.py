@@ -346,6 +346,21 @@ def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_ther
     )
 
 
+@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify"])
+def test_without_a_name_the_run_that_was_planned_last_is_taken(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = accelmark(verb)
+    assert (done.returncode, done.stderr.strip()) == (2, "error: there is no run in runs/; name its directory")
+    for age_s, name in enumerate(("new", "other", "old")):
+        plan = tmp_path / "runs" / name / "plan.json"
+        plan.parent.mkdir(parents=True)
+        plan.write_text("{}")
+        os.utime(plan, (1e9 - age_s, 1e9 - age_s))
+    assert accelmark(verb).stderr.splitlines()[0] == "latest: runs/new"
+
+
 def test_a_terminal_breaks_no_line_between_a_number_and_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich import _wrap
     from rich.console import Console

@@ -47,14 +47,20 @@ DryRun = Annotated[bool, Option("--dry-run", help="Print the jobs, commands and 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
 RunPath = Annotated[
-    Path, Argument(metavar="RUN", help="Run directory, or its name in runs/.", autocompletion=completion.runs)
+    Path,
+    Argument(
+        metavar="RUN", help="Run directory, its name in runs/, or 'latest' there.", autocompletion=completion.runs
+    ),
 ]
 RunOrBundle = Annotated[
     Path,
     Argument(
-        metavar="RUN|BUNDLE", help="Run directory, its name in runs/, or a bundle.", autocompletion=completion.runs
+        metavar="RUN|BUNDLE",
+        help="Run directory, its name in runs/, 'latest' there, or a bundle.",
+        autocompletion=completion.runs,
     ),
 ]
+LATEST: Final = Path("latest")
 
 _MAX_RUNS: Final = 3
 
@@ -76,7 +82,7 @@ def shipped_file(given: Path, folder: str) -> Path:
 
 
 def existing_run(given: Path) -> Path:
-    """Return ``given``, or the run of that name in ``runs/``.
+    """Return ``given``, or the run of that name in ``runs/``; of ``latest`` the one that was planned last.
 
     Raises:
         RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
@@ -86,9 +92,15 @@ def existing_run(given: Path) -> Path:
     for path in (given, Path("runs") / given):
         if path.exists():
             return path
-    names = sorted((plan.parent.name for plan in Path("runs").glob("*/plan.json")), reverse=True)
-    names.sort(key=lambda name: given.name not in name)
-    there = f"; in runs/: {', '.join(names[:_MAX_RUNS])}" if names else ""
+    plans = sorted(Path("runs").glob("*/plan.json"), key=lambda plan: plan.stat().st_mtime_ns, reverse=True)
+    runs = [plan.parent for plan in plans]
+    if given == LATEST:
+        if not runs:
+            raise RequestError("there is no run in runs/; name its directory")
+        typer.echo(f"latest: {runs[0]}", err=True)
+        return runs[0]
+    runs.sort(key=lambda run: given.name not in run.name)
+    there = f"; in runs/: {', '.join(run.name for run in runs[:_MAX_RUNS])}" if runs else ""
     raise RequestError(f"{given}: no such run directory or bundle{there}")
 
 

@@ -172,7 +172,7 @@ def run(
 
 
 def resume(
-    run: options.RunPath,
+    run: options.RunPath = options.LATEST,
     redo_failed: Annotated[bool, Option("--failed", help="Also repeat rounds that failed or timed out.")] = False,
     from_scratch: Annotated[bool, Option("--from-scratch", help="Ignore checkpoints.")] = False,
     offline: options.Offline = False,
@@ -195,7 +195,7 @@ def resume(
     finish(outcome, as_json=as_json)
 
 
-def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
+def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = False) -> None:
     """Show the state and progress of every round of a run."""
     from accelmark.run.display.summary import print_status, read_status
 
@@ -213,7 +213,7 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
 
 
 def stop(
-    run: options.RunPath,
+    run: options.RunPath = options.LATEST,
     at_once: Annotated[bool, Option("--now", help="Kill the ranks instead of letting them end.")] = False,
     as_json: options.AsJson = False,
 ) -> None:

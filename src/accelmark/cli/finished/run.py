@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: options.RunPath,
+    run: options.RunPath = options.LATEST,
     output: options.Output = None,
     recompute: Annotated[bool, Option("--recompute", help="Recompute figures from events and telemetry.")] = False,
     markdown: Annotated[bool, Option("--markdown", help="Also print the results as a Markdown table.")] = False,
@@ -91,7 +91,7 @@ def _require_unedited(run: Path) -> None:
 
 
 def verify(
-    target: options.RunOrBundle,
+    target: options.RunOrBundle = options.LATEST,
     key: Annotated[
         Path | None, Option("--key", metavar="FILE", help="Require a signature with this public SSH key.")
     ] = None,
