@@ -169,6 +169,13 @@ def test_an_option_that_the_engine_does_not_know_is_warned_of(take: Any, tiny_on
     assert ran.finished.state == "completed"
 
 
+def test_a_batch_larger_than_the_data_is_warned_of(take: Any) -> None:
+    (warning,) = map(str, take(batch_size=128).of(Event.WARNING))
+    assert "batch_size" in warning
+    assert "larger than the data, so that every call has 100 items" in warning
+    assert take(batch_size=100).of(Event.WARNING) == []
+
+
 def test_synthetic_data_measures_speed_only(take: Any) -> None:
     ran = take(compiler="eager", synthetic=True)
     assert ran.finished.infer_average_acc is None

@@ -43,7 +43,7 @@ from accelmark.spec.log.inference import (
     StageEnd,
 )
 from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.settings.inference import InferPrecision, InferStep, file_at, why_skipped
+from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
@@ -224,6 +224,9 @@ class SevenSteps:
         if batches.num_items < 1:
             name = self.job.case.name
             raise DataError(f"case {name}: the data has no item; check the data directory of the run")
+        if batches.num_items < self.settings.batch_size:
+            what = f"larger than the data, so that every call has {batches.num_items} items"
+            self.emit(Event.WARNING, Note(severity="warning", where="settings", key="batch_size", what=what))
         self.partial = case.partial or (isinstance(batches, DerivedBatches) and batches.is_part)
         self.details |= {"items": batches.num_items, "partial": self.partial}
         if not self.settings.no_validation:
