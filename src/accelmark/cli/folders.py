@@ -60,16 +60,18 @@ def cases(
         _list_flagperf(as_json=as_json)
         return
     from accelmark.spec.plugins.case import Family
-    from accelmark.spec.plugins.catalog import find, folders, load_case
+    from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer
 
     if family is not None and family not in get_args(Family):
         raise RequestError(f"--family: unknown family {family!r} ({nearest(family, get_args(Family))})")
+    trainers = {trainer: load_trainer(trainer).cases for trainer in folders("trainers")}
     rows: list[dict[str, Any]] = []
     for each, folder in ({name: find("cases", name)} if name else folders("cases")).items():
         try:
             case = load_case(each)
             if family in (None, case.family):
-                rows.append(_row(case, folder))
+                own = [trainer for trainer, known in trainers.items() if case.name in known]
+                rows.append(_row(case, folder) | {"trainers": own})
         except AccelmarkError as error:
             if name:
                 raise
@@ -85,7 +87,9 @@ def cases(
 
 
 def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
-    files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))}
+    from accelmark.spec.plugins.catalog import folders
+
+    files = {file.stem.removeprefix("infer_").removeprefix("serve_") for file in folder.path.glob("*.py")}
     return {
         "name": case.name,
         "version": case.version,
@@ -93,7 +97,7 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
         "family": case.family,
         "size": case.size,
         "tasks": list(case.tasks),
-        "frameworks": sorted(files),
+        "frameworks": sorted(files & folders("frameworks").keys()),
         "target": _criterion(case.train) if case.train else None,
         "data": list(case.data_names),
         "from": folder.origin,
@@ -146,7 +150,8 @@ def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
     typer.secho(f"{case.name}, version {case.version}: {case.title}", bold=True)
     options.echo_wrapped(f"  {case.description}")
     options.echo_wrapped(f"  licence: {case.licence}")
-    for title, names in {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}.items():
+    listed = {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}
+    for title, names in (listed | ({"external trainers": row["trainers"]} if row["trainers"] else {})).items():
         options.echo_wrapped(f"  {title}: {', '.join(names) or 'none'}")
     if case.train is not None:
         target = case.train.target
