@@ -27,6 +27,8 @@ _MAX_SHARE: Final = 0.9995
 COLOURS: Final = 6
 """Line colours of the style sheet."""
 DASHES: Final = ("none", "7 4", "2 3", "9 3 2 3")
+_DIGIT: Final = 7.6
+"""Width of a digit of a label on a narrow screen."""
 _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
@@ -118,7 +120,8 @@ def _trend(
     days = [points[i][0][:10] for i in shown]
     several = len(set(days)) < len(days)
     for i, day in zip(shown, days, strict=True):
-        parts.append(text_at(x(i), _HEIGHT - 24, f"{day} {points[i][0][11:16]}".strip() if several else day, "middle"))
+        label = f"{day} {points[i][0][11:16]}".strip() if several else day
+        parts.append(text_at(min(x(i), width - _DIGIT * len(label) / 2), _HEIGHT - 24, label, "middle"))
     return drawing(parts, f"{title} over time; values in the table below", width=width)
 
 

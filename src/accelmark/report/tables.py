@@ -56,8 +56,8 @@ _STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
 """Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
 _OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size", "server"})
 FIGURES_SHOWN: Final = (
-    F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.TIME_TO_TARGET, F.FINAL_METRIC,
-    F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
+    F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.VALIDATION_CORE, F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.TIME_TO_TARGET,
+    F.FINAL_METRIC, F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
     F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
 )  # fmt: skip
 _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Role", "role"), ("Chip", "chip"),
