@@ -346,6 +346,14 @@ def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_ther
     )
 
 
+@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle"])
+def test_a_search_is_referred_to_its_own_verbs(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "automl.json").write_text("{}")
+    done = accelmark(verb, str(tmp_path))
+    assert done.returncode == 2
+    assert "is a search; use 'accelmark automl'" in done.stderr
+
+
 @pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify"])
 def test_without_a_name_the_run_that_was_planned_last_is_taken(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

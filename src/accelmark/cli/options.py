@@ -104,6 +104,22 @@ def existing_run(given: Path) -> Path:
     raise RequestError(f"{given}: no such run directory or bundle{there}")
 
 
+def own_run(given: Path) -> Path:
+    """Return what :func:`existing_run` does, for a verb that does not read searches.
+
+    Raises:
+        RequestError: it is a search, or there is no such run.
+    """
+    found = existing_run(given)
+    if not (found / "plan.json").is_file():
+        from accelmark.results.rounds.search import is_search
+        from accelmark.spec.errors import RequestError
+
+        if is_search(found):
+            raise RequestError(f"{found}: is a search; use 'accelmark automl' (status, stop, resume, report, verify)")
+    return found
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr."""
     echo_error(f"warning: {printable(text)}", fg="yellow")

@@ -185,7 +185,7 @@ def resume(
 
     with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.resume(
-            options.existing_run(run),
+            options.own_run(run),
             DataFetcher(offline),
             run_preflight,
             redo_failed=redo_failed,
@@ -199,7 +199,7 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
     """Show the state and progress of every round of a run."""
     from accelmark.run.display.summary import print_status, read_status
 
-    current = read_status(options.existing_run(run))
+    current = read_status(options.own_run(run))
     if not as_json:
         print_status(current)
         return
@@ -222,7 +222,7 @@ def stop(
     from accelmark.run.display.summary import how_to_continue
     from accelmark.run.record.directory import RunDirectory
 
-    run = options.existing_run(run)
+    run = options.own_run(run)
     with options.working("stopping"):
         was_running = stop_run(run, at_once=at_once)
     if as_json:

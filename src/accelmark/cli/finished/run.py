@@ -42,7 +42,7 @@ def report(
     from accelmark.results.store.loaded_run import load_run
     from accelmark.run.record.measure import measure_run
 
-    run = options.existing_run(run)
+    run = options.own_run(run)
     if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
         require_ended(run)
     if recompute:
@@ -115,7 +115,7 @@ def verify(
     for option, file in (("--key", key), ("--allowed-signers", allowed_signers)):
         if file is not None and not file.is_file():
             raise RequestError(f"{option} {file}: no such file")
-    target = options.existing_run(target)
+    target = options.own_run(target)
     trust = Trust(key, allowed_signers)
     checked = _replayed(target, replay) if replay is not None else []
     if target.is_dir():
@@ -235,7 +235,7 @@ def evaluate(
     from accelmark.run.record.measure import measure_run
 
     with options.working("evaluating weights and replaying steps in a fresh process"):
-        places = evaluate_run(options.existing_run(run), DataFetcher(offline))
+        places = evaluate_run(options.own_run(run), DataFetcher(offline))
     checked = checked_again(places)
     if any(again.counts for again in checked):
         measure_run(run, recompute=True)
@@ -263,7 +263,7 @@ def bundle(run: options.RunPath, output: options.Output = None) -> None:
     """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
     from accelmark.results.store.bundle import bundle_name, write_bundle
 
-    run = options.existing_run(run)
+    run = options.own_run(run)
     path = output or Path(bundle_name(run))
     write_bundle(run, path)
     typer.echo(str(path))
