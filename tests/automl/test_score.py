@@ -129,6 +129,14 @@ def test_idle_time_is_without_training_and_evaluation() -> None:
     assert utilisation(state(running, [])).idle_share is None, "no epoch has ended yet"
 
 
+def test_the_epoch_that_a_worker_trains_is_not_idle_time() -> None:
+    trials = [trial(0, 100.0, 120.0), trial(1, 100.0, None)]
+    one_ended = utilisation(state(trials, [epoch(0, 100.0, 120.0, 0.6)]))
+    assert (one_ended.available_s, one_ended.idle_share) == (40.0, 0.0)
+    between = [epoch(0, 100.0, 120.0, 0.6), epoch(1, 104.0, 110.0, 0.6)]
+    assert utilisation(state(trials, between)).idle_share == pytest.approx(4 / 40), "its start took 4 s"
+
+
 def test_waiting_for_data_is_idle_time() -> None:
     waited = [one.model_copy(update={"data_wait_s": one.training_s / 2}) for one in EPOCHS]
     used = utilisation(state(TRIALS, waited))

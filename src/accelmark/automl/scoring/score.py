@@ -108,14 +108,23 @@ class Scoreboard:
 
 
 def utilisation(state: SearchState) -> search.SearchUtilisation:
-    """Return the use of the workers' time from the first trial's start to the last one's end, all attempts included."""
+    """Return the use of the workers' time from the first trial's start to the last one's end, all attempts included.
+
+    While trials run, it is the use until the latest event; the epochs that have not ended then count as work.
+    """
     records, epochs = list(state.attempts.values()), state.epochs
     ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in epochs)]
-    available_s = state.workers * (max(ends, default=0.0) - Scoreboard(state).started_s)
+    end_s = max(ends, default=0.0)
+    available_s = state.workers * (end_s - Scoreboard(state).started_s)
+    begun_s = [
+        max([record.started_s, *(epoch.ended_s for epoch in state.epochs_of(record))])
+        for record in records
+        if record.status == "running"
+    ]
     training_s = sum(epoch.training_s for epoch in epochs)
     evaluating_s = sum(epoch.evaluating_s for epoch in epochs) + sum(record.held_out_s for record in records)
     waited_s = sum(epoch.data_wait_s for epoch in epochs)
-    worked_s = training_s + evaluating_s - waited_s
+    worked_s = training_s + evaluating_s - waited_s + sum(end_s - begin_s for begin_s in begun_s if epochs)
     return search.SearchUtilisation(
         workers=state.workers,
         available_s=available_s,
