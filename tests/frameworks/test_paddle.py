@@ -174,7 +174,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("paddle") / "two"
-    train("llama2_7b:paddle:CPU:1:2", text, out, SMALL_LLAMA)
+    done = train("llama2_7b:paddle:CPU:1:2", text, out, SMALL_LLAMA)
+    assert events(out, "FINISHED")[0]["state"] == "completed", done.stdout + done.stderr
     return out
 
 
