@@ -204,13 +204,14 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
     from rich.padding import Padding
     from rich.text import Text
 
+    from accelmark.run.display.rows import print_hanging
     from accelmark.spec.number_format import NOTHING
 
     for row in rows:
         shown = [printable(text) for text in row]
         facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
         described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
-        options.print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
+        print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
 
@@ -255,11 +256,12 @@ def compare(
 def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
     from accelmark.results.compare.context import context_lines
+    from accelmark.run.display.rows import print_hanging
 
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        options.print_hanging(
+        print_hanging(
             console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}")
         )
     for reason in pair.not_comparable:
@@ -268,9 +270,9 @@ def _print_pair(pair: Pair) -> None:
         console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
-        options.print_hanging(console, _text(f"  {text}"))
+        print_hanging(console, _text(f"  {text}"))
     for text in pair.one_sided:
-        options.print_hanging(console, _text(f"  only one run has: {text}"))
+        print_hanging(console, _text(f"  only one run has: {text}"))
     console.print()
 
 

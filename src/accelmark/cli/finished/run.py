@@ -168,6 +168,8 @@ def _show(verification: Verification) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from accelmark.run.display.rows import print_hanging
+
     console = Console(highlight=False)
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
     for case in verification.summary.cases:
@@ -175,11 +177,11 @@ def _show(verification: Verification) -> None:
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
             text = Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}")
-            options.print_hanging(console, text)
+            print_hanging(console, text)
         if case.adaptation is not None:
             console.print(_cost_table(case.adaptation))
     for what in (*verification.changed, *verification.differences):
-        options.print_hanging(console, Text(f"differs: {what}", style="red"))
+        print_hanging(console, Text(f"differs: {what}", style="red"))
     signature = verification.signature
     style = {"trusted": "green", "signed": "green", "broken": "red"}.get(signature.status, "yellow")
     console.print(Text(f"{signature.text[0].upper()}{signature.text[1:]}.", style=style))
