@@ -213,9 +213,7 @@ class ServeSettings(BenchmarkSettings):
         if self.load.search and not (self.slo.ttft_ms or self.slo.tpot_ms or self.slo.e2e_ms):
             raise ValueError("load.search needs a limit: slo.ttft_ms (--ttft), slo.tpot_ms (--tpot) or slo.e2e_ms")
         if "server" in self.scenarios and not (self.slo.ttft_ms and self.slo.tpot_ms):
-            raise ValueError(
-                "scenarios: server needs slo.ttft_ms and slo.tpot_ms (--ttft, --tpot), or --slo PRESET"
-            )
+            raise ValueError("scenarios: server needs slo.ttft_ms and slo.tpot_ms (--ttft, --tpot), or --slo PRESET")
         return self
 
 
