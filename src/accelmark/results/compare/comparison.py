@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
-from accelmark.results.compare.context import ContextDifference, context_differences, context_of
+from accelmark.results.compare.context import ABSENT, ContextDifference, context_differences, context_of
 from accelmark.results.compare.load_curve import LoadCurvePoint, load_curve
 from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
@@ -263,7 +263,8 @@ def _other_workload(base: RoundResult, other: RoundResult) -> Iterator[str]:
     for name in sorted(base.settings.keys() | other.settings.keys()):
         before, after = (result.settings.get(name) for result in (base, other))
         if name.startswith(_WORKLOAD) and before and after and before.value != after.value:
-            yield f"{name} {after.value}, baseline {before.value}"
+            there, here = (ABSENT if setting.value is None else setting.value for setting in (after, before))
+            yield f"{name} {there}, baseline {here}"
 
 
 def _values(case: LoadedCase, name: FigureName) -> list[float]:

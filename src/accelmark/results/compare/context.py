@@ -141,14 +141,15 @@ def _short(text: str) -> str:
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
-    """Return each difference as a line for a terminal; of a rule, the first finding and how many more."""
+    """Return each difference as a line for a terminal; of a rule, a finding that differs and how many more."""
     return [
-        f"{each.area}: {each.name}: {_joined(each.area, each.baseline)} -> {_joined(each.area, each.other)}"
+        f"{each.area}: {each.name}: {_joined(each, each.baseline, each.other)} -> "
+        f"{_joined(each, each.other, each.baseline)}"
         for each in found
     ]
 
 
-def _joined(area: Area, values: Sequence[str]) -> str:
-    if area == "audit" and len(values) > 1:
-        return f"{values[0]} (and {len(values) - 1} more)"
+def _joined(found: ContextDifference, values: Sequence[str], others: Sequence[str]) -> str:
+    if found.area == "audit" and len(values) > 1:
+        return f"{min(values, key=others.__contains__)} (and {len(values) - 1} more)"
     return " · ".join(values) or ABSENT
