@@ -179,7 +179,7 @@ def _case(
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
-    answers = [result.converged for result in results if result.converged is not None]
+    answers = {result.converged for result in results}
     return CaseResult(
         key=key,
         task=first.task if first else _task(planned),
@@ -187,7 +187,7 @@ def _case(
         variant=_variant(first) if first else None,
         role=first.role if first else _role(planned),
         state=worst(states),
-        converged=all(answers) if answers else None,
+        converged=False if False in answers else True if answers == {True} else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
