@@ -148,11 +148,11 @@ class Slo(Spec):
     """MLPerf's limits of a model, by the name in ``SLO_PRESETS``; other settings of ``slo`` in the same layer or a
     stronger one replace them."""
     ttft_ms: PositiveFloat | None = None
-    """Time to first token."""
+    """Greatest time to first token (ms)."""
     tpot_ms: PositiveFloat | None = None
-    """Time per output token after the first."""
+    """Greatest time per output token after the first (ms)."""
     e2e_ms: PositiveFloat | None = None
-    """From when a request was due to its last token."""
+    """Greatest time from when a request was due to its last token (ms)."""
     share: float = Field(default=0.99, gt=0, le=1)
     """Share of the requests that must hold all limits."""
 
