@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _PIPE_WIDTH: Final = 260
 """Columns of a table of runs in output that is not a terminal."""
 _COMPARISON_WIDTH: Final = 140
+_MAX_VALUES: Final = 12
 _WIDE: Final = 116
 """Smallest width for all columns of a comparison."""
 
@@ -66,10 +67,13 @@ def results(
     _refuse_unused(flat, {"--group-by": group_by})
     groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]
     wanted = [_assignment(text) for text in where or ()]
-    runs, problems = open_sources(places or [Path("runs")])
+    runs, problems = open_sources([options.existing_run(place) for place in places] if places else [Path("runs")])
     for problem in problems:
         options.warn(problem)
-    runs = matching(runs, wanted)
+    everything, runs = runs, matching(runs, wanted)
+    if everything and not runs:
+        found = "; ".join(_values_of(everything, column(name)) for name, _ in wanted)
+        options.warn(f"no result matches --where; there are {found}")
     if readme:
         _update_readmes(readme, runs)
         return
@@ -120,6 +124,14 @@ def _assignment(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise RequestError(f"--where {text!r}: write COLUMN=VALUE, e.g. chip=H100")
     return name.strip(), value
+
+
+def _values_of(runs: Sequence[LoadedRun], name: str) -> str:
+    from accelmark.results.compare.table import rows_of
+
+    values = sorted({str(row[name]) for row in rows_of(runs) if row[name] not in (None, "")})
+    more = ", …" if len(values) > _MAX_VALUES else ""
+    return f"{name}={', '.join(values[:_MAX_VALUES])}{more}"
 
 
 def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
