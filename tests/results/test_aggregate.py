@@ -66,4 +66,4 @@ def test_a_warning_of_several_rounds_is_shown_once() -> None:
     one = Finding(severity="warning", rule="r", expected="e", actual="a")
     changes: tuple[dict[str, object], ...] = ({"round": 3}, {"round": 1}, {"actual": "b"}, {"severity": "error"})
     told = [one.model_copy(update=change) for change in changes]
-    assert finding_texts(told, ("warning",)) == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]
+    assert finding_texts(told, "warning") == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]

@@ -54,7 +54,7 @@ def verdict_on(evidence: Evidence) -> CaseVerdict:
     found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
     return CaseVerdict(
         verdict=verdict_of(found),
-        reasons=tuple(finding_texts(found, ("error", "open"))),
+        reasons=tuple(finding_texts(found, "error", "open")),
         findings=tuple(found),
         adaptation=provenance.adaptation_cost(evidence),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from accelmark.results.figure_names import FIGURES, TRAIN_FIGURES, FigureName
@@ -65,7 +65,7 @@ def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in names}
 
 
-def finding_texts(findings: Iterable[Finding], severities: Collection[Severity]) -> list[str]:
+def finding_texts(findings: Iterable[Finding], *severities: Severity) -> list[str]:
     """Return each distinct finding of these severities once, with its rounds."""
     by_text: dict[Finding, set[int | None]] = {}
     for found in findings:

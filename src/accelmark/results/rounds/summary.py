@@ -175,7 +175,7 @@ def _case(
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
-    warnings = [*spread_warnings(figures), *finding_texts(verdict.findings, ("warning",))]
+    warnings = [*spread_warnings(figures), *finding_texts(verdict.findings, "warning")]
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
