@@ -141,6 +141,9 @@ def verify(
     else:
         _show(verification)
         _show_again(checked)
+        if not is_trusted:
+            required = f"--key {key}" if key is not None else f"--allowed-signers {allowed_signers}"
+            options.echo_error(f"error: the run is not signed as {required} requires", fg="red")
     reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
     invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
     if not reproduced or not is_trusted or invalid:
