@@ -48,6 +48,16 @@ def test_runs_are_compared(tmp_path: Path) -> None:
         accelmark.load(tmp_path)
 
 
+def test_of_many_runs_those_that_cannot_be_read_are_warned_of(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    (made(tmp_path / "b") / "summary.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"b/summary\.json") as caught:
+        (one,) = load_all(tmp_path)
+    assert (one.path.name, caught[0].filename) == ("a", __file__)
+    with pytest.raises(RequestError, match="no such run"):
+        list(load_all(tmp_path / "nothing"))
+
+
 def test_a_wrong_request_names_its_problem(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="did you mean 'resnet_mini'"):
         run("resnet_mimi", vendor="cpu")

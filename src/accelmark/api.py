@@ -12,6 +12,7 @@ Data frames need pandas: ``pip install 'accelmark[pandas]'``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from accelmark.results.compare.comparison import RunComparison
 from accelmark.results.compare.comparison import compare as _compare
 from accelmark.results.compare.table import rows_of
 from accelmark.results.schema import CaseResult, RoundResult, Summary
-from accelmark.results.sources import find_sources, load_source, without_copies
+from accelmark.results.sources import find_sources, load_source, open_sources
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.runfile import CaseRequest, RunSpec
@@ -116,10 +117,16 @@ def load(path: str | Path) -> Run:
 
 
 def load_all(*paths: str | Path) -> Iterator[Run]:
-    """Yield every run at or below ``paths``, copies (bundles, exports) once. Raises RunError at an unreadable one."""
-    places = [found for path in paths for found in find_sources(Path(path))[0]]
-    for found in without_copies(load_source(place, curves=False) for place in places):
-        yield Run(load_source(found.path))
+    """Yield every run at or below ``paths``, copies (bundles, exports) once; warns of runs that cannot be read.
+
+    Raises:
+        RequestError: a path does not exist, or is a file but not a bundle.
+    """
+    found, problems = open_sources(Path(path) for path in paths)
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
+    for each in found:
+        yield Run(load_source(each.path))
 
 
 def frame(runs: Iterable[Run]) -> pd.DataFrame:

@@ -209,7 +209,9 @@ def test_an_unsigned_run_says_so_and_is_refused_where_a_key_is_required(run: Pat
     os.environ.pop("ACCELMARK_SIGNING_KEY")
     measure_run(run)
     assert "Unsigned." in runner.invoke(app, ["verify", str(run)]).stdout
-    assert runner.invoke(app, ["verify", str(run), "--key", f"{key}.pub"]).exit_code == 1
+    refused = runner.invoke(app, ["verify", str(run), "--key", f"{key}.pub"])
+    assert refused.exit_code == 1
+    assert f"error: the run is not signed as --key {key}.pub requires" in refused.stderr
 
 
 def test_each_run_is_registered_with_its_number_and_the_earlier_ones_of_the_same_work(

@@ -113,6 +113,20 @@ def test_weights_that_did_not_have_the_claimed_metric_are_found(run: Path) -> No
     assert {"reevaluated-target", "target-reached"} <= rules(case)
 
 
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_whether_the_target_was_reached_is_not_known_where_the_evaluation_was_cancelled(
+    tmp_path: Path, is_reported: bool
+) -> None:
+    run = make_run(tmp_path / "run", Made() if is_reported else Made(metrics=(0.5, 0.6)))
+    change_job(run, 1, checked)
+    write_evaluation(run, problem="was cancelled")
+    case = judged(run)
+    said = "not known: the weights were not evaluated after training" if is_reported else "was not reached"
+    assert (case.verdict, case.converged) == ("INVALID", None if is_reported else False)
+    assert [said in each.actual for each in case.findings if each.rule == "target-reached"] == [True]
+    assert case.figures[FigureName("final_metric")].mean is None
+
+
 @pytest.mark.parametrize(
     ("change", "update", "rule"),
     [

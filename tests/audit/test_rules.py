@@ -81,6 +81,14 @@ def test_changes_by_hooks_make_a_run_invalid(run: Path, told: dict[str, Any], ru
     assert all(finding.expected and finding.actual for finding in found)
 
 
+def test_a_reason_of_several_rounds_is_stated_once(run: Path) -> None:
+    for number in (1, 2):
+        change_started(run, number, compute_type="float16")
+    (reason,) = judged(run).reasons
+    assert reason.startswith("rounds 1, 2: ")
+    assert reason.endswith(" [precision]")
+
+
 def test_the_same_change_is_open_in_a_run_started_with_open(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(is_open=True))
     change_started(run, 1, compute_type="float16")

@@ -151,7 +151,7 @@ def test_a_vendor_with_a_typo_is_refused_by_monitor_and_reported_by_doctor_and_p
         assert "telemetry.tool.timeout" in str(error)
     assert not logs.exists()
     assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
-    assert any("telemetry.tool.timeout" in problem for problem in look_around().problems)
+    assert any("telemetry.tool.timeout" in problem for problem in look_around({}).problems)
     request = parse(RunSpec, {"vendor": "acme", "cases": [{"key": "resnet_mini"}]}, "here")
     plan = plan_request(request, (), synthetic=True, where="here", base=tmp_path)
     assert [
@@ -167,9 +167,25 @@ def test_doctor_reports_what_would_run_and_why_not() -> None:
     assert support["pytorch on cpu (cpu)"]["works"]
     assert "probe" in support["MFU on cpu"]["why"]
     assert seen["machine"]["cpu"]["model"]
-    text = "\n".join(inventory_lines(look_around()))
+    text = "\n".join(inventory_lines(look_around({})))
     for heading in ("Devices", "Frameworks", "Engines", "What can run"):
         assert heading in text
+
+
+def test_doctor_says_that_a_framework_runs_in_its_environment_while_that_has_a_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "mindspore"
+    register(FrameworkEnvironment(framework="mindspore", path=place, created_at="2026-01-01T00:00:00Z", versions={}))
+
+    def found() -> dict[str, object]:
+        support = json.loads(_call("doctor", "--json").output)["support"]
+        return next(each for each in support if each["what"] == "mindspore on cpu (cpu)")
+
+    assert not found()["works"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    assert found() == {"what": "mindspore on cpu (cpu)", "works": True, "why": f"in the environment {place}"}
 
 
 def test_the_directory_of_an_environment_is_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +223,7 @@ def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: 
     """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
     monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
     monkeypatch.setattr("accelmark.frameworks.pytorch.launch.built_for", dict)
-    support = {entry.what: entry for entry in look_around().support}
+    support = {entry.what: entry for entry in look_around({}).support}
     assert not support["pytorch on nvidia (cuda)"].works
     assert "without cuda or hip" in support["pytorch on nvidia (cuda)"].why
     assert not support["pytorch on ascend (npu)"].works

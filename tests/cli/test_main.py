@@ -112,7 +112,7 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
         (["train", "resnet_mini", "--set", "batchsize=3"], "did you mean 'batch_size'?"),
-        (["train", "resnet_mini", "--set", "optimizer.lr=0.3"], "command line: optimizer.lr: is not mutable"),
+        (["train", "resnet_mini", "--set", "optimizer.lr=0.3"], "is not mutable (cases/resnet_mini/case.yaml"),
         (["train", "resnet_mini", "--set", "eval_batch_size"], "is not of the form key=value"),
         (["train", "resnet_mini:pytorch:CPU:1:x:0"], "nproc 'x'"),
         (["run", "missing.yaml"], "missing.yaml"),

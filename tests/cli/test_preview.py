@@ -81,6 +81,13 @@ def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -
     assert f"the data directory {absent} is missing" in ended.stderr.partition("this would not start")[2]
 
 
+def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    ended = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", "--out", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"{tmp_path}: is not empty: choose another directory with --out" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "setting", "missing"),
     [

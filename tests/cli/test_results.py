@@ -66,6 +66,20 @@ def test_rows_are_filtered_and_grouped(runs: Path) -> None:
         ask("results", runs, "--where", "scale")
 
 
+def test_a_filter_that_nothing_matches_names_the_values_that_there_are(runs: Path) -> None:
+    done = runner.invoke(app, ["results", str(runs), "--where", "scale=9x9"], catch_exceptions=False)
+    assert done.stdout == "no results\n"
+    assert "no result matches --where; there are scale=1x1" in done.stderr
+
+
+def test_a_run_in_the_directory_runs_is_found_by_its_name(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").symlink_to(runs)
+    monkeypatch.chdir(tmp_path)
+    assert "base" in ask("results", "base")
+
+
 def with_case(run: LoadedRun, name: str, **changes: object) -> LoadedRun:
     """A run whose case is otherwise: GENERATED."""
     case = run.summary.cases[0].model_copy(update=changes)

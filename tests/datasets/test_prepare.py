@@ -344,7 +344,7 @@ def test_every_data_set_says_how_it_is_obtained(tmp_path: Path, monkeypatch: pyt
     [
         ("imagnet", "did you mean 'imagenet'"),
         ("c4", "did you mean 'c4_llama3'"),
-        ("fashion_mnist", "AccelMark fetches it when it is needed"),
+        ("fashion_mnist", "AccelMark fetches it when it is needed; prepared are: c4_llama3, "),
         ("llama2_7b_weights", "Put the checkpoint of meta-llama"),
     ],
 )

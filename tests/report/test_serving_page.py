@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -135,3 +136,13 @@ def test_servers_with_other_precisions_are_not_compared(tmp_path: Path) -> None:
     other = Served(STAGES, settings=SETTINGS | {"precision": "bf16"})
     with pytest.raises(RequestError, match="precision bf16, baseline fp32"):
         compare([run(tmp_path / "one"), run(tmp_path / "two", other)])
+
+
+def test_servers_with_other_limits_are_not_compared(tmp_path: Path) -> None:
+    for name, limit in (("one", 200), ("two", None)):
+        run(tmp_path / name)
+        (file,) = (tmp_path / name).glob("*/round1/result.json")
+        settings = {"slo.ttft_ms": {"value": limit, "layer": "run.yaml", "replaced": (), "forced": False}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"settings": settings}))
+    with pytest.raises(RequestError, match=r"slo\.ttft_ms –, baseline 200"):
+        compare([load_run(tmp_path / name) for name in ("one", "two")])

@@ -81,8 +81,10 @@ def test_a_run_has_its_page_and_compares(port: int) -> None:
     refused = Asked(port, "/compare?run=base&run=two")
     assert refused.status == 400
     assert "not comparable" in refused.text
+    assert "even if not comparable" in refused.text
+    assert "--" not in refused.text.partition("<main")[2]
     assert Asked(port, "/compare?run=base&run=two&across=1").status == 200
-    assert "Not comparable; compared with --force" in Asked(port, "/compare?run=base&run=two&force=1").text
+    assert "Not comparable; compared all the same" in Asked(port, "/compare?run=base&run=two&force=1").text
     assert Asked(port, "/compare?run=base").status == 400
     assert Asked(port, "/compare?run=base&run=gone").status == 404
 

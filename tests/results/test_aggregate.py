@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.figures.aggregate import finding_warnings, rounds_needed, spread, student_t
+from accelmark.results.figures.aggregate import finding_texts, rounds_needed, spread, student_t
 from accelmark.results.schema import Figure, Finding
 
 
@@ -66,4 +66,4 @@ def test_a_warning_of_several_rounds_is_shown_once() -> None:
     one = Finding(severity="warning", rule="r", expected="e", actual="a")
     changes: tuple[dict[str, object], ...] = ({"round": 3}, {"round": 1}, {"actual": "b"}, {"severity": "error"})
     told = [one.model_copy(update=change) for change in changes]
-    assert finding_warnings(told) == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]
+    assert finding_texts(told, "warning") == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accelmark.report.comparison import lines_of, render_comparison, summary_line
 from accelmark.results.compare.comparison import compare
-from accelmark.results.compare.context import context_lines
+from accelmark.results.compare.context import ContextDifference, context_lines
 from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
@@ -244,6 +244,12 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
     assert found["source", "AccelMark's files"] == ((), ("000000000000…",))
     assert found["audit", "clock-held"] == ((), ("warning: thermal", "warning: power"))
     assert "audit: clock-held: – -> warning: thermal (and 1 more)" in context_lines(pair.differing)
+
+
+def test_of_a_rule_the_finding_that_differs_is_shown() -> None:
+    both = "warning: busy"
+    found = ContextDifference(area="audit", name="quiet-start", baseline=(both, "98 %"), other=(both, "99 %"))
+    assert context_lines([found]) == ["audit: quiet-start: 98 % (and 1 more) -> 99 % (and 1 more)"]
 
 
 def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:

@@ -178,6 +178,23 @@ def test_the_status_of_a_run_says_that_weights_are_evaluated(tmp_path: Path) -> 
     assert "running  finished  step 10" in status()
 
 
+def test_the_status_of_a_round_continues_indented_on_a_narrow_terminal(tmp_path: Path) -> None:
+    plan = make_plan(("toy",))
+    directory = RunDirectory.create(tmp_path / "run", plan)
+    log = directory.event_log()
+    log.move(plan.jobs[0].directory, "preparing")
+    log.move(plan.jobs[0].directory, "failed", reason="localhost: rank 0 (node rank 0) was killed by signal 9")
+    log.close()
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    print_status(read_status(directory.path), console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue().partition("\n")[0]
+    first, *others = [text[at : at + 40] for at in range(0, len(text), 40)]
+    assert first.startswith("✗ toy0:pytorch")
+    assert others
+    assert all(row.startswith("    ") and not row[4].isspace() for row in others)
+
+
 @pytest.mark.parametrize(("state", "option"), [("cancelled", ""), ("failed", " --failed"), ("succeeded", None)])
 def test_status_and_stop_name_the_command_that_repeats_rounds(state: Any, option: str | None, tmp_path: Path) -> None:
     plan = make_plan(("toy",))

@@ -60,13 +60,13 @@ def rounds_complete(evidence: Evidence) -> Findings:
 @for_each(Evidence.succeeded_rounds)
 def target_reached(entry: RoundEvidence) -> Findings:
     """Check that each round reached the case's target; the rule ``reference-loss`` covers reference curves."""
-    target = entry.result.target
-    if (
-        entry.result.converged is False
-        and target is not None
-        and entry.result.value_of(FigureName.TIME_TO_TARGET) is None
-    ):
-        goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
+    result, target, converged = entry.result, entry.result.target, entry.result.converged
+    if target is None or "synthetic" in result.marks or result.value_of(FigureName.TIME_TO_TARGET) is not None:
+        return
+    goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
+    if converged is None:
+        yield finding("error", "target-reached", goal, "not known: the weights were not evaluated after training")
+    elif not converged:
         yield finding("error", "target-reached", goal, "the target was not reached")
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from accelmark.audit import inference, outcome, provenance, reevaluation, registration, serving, workload
 from accelmark.audit.evidence import Evidence, Rule, gather_evidence
+from accelmark.results.figures.aggregate import finding_texts
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -51,10 +52,9 @@ def verdict_on(evidence: Evidence) -> CaseVerdict:
         for finding in entry.result.findings
     ]
     found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
-    reasons = dict.fromkeys(str(finding) for finding in found if finding.severity in ("error", "open"))
     return CaseVerdict(
         verdict=verdict_of(found),
-        reasons=tuple(reasons),
+        reasons=tuple(finding_texts(found, "error", "open")),
         findings=tuple(found),
         adaptation=provenance.adaptation_cost(evidence),
     )

@@ -20,7 +20,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
 from accelmark.run.preflight.report import given_data, missing_here
-from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.directory import RunDirectory, require_empty
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import TrainJob
 from accelmark.spec.secret import secrets_in, shown
@@ -30,8 +30,10 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started.
 
     Raises:
+        RequestError: the run directory is not empty.
         SpecError: the plan lacks data; with ``as_json`` the command ends with that error's exit code.
     """
+    require_empty(path)
     directory = RunDirectory(path.absolute(), plan)
     launcher = create_launcher(plan, directory.path)
     nodes = {job.directory: asyncio.run(node_jobs(directory, job, launcher)) for job in plan.jobs}

@@ -289,13 +289,15 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     from rich.console import Console
     from rich.text import Text
 
+    from accelmark.run.display.rows import print_hanging
+
     console = Console(highlight=False)
     signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
     with console.status(f"{doing} …"):
         for found in checks:
             sign, colour = signs[found.state]
             what, do = Text.assemble((sign, colour), " ", found.what), Text(f"    {found.do}")
-            options.print_hanging(console, *([what, do] if found.do else [what]))
+            print_hanging(console, *([what, do] if found.do else [what]))
             yield found
 
 

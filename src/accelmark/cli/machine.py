@@ -84,17 +84,18 @@ def doctor(as_json: options.AsJson = False) -> None:
     from accelmark.run.environments.registry import registered
     from accelmark.telemetry.inventory import inventory
 
+    environments = registered().values()
     with options.working("importing the frameworks of this machine"):
-        seen, broken = inventory(), broken_frameworks()
+        seen, broken = inventory({one.framework: one.path for one in environments if one.exists}), broken_frameworks()
     if as_json:
         from accelmark.telemetry.host.sysinfo import collect
 
         devices = [device for entry in seen.found for device in entry.devices]
         found = {"machine": collect(devices), **seen.to_json(), "broken_packages": broken}
-        typer.echo(json.dumps(found | {"environments": [one.to_json() for one in registered().values()]}, indent=2))
+        typer.echo(json.dumps(found | {"environments": [one.to_json() for one in environments]}, indent=2))
         return
-    environments = [f"  {one.framework}: {one.title} in {one.path}" for one in registered().values()]
-    lines = [*inventory_lines(seen), *(["Environments", *environments] if environments else [])]
+    listed = [f"  {one.framework}: {one.title} in {one.path}" for one in environments]
+    lines = [*inventory_lines(seen), *(["Environments", *listed] if listed else [])]
     for line in [*lines, *(["Broken packages", *(f"  {each}" for each in broken)] if broken else [])]:
         options.echo_wrapped(line)
 

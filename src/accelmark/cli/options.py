@@ -19,9 +19,7 @@ from accelmark.cli import completion
 from accelmark.report.printable import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from accelmark.run.preflight.facts import HostProblem
 
@@ -30,7 +28,7 @@ Vendor = Annotated[
     str | None, Option("--vendor", help="Chip vendor; default: the one detected.", autocompletion=completion.vendors)
 ]
 Settings = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: optimizer.lr=0.1. Repeatable.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: threads=2. Repeatable.")
 ]
 Synthetic = Annotated[bool, Option("--synthetic", help="Use synthetic data; marks the result as such.")]
 BadSamples = Annotated[
@@ -166,24 +164,6 @@ def _wrapped(line: str, width: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(line) or [""]
-
-
-def print_hanging(console: Console, *lines: Text) -> None:
-    """Print lines at once, on a terminal in rows as ``in_rows`` does."""
-    from rich.text import Text
-
-    shown = [_hanging(line, console) for line in lines] if console.is_terminal else lines
-    console.print(Text("\n").join(shown), soft_wrap=True)
-
-
-def _hanging(line: Text, console: Console) -> Text:
-    indent = len(line.plain) - len(line.plain.lstrip())
-    rows = line[indent:].wrap(console, console.width - indent - 4)
-    for number, row in enumerate(rows):
-        row.pad_left(indent + 4 * (number > 0))
-        row.pad_right(console.width - row.cell_len)
-    rows[-1].rstrip()
-    return line.blank_copy().join(rows)
 
 
 @contextmanager

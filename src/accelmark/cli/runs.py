@@ -97,7 +97,8 @@ def infer(
         bool, Option("--tune", help="Search engine, precision, batch, streams, threads; report as shipped and tuned.")
     ] = False,
     budget: Annotated[
-        str | None, Option("--budget", metavar="TIME|TRIALS", help="Limit of --tune: 20m, 2h or 30 (trials); 15m.")
+        str | None,
+        Option("--budget", metavar="TIME|TRIALS", help="Limit of --tune: 20m, 2h or 30 (trials); default: 15m."),
     ] = None,
     tuned_file: Annotated[
         Path | None, Option("--tuned-file", metavar="FILE", help="Write the best settings as a vendor's YAML file.")

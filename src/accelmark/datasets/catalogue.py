@@ -74,6 +74,7 @@ def preparation_of(name: str) -> tuple[DatasetSpec, Preparation]:
     spec = dataset_of(name)
     if name not in preparable():
         how = "AccelMark fetches it when it is needed" if spec.sources else spec.how_to_get
-        raise RequestError(f"{name} is not prepared from archives: {how} Prepared are: {', '.join(preparable())}")
+        others = f"prepared are: {', '.join(preparable())}"
+        raise RequestError(f"{name} is not prepared from archives: {how.removesuffix('.')}; {others}")
     preparation: Preparation = import_module(f"accelmark.datasets.prepare.{name}").PREPARATION
     return spec, preparation

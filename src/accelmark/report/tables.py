@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.report.printable import printable
+from accelmark.results.compare.context import value_text
 from accelmark.results.compare.table import HALF, Cell, Row, grouped, row_of
 from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.schema import Task, relative_half
@@ -203,7 +204,7 @@ def _scale(case: LoadedCase) -> str:
     """Return the scale, and the settings given by run file or command line, except those that have columns."""
     settings = case.first.settings if case.first else {}
     changed = (
-        f"{name} {setting.value}"
+        f"{name} {value_text(setting.value)}"
         for name, setting in settings.items()
         if not setting.layer.startswith(_STANDARD_LAYERS) and name not in _OWN_COLUMNS
     )

@@ -193,7 +193,7 @@ class _Merger(Generic[S]):
 
     def _blamed(self, problem: Problem) -> str:
         """Return the strongest of the layers that last set the keys named in a problem."""
-        keys = {problem.key} | set(re.findall(r"\w+", problem.what))
+        keys = {problem.key} | set(re.findall(r"\w+(?:\.\w+)*", problem.what))
         changed = [self._layers.index(self._history[key][-1][0]) for key in keys if key in self._history]
         return self._layers[max(changed, default=0)]
 
@@ -243,7 +243,7 @@ def resolve_as(
             if not may_change(key, mutable) and value != merger.current(key):
                 if not is_open:
                     allowed = ", ".join(mutable) or "nothing"
-                    hint = f"the case fixes it; may change: {allowed}; or declare the run open (--open)"
+                    hint = f"{base.name} fixes it; may change: {allowed}; or declare the run open (--open)"
                     merger.problems.append(Problem(layer.name, key, "is not mutable", hint))
                     continue
                 merger.forced.add(key)

@@ -88,7 +88,8 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
         return Problem(where, key, f"needs at least {item['ctx']['min_length']} of them")
     sentence = _sentence(item)
     found = item.get("input")
-    if isinstance(found, str | int | float | bool | None):
+    is_named = isinstance(found, str) and repr(found) in sentence
+    if isinstance(found, str | int | float | bool | None) and not is_named:
         sentence = f"{sentence}, found {found!r}"
     return Problem(where, key, sentence)
 

@@ -6,8 +6,9 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, final
 
 from accelmark.spec.errors import AccelmarkError, RequestError
@@ -66,12 +67,19 @@ class Inventory:
         return values
 
 
-def inventory() -> Inventory:
-    """Inspect this machine; imports no framework and starts no device's runtime."""
+def inventory(environments: Mapping[str, Path]) -> Inventory:
+    """Inspect this machine; imports no framework and starts no device's runtime.
+
+    ``environments`` are the virtual environments of frameworks, which their ranks use.
+    """
     found = detect()
     frameworks = [catalog.load_framework(name) for name in catalog.folders("frameworks")]
     support = [
-        *(_on_devices(entry, catalog.load_vendor(entry.vendor), spec) for entry in found for spec in frameworks),
+        *(
+            _on_devices(entry, catalog.load_vendor(entry.vendor), spec, environments.get(spec.name))
+            for entry in found
+            for spec in frameworks
+        ),
         *(_readable(entry) for entry in found),
         *(_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in found if entry.problem is None),
         *_host_power(),
@@ -106,12 +114,17 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkSpec) -> Support:
+def _on_devices(
+    entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkSpec, environment: Path | None
+) -> Support:
     try:
         device = catalog.framework_device(vendor, framework.name)
     except RequestError as error:
         return Support(f"{framework.name} on {entry.vendor}", False, str(error))
     what = f"{framework.name} on {entry.vendor} ({device.device_type})"
+    if environment is not None:
+        unchecked = "" if device.device_type == "cpu" else f", whose build for {device.device_type} is not checked"
+        return Support(what, True, f"in the environment {environment}{unchecked}")
     version = _version(framework)
     if version is None:
         create = f"accelmark env create {framework.name}"

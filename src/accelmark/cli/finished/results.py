@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _PIPE_WIDTH: Final = 260
 """Columns of a table of runs in output that is not a terminal."""
 _COMPARISON_WIDTH: Final = 140
+_MAX_VALUES: Final = 12
 _WIDE: Final = 116
 """Smallest width for all columns of a comparison."""
 
@@ -66,10 +67,13 @@ def results(
     _refuse_unused(flat, {"--group-by": group_by})
     groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]
     wanted = [_assignment(text) for text in where or ()]
-    runs, problems = open_sources(places or [Path("runs")])
+    runs, problems = open_sources([options.existing_run(place) for place in places] if places else [Path("runs")])
     for problem in problems:
         options.warn(problem)
-    runs = matching(runs, wanted)
+    everything, runs = runs, matching(runs, wanted)
+    if everything and not runs:
+        found = "; ".join(_values_of(everything, column(name)) for name, _ in wanted)
+        options.warn(f"no result matches --where; there are {found}")
     if readme:
         _update_readmes(readme, runs)
         return
@@ -120,6 +124,14 @@ def _assignment(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise RequestError(f"--where {text!r}: write COLUMN=VALUE, e.g. chip=H100")
     return name.strip(), value
+
+
+def _values_of(runs: Sequence[LoadedRun], name: str) -> str:
+    from accelmark.results.compare.table import rows_of
+
+    values = sorted({str(row[name]) for row in rows_of(runs) if row[name] not in (None, "")})
+    more = ", …" if len(values) > _MAX_VALUES else ""
+    return f"{name}={', '.join(values[:_MAX_VALUES])}{more}"
 
 
 def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
@@ -204,13 +216,14 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
     from rich.padding import Padding
     from rich.text import Text
 
+    from accelmark.run.display.rows import print_hanging
     from accelmark.spec.number_format import NOTHING
 
     for row in rows:
         shown = [printable(text) for text in row]
         facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
         described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
-        options.print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
+        print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
 
@@ -255,11 +268,12 @@ def compare(
 def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
     from accelmark.results.compare.context import context_lines
+    from accelmark.run.display.rows import print_hanging
 
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        options.print_hanging(
+        print_hanging(
             console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}")
         )
     for reason in pair.not_comparable:
@@ -268,9 +282,9 @@ def _print_pair(pair: Pair) -> None:
         console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
-        options.print_hanging(console, _text(f"  {text}"))
+        print_hanging(console, _text(f"  {text}"))
     for text in pair.one_sided:
-        options.print_hanging(console, _text(f"  only one run has: {text}"))
+        print_hanging(console, _text(f"  only one run has: {text}"))
     console.print()
 
 

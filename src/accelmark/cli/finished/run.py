@@ -141,6 +141,9 @@ def verify(
     else:
         _show(verification)
         _show_again(checked)
+        if not is_trusted:
+            required = f"--key {key}" if key is not None else f"--allowed-signers {allowed_signers}"
+            options.echo_error(f"error: the run is not signed as {required} requires", fg="red")
     reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
     invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
     if not reproduced or not is_trusted or invalid:
@@ -168,6 +171,8 @@ def _show(verification: Verification) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from accelmark.run.display.rows import print_hanging
+
     console = Console(highlight=False)
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
     for case in verification.summary.cases:
@@ -175,11 +180,11 @@ def _show(verification: Verification) -> None:
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
             text = Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}")
-            options.print_hanging(console, text)
+            print_hanging(console, text)
         if case.adaptation is not None:
             console.print(_cost_table(case.adaptation))
     for what in (*verification.changed, *verification.differences):
-        options.print_hanging(console, Text(f"differs: {what}", style="red"))
+        print_hanging(console, Text(f"differs: {what}", style="red"))
     signature = verification.signature
     style = {"trusted": "green", "signed": "green", "broken": "red"}.get(signature.status, "yellow")
     console.print(Text(f"{signature.text[0].upper()}{signature.text[1:]}.", style=style))

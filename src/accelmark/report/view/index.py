@@ -16,7 +16,7 @@ from accelmark.results.rounds.search import SEARCH_REPORT, is_search
 from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
 from accelmark.results.store.ended import SUMMARY_FILE, has_ended
 from accelmark.results.store.loaded_run import LoadedRun
-from accelmark.spec.errors import AccelmarkError, RunError
+from accelmark.spec.errors import AccelmarkError, RequestError
 from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
 
 _MAX_AGE_S: Final = 2.0
@@ -40,7 +40,7 @@ class RunIndex:
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise RunError(f"{directory}: no such directory")
+            raise RequestError(f"{directory}: no such directory")
         self.directory = directory.resolve()
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}

@@ -116,7 +116,8 @@ class Pages:
         if unknown:
             return message("No such run", ", ".join(unknown), 404)
         chosen = sorted((snapshot.runs[name] for name in names), key=lambda run: run.summary.started_at)
-        comparison = compare(chosen, across_scales="across" in query, force="force" in query)
+        boxes = ("'across scales'", "'even if not comparable'")
+        comparison = compare(chosen, across_scales="across" in query, force="force" in query, options=boxes)
         return respond(render_comparison(comparison, served=True))
 
     def scaling(self, request: Request) -> Response:

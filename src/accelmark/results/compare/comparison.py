@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
-from accelmark.results.compare.context import ContextDifference, context_differences, context_of
+from accelmark.results.compare.context import ContextDifference, context_differences, context_of, value_text
 from accelmark.results.compare.load_curve import LoadCurvePoint, load_curve
 from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
@@ -102,15 +102,23 @@ class RunComparison(Spec):
 
 
 def compare(
-    runs: Sequence[LoadedRun], *, across_scales: bool = False, force: bool = False, problems: Iterable[str] = ()
+    runs: Sequence[LoadedRun],
+    *,
+    across_scales: bool = False,
+    force: bool = False,
+    problems: Iterable[str] = (),
+    options: tuple[str, str] = ("--across-scales", "--force"),
 ) -> RunComparison:
     """Compare each run of ``runs`` with the first; ``force`` compares also what is not comparable, and marks it.
+
+    ``options`` are the names of ``across_scales`` and ``force`` in messages.
 
     Raises RequestError if there are fewer than two runs, the runs have no case in common, or cases are not comparable.
     """
     if len(runs) < 2:
         unread = "".join(f"\n{problem}" for problem in problems)
-        raise RequestError(f"a comparison needs two or more runs, {len(runs)} could be read{unread}")
+        found = "could be read" if unread else "given"
+        raise RequestError(f"a comparison needs two or more runs, {len(runs)} {found}{unread}")
     first, *others = runs
     ours = first.without_trials
     pairs: list[Pair] = []
@@ -135,9 +143,9 @@ def compare(
         raise RequestError("the runs have no case in common:\n" + "\n".join(unmatched))
     refused = [f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable]
     if refused and not force:
-        hint = "--force compares them anyway, and marks the result"
+        hint = f"{options[1]} compares them anyway, and marks the result"
         if not across_scales and any(_TIMES in reason for reason in refused):
-            hint = f"--across-scales compares different scales; {hint}"
+            hint = f"{options[0]} compares different scales; {hint}"
         raise RequestError("\n".join(["not comparable:", *refused, hint]))
     return RunComparison(
         baseline=first.summary.run, pairs=tuple(pairs), unmatched=tuple(unmatched), problems=tuple(problems)
@@ -263,7 +271,7 @@ def _other_workload(base: RoundResult, other: RoundResult) -> Iterator[str]:
     for name in sorted(base.settings.keys() | other.settings.keys()):
         before, after = (result.settings.get(name) for result in (base, other))
         if name.startswith(_WORKLOAD) and before and after and before.value != after.value:
-            yield f"{name} {after.value}, baseline {before.value}"
+            yield f"{name} {value_text(after.value)}, baseline {value_text(before.value)}"
 
 
 def _values(case: LoadedCase, name: FigureName) -> list[float]:

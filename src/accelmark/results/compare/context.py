@@ -92,7 +92,7 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     yield "settings", "precision", result.precision
     for name, (area, title) in _NAMES.items():
         if started.get(name) is not None:
-            yield area, title, _text(started[name])
+            yield area, title, value_text(started[name])
     for library, version in sorted((started.get("library_versions") or {}).items()):
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):
@@ -102,7 +102,7 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
         yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name), ignored))
     for name, setting in result.settings.items():
         if setting.value is not None:
-            yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
+            yield "settings", name, value_text(setting.value) + (" (fixed by the case)" if setting.forced else "")
     for finding in result.findings:
         if finding.severity != "info":
             yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
@@ -124,10 +124,13 @@ def _flat(name: str, value: Any, ignored: Collection[str]) -> Iterable[tuple[str
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         yield from (found for item in value for found in _flat(name, item, ignored))
     else:
-        yield name, _text(value)
+        yield name, value_text(value)
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a value as JSON has it, with six digits at most; null is a dash, a SHA-256 is shortened."""
+    if value is None:
+        return ABSENT
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
@@ -141,14 +144,15 @@ def _short(text: str) -> str:
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
-    """Return each difference as a line for a terminal; of a rule, the first finding and how many more."""
+    """Return each difference as a line for a terminal; of a rule, a finding that differs and how many more."""
     return [
-        f"{each.area}: {each.name}: {_joined(each.area, each.baseline)} -> {_joined(each.area, each.other)}"
+        f"{each.area}: {each.name}: {_joined(each, each.baseline, each.other)} -> "
+        f"{_joined(each, each.other, each.baseline)}"
         for each in found
     ]
 
 
-def _joined(area: Area, values: Sequence[str]) -> str:
-    if area == "audit" and len(values) > 1:
-        return f"{values[0]} (and {len(values) - 1} more)"
+def _joined(found: ContextDifference, values: Sequence[str], others: Sequence[str]) -> str:
+    if found.area == "audit" and len(values) > 1:
+        return f"{min(values, key=others.__contains__)} (and {len(values) - 1} more)"
     return " · ".join(values) or ABSENT

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from accelmark.results.figure_names import FIGURES, TRAIN_FIGURES, FigureName
-from accelmark.results.schema import Figure, Finding, RoundResult, Spread
+from accelmark.results.schema import Figure, Finding, RoundResult, Severity, Spread
 
 _MANY_ROUNDS: Final = 100
 """Rounds from which repeating is no remedy for a wide interval."""
@@ -65,11 +65,11 @@ def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in names}
 
 
-def finding_warnings(findings: Iterable[Finding]) -> list[str]:
-    """Return each distinct warning of the audit once, with its rounds."""
+def finding_texts(findings: Iterable[Finding], *severities: Severity) -> list[str]:
+    """Return each distinct finding of these severities once, with its rounds."""
     by_text: dict[Finding, set[int | None]] = {}
     for found in findings:
-        if found.severity == "warning":
+        if found.severity in severities:
             by_text.setdefault(found.model_copy(update={"round": None}), set()).add(found.round)
     return [found.about(sorted(filter(None, rounds))) for found, rounds in by_text.items()]
 

@@ -15,6 +15,7 @@ from accelmark.results.figures.timeline import Timeline
 from accelmark.results.read.reevaluation import Reevaluation
 from accelmark.results.schema import Figure
 from accelmark.spec.job import JobSpec, TrainingWork, TrainJob
+from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.trainer import TrainerSpec
 
 Figures = dict[F, Figure]
@@ -90,14 +91,20 @@ def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluati
         last = timeline.evaluations[-1].evaluation
         goal = f"{target.metric} {_COMPARATORS[target.direction]} {target.value:g}"
         metrics = last.metrics if checked is None or not is_checked(train) else checked.metrics or {}
-        metric = value(metrics.get(target.metric), f"the last evaluation has no finite {target.metric}")
-        to_target = value(first_hit(timeline, train, checked), f"no evaluation reached {goal}")
+        unknown = "the weights were not evaluated after training" if _is_unevaluated(train, checked) else ""
+        metric = value(metrics.get(target.metric), unknown or f"the last evaluation has no finite {target.metric}")
+        to_target = value(first_hit(timeline, train, checked), unknown or f"no evaluation reached {goal}")
     return {F.FINAL_LOSS: loss, F.FINAL_METRIC: metric, F.TIME_TO_TARGET: to_target}
 
 
 def is_checked(train: TrainingWork) -> bool:
     """Return whether only metrics of the evaluation job count; not so in runs of earlier versions."""
     return isinstance(train, TrainJob) and train.is_checked
+
+
+def _is_unevaluated(train: TrainingWork, checked: Reevaluation | None) -> bool:
+    """Return whether metrics of the evaluation job are needed, and it has none."""
+    return is_checked(train) and (checked is None or not (checked.claimed or checked.metrics))
 
 
 def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> float | None:
@@ -113,6 +120,11 @@ def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | N
         metric = None if found is None else found.get(target.metric)
         if metric is None or not target.reached(metric):
             return None
+    return _reported_hit(timeline, target)
+
+
+def _reported_hit(timeline: Timeline, target: Target) -> float | None:
+    """Return the raw training time at the end of the first evaluation in the ranks that reached the target, or None."""
     metrics = ((timed.time_s, timed.evaluation.metrics.get(target.metric)) for timed in timeline.evaluations)
     return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
 
@@ -120,13 +132,19 @@ def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | N
 def converged(
     timeline: Timeline | None, train: TrainingWork, samples_per_step: int, checked: Reevaluation | None
 ) -> bool | None:
-    """Return whether target and reference loss were reached; None without either, or for synthetic data."""
+    """Return whether target and reference loss were reached.
+
+    None without either, for synthetic data, and where ranks reached the target but the evaluation job has no metric.
+    """
     reference = train.reference_loss
     reference = reference if reference is not None and reference.applies(samples_per_step) else None
     if train.settings.loader.synthetic or (train.target is None and reference is None):
         return None
-    if timeline is None or (train.target is not None and first_hit(timeline, train, checked) is None):
+    if timeline is None:
         return False
+    if train.target is not None and first_hit(timeline, train, checked) is None:
+        is_unknown = _is_unevaluated(train, checked) and _reported_hit(timeline, train.target) is not None
+        return None if is_unknown else False
     error = reference_error(timeline, train)
     return reference is None or (error is not None and error <= reference.max_mean_relative_error)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 
 import accelmark
-from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
+from accelmark.results.figures.aggregate import aggregate, finding_texts, spread_warnings
 from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
@@ -175,11 +175,11 @@ def _case(
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
-    warnings = [*spread_warnings(figures), *finding_warnings(verdict.findings)]
+    warnings = [*spread_warnings(figures), *finding_texts(verdict.findings, "warning")]
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
-    answers = [result.converged for result in results if result.converged is not None]
+    answers = {result.converged for result in results}
     return CaseResult(
         key=key,
         task=first.task if first else _task(planned),
@@ -187,7 +187,7 @@ def _case(
         variant=_variant(first) if first else None,
         role=first.role if first else _role(planned),
         state=worst(states),
-        converged=all(answers) if answers else None,
+        converged=False if False in answers else True if answers == {True} else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),

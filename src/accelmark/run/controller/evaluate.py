@@ -169,7 +169,7 @@ def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict
         if not checks:
             raise RequestError(
                 f"{path}: no round that succeeded has saved weights{' and pairs' if nonce is not None else ''}; "
-                "rounds of synthetic data and of earlier versions have none"
+                "only rounds of training on real data have them, not those of earlier versions"
             )
         missing = [name for check in checks for name in _missing(directory, check)]
         if missing:

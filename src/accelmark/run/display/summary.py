@@ -24,6 +24,7 @@ from accelmark.results.tuning import tuned_result
 from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.display.rows import print_hanging
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
@@ -270,7 +271,7 @@ def print_status(run: RunStatus, console: Console | None = None) -> None:
             line.append(f"  {plain_progress(run.progress[job.directory], job)}")
         elif status.reason:
             line.append(f": {status.reason}", style="dim")
-        console.print(line, soft_wrap=not console.is_terminal)
+        print_hanging(console, line)
     ended = all(status.ended for status in run.statuses.values())
     if run.coordinator is not None:
         console.print(Text(f"Coordinator: process {run.coordinator}.", style="dim"))

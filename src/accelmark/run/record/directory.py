@@ -26,6 +26,21 @@ from accelmark.spec.secret import secrets_in
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+def require_empty(path: Path) -> None:
+    """Check that a new run may use the directory ``path``, which need not exist.
+
+    Raises:
+        RequestError: it is not empty.
+        RunError: it cannot be read.
+    """
+    with write_errors(path):
+        held = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if held:
+        is_run = PLAN_FILE in held or HOLDER_FILE in held
+        what = f"contains a run: continue it with 'accelmark resume {path}', or" if is_run else "is not empty:"
+        raise RequestError(f"{path}: {what} choose another directory with --out")
+
+
 @final
 class RunDirectory:
     """The directory of one run."""
@@ -44,12 +59,7 @@ class RunDirectory:
         """
         make_directory(path)
         path = path.resolve()
-        with write_errors(path):
-            held = sorted(entry.name for entry in path.iterdir())
-        if held:
-            what = "contains a run" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
-            advice = f"continue it with 'accelmark resume {path}', or choose another directory with --out"
-            raise RequestError(f"{path}: {what}: {advice}")
+        require_empty(path)
         try:
             with write_errors(path / HOLDER_FILE):
                 (path / HOLDER_FILE).touch(exist_ok=False)

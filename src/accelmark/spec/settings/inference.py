@@ -206,7 +206,7 @@ class InferSettings(BenchmarkSettings):
                 "name an ONNX file (or any word, for an engine that reads none)"
             )
         if "server" in self.scenarios and self.server_latency_bound_ms is None:
-            raise ValueError("the server scenario needs server_latency_bound_ms")
+            raise ValueError("scenarios: server needs server_latency_bound_ms")
         if self.compiler is None and self.no_validation:
             raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
         if self.generate_batches and (self.compiler is None or self.no_validation):
@@ -216,7 +216,7 @@ class InferSettings(BenchmarkSettings):
         if self.benchmarks and not self.generate_batches:
             raise ValueError("benchmarks needs generate_batches")
         if "server" in self.generate_scenarios and not (self.generate_ttft_ms and self.generate_tpot_ms):
-            raise ValueError("the server scenario needs generate_ttft_ms and generate_tpot_ms")
+            raise ValueError("generate_scenarios: server needs generate_ttft_ms and generate_tpot_ms")
         if self.compiler is None and self.scenarios:
             raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
         return self

@@ -148,11 +148,11 @@ class Slo(Spec):
     """MLPerf's limits of a model, by the name in ``SLO_PRESETS``; other settings of ``slo`` in the same layer or a
     stronger one replace them."""
     ttft_ms: PositiveFloat | None = None
-    """Time to first token."""
+    """Greatest time to first token (ms)."""
     tpot_ms: PositiveFloat | None = None
-    """Time per output token after the first."""
+    """Greatest time per output token after the first (ms)."""
     e2e_ms: PositiveFloat | None = None
-    """From when a request was due to its last token."""
+    """Greatest time from when a request was due to its last token (ms)."""
     share: float = Field(default=0.99, gt=0, le=1)
     """Share of the requests that must hold all limits."""
 
@@ -211,9 +211,9 @@ class ServeSettings(BenchmarkSettings):
         if self.load.lengths and (self.prompts.source != "text" or self.load.arrival == "trace"):
             raise ValueError("load.lengths needs prompts from a text, and no trace: both state lengths themselves")
         if self.load.search and not (self.slo.ttft_ms or self.slo.tpot_ms or self.slo.e2e_ms):
-            raise ValueError("load.search needs a limit: slo.ttft_ms, slo.tpot_ms or slo.e2e_ms")
+            raise ValueError("load.search needs a limit: slo.ttft_ms (--ttft), slo.tpot_ms (--tpot) or slo.e2e_ms")
         if "server" in self.scenarios and not (self.slo.ttft_ms and self.slo.tpot_ms):
-            raise ValueError("the server scenario needs slo.ttft_ms and slo.tpot_ms, or slo.preset")
+            raise ValueError("scenarios: server needs slo.ttft_ms and slo.tpot_ms (--ttft, --tpot), or --slo PRESET")
         return self
 
 
