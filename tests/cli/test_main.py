@@ -354,7 +354,7 @@ def test_a_search_is_referred_to_its_own_verbs(verb: str, tmp_path: Path) -> Non
     assert "is a search; use 'accelmark automl'" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify"])
+@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle"])
 def test_without_a_name_the_run_that_was_planned_last_is_taken(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,7 +229,7 @@ def _cost_table(cost: AdaptationCost) -> RenderableType:
 
 
 def evaluate(
-    run: options.RunPath,
+    run: options.RunPath = options.LATEST,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -264,7 +264,7 @@ def _show_again(checked: Sequence[CheckedAgain]) -> None:
             typer.secho(f"  reproduced: {metrics or 'losses and updates'}", fg="green")
 
 
-def bundle(run: options.RunPath, output: options.Output = None) -> None:
+def bundle(run: options.RunPath = options.LATEST, output: options.Output = None) -> None:
     """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
     from accelmark.results.store.bundle import bundle_name, write_bundle
 
@@ -314,4 +314,5 @@ def export(
     else:
         for tool, places in exported.items():
             for place in places:
-                typer.echo(f"{tool}: {place}")
+                within = f", experiment {experiment}" if tool == "mlflow" else ""
+                typer.echo(f"{tool}: {place}{within}")
