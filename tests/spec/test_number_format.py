@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accelmark.results.figure_names import FIGURES, FigureName
-from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of, subtracted
+from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of, signed_percent, subtracted
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,8 @@ def test_fewer_digits_where_asked() -> None:
     assert quantity(34_912.0, "MiB", 3).replace(THIN, " ") == "34.1 GiB"
     assert percent(0.9312).replace(THIN, " ") == "93 %"
     assert percent(-4e-7).replace(THIN, " ") == "< 0.001 %"
+    assert percent(4.9e21).replace(THIN, " ") == "> 100,000,000 %"
+    assert signed_percent(4.9e21).replace(THIN, " ") == "> +100,000,000 %", "an interval of two noisy rounds"
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(8.2, "8 s"), (125, "2 m 05 s"), (11_070, "3 h 04 m")])

@@ -25,6 +25,7 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SMALLEST_RATIO: Final = 1e-5
+_LARGEST_RATIO: Final = 1e6
 _MOST_DECIMALS: Final = 6
 _COUNTED: Final = frozenset({"trials", "images"})
 
@@ -81,7 +82,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(value: float | None, significant: int = 2) -> str:
-    """Return a ratio as a percentage; a thousandth of a per cent is the smallest that is shown."""
+    """Return a ratio as a percentage; 0.001 % is the smallest that is shown, 100,000,000 % the largest."""
+    if value is not None and abs(value) > _LARGEST_RATIO:
+        return f">{THIN}{100 * _LARGEST_RATIO:,.0f}{THIN}%"
     if value is not None and 0 < abs(value) < _SMALLEST_RATIO:
         return f"<{THIN}0.001{THIN}%"
     return NOTHING if value is None else f"{digits(100 * value, significant)}{THIN}%"
@@ -95,6 +98,8 @@ def limit_percent(ratio: float) -> str:
 def signed_percent(ratio: float) -> str:
     """Return a difference as a percentage with its sign: one decimal from 1 % on, two digits below."""
     size = abs(100 * ratio)
+    if ratio > _LARGEST_RATIO:
+        return f">{THIN}+{100 * _LARGEST_RATIO:,.0f}{THIN}%"
     if size == 0:
         return f"0{THIN}%"
     sign = "+" if ratio > 0 else "\u2212"
