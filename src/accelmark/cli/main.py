@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import typer
 from typer import Option
@@ -93,7 +94,10 @@ def keep_units_with_numbers() -> None:
 def main() -> None:
     """Run the command line; an :class:`AccelmarkError` sets the exit code."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except typer.BadParameter.__bases__ as error:
+        _print_usage_error(error)
+        sys.exit(error.exit_code)
     except AccelmarkError as error:
         _print_error(error)
         sys.exit(error.exit_code)
@@ -102,6 +106,13 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the output has exited (``accelmark … | head``)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+def _print_usage_error(error: Any) -> None:
+    shown = io.StringIO()
+    error.show(shown)
+    for line in shown.getvalue().replace("Value error, ", "").splitlines():
+        options.echo_error(line)
 
 
 def _print_error(error: AccelmarkError) -> None:
