@@ -15,6 +15,7 @@ from accelmark.cli import options
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
     from accelmark.run.controller.coordinator import RunOutcome
+    from accelmark.run.launchers import SubmittedJob
 
 
 def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
@@ -59,6 +60,16 @@ def submit_run(plan: Plan, out: Path | None, *, as_json: bool) -> None:
         typer.echo(json.dumps({"run": str(path), "job": number}))
     else:
         typer.echo(f"submitted as job {number}; it writes {path}\nfollow it with 'accelmark status {path}'")
+
+
+def submitted_job(run: Path) -> tuple[Path, SubmittedJob] | None:
+    """Return the path and the batch job of a run that was submitted and has no directory (yet), else None."""
+    from accelmark.run.launchers import submitted
+
+    paths = (run.absolute(), Path("runs").absolute() / run)
+    if any(path.exists() for path in paths):
+        return None
+    return next(((path, job) for path in paths if (job := submitted(path)) is not None), None)
 
 
 def finish(outcome: RunOutcome, *, as_json: bool) -> None:

@@ -115,7 +115,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
 
     async def _request(self) -> None:
         """Request an allocation, and keep its number even where this is cancelled meanwhile: :meth:`close` needs it."""
-        requesting = asyncio.ensure_future(request(self._command()))
+        requesting = asyncio.ensure_future(request(self._command(), self._options.slurm_options))
         try:
             self._keep(await asyncio.shield(requesting))
         except asyncio.CancelledError:
