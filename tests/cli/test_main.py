@@ -358,6 +358,15 @@ def test_a_search_is_referred_to_its_own_verbs(verb: str, tmp_path: Path) -> Non
     assert "is a search; use 'accelmark automl'" in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_a_directory_of_runs_is_no_run_and_names_some(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "scaling").mkdir()
+    (tmp_path / "scaling" / "plan.json").write_text("{}")
+    done = accelmark(verb, str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"is a directory of runs, not a run; name one of them: {tmp_path}/scaling\n")
+
+
 @pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify"])
 def test_without_a_name_the_run_that_was_planned_last_is_taken(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

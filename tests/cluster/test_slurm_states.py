@@ -145,7 +145,7 @@ def test_a_submitted_run_in_the_queue_is_seen_and_stopped(plugins: Path, tmp_pat
             ["squeue", "-ho", "%i", "--states=PENDING"], capture_output=True, text=True, check=True
         ).stdout.split()
         seen = accelmark("status", str(run))
-        assert (seen.returncode, f"queued as Slurm job {job_id} (" in " ".join(seen.stdout.split())) == (0, True), seen
+        assert (seen.returncode, f"queued as Slurm job {job_id}" in " ".join(seen.stdout.split())) == (0, True), seen
         assert f"job {job_id} was cancelled" in " ".join(accelmark("stop", str(run)).stdout.split())
     seen = accelmark("status", str(run))
     assert " ".join(seen.stdout.split()) == f"{run}: did not start: Slurm job {job_id} was cancelled (scancel)"

@@ -108,7 +108,7 @@ def own_run(given: Path) -> Path:
     """Return what :func:`existing_run` does, for a verb that does not read searches.
 
     Raises:
-        RequestError: it is a search, or there is no such run.
+        RequestError: it is a search or a directory of runs, or there is no such run.
     """
     found = existing_run(given)
     if not (found / "plan.json").is_file():
@@ -117,6 +117,9 @@ def own_run(given: Path) -> Path:
 
         if is_search(found):
             raise RequestError(f"{found}: is a search; use 'accelmark automl' (status, stop, resume, report, verify)")
+        if runs := sorted((plan.parent for plan in found.glob("*/plan.json")), reverse=True):
+            named = ", ".join(map(str, runs[:_MAX_RUNS]))
+            raise RequestError(f"{found}: is a directory of runs, not a run; name one of them: {named}")
     return found
 
 

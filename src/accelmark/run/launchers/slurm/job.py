@@ -14,6 +14,7 @@ from accelmark.spec.errors import RequestError, RunError
 
 _THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
 _PREFIX: Final = re.compile(r"sbatch: ((error|fatal): )?")
+_NO_REASON: Final = ("None", "")
 _WAITING: Final = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
     "CANCELLED": ("cancelled", "was cancelled (scancel)"),
@@ -40,6 +41,10 @@ class SlurmJob:
     reason: str
     time_limit: str
 
+    def __str__(self) -> str:
+        """Return its number, with Slurm's reason where it has one."""
+        return f"{self.job_id} ({self.reason})" if self.reason not in _NO_REASON else self.job_id
+
     @property
     def is_active(self) -> bool:
         """Whether it holds its nodes."""
@@ -56,7 +61,7 @@ class SlurmJob:
         if self.state not in _ENDS:
             return None
         state, what = _ENDS[self.state]
-        more = "" if state == "cancelled" or self.reason in ("None", "") else f"; Slurm's reason: {self.reason}"
+        more = "" if state == "cancelled" or self.reason in _NO_REASON else f"; Slurm's reason: {self.reason}"
         return state, f"Slurm job {self.job_id} {what.format(limit=self.time_limit)}{more}"
 
 

@@ -138,7 +138,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
                 return
             if job.reason != told and pause_s > _POLL_S[0]:
                 told = job.reason
-                self.report(f"waiting for Slurm job {self._job_id} ({told})")
+                self.report(f"waiting for Slurm job {job}")
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _POLL_S[1])
 

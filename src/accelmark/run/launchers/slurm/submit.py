@@ -77,7 +77,7 @@ class SubmittedJob:
     def __str__(self) -> str:
         """Return the state of the run."""
         if self.job is not None and self.job.is_waiting:
-            return f"queued as Slurm job {self.number} ({self.job.reason})"
+            return f"queued as Slurm job {self.job}"
         if self.job is not None and self.job.is_active:
             return f"starting in Slurm job {self.number}"
         end = self.job.end if self.job is not None else None
