@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from accelmark.run.controller.coordinator import RunOutcome
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.preflight.report import run_preflight
 from accelmark.run.probe import probe
-from accelmark.spec.errors import EXIT_CANCELLED, RunError, SpecError
+from accelmark.spec.errors import EXIT_CANCELLED, RequestError, RunError, SpecError
 from accelmark.spec.job import KilledRank, TrainJob
 from accelmark.spec.log.records import Ceilings
 from accelmark.spec.number_format import duration
@@ -62,9 +63,20 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     A part that fails has a reason in the report instead of a value.
 
     Raises:
-        HostsNotReadyError: hosts were not ready for the first part, or for the trainings.
+        RequestError: the directory is not empty.
+        HostsNotReadyError: hosts were not ready for the first part (no directory is left), or for the trainings.
     """
     make_directory(directory)
+    if any(directory.iterdir()):
+        raise RequestError(f"{directory}: is not empty: choose another directory with --out")
+    try:
+        return _measure(request, directory)
+    finally:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     plan, reasons = request.scaling, dict[Part, str]()
     key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
     only_one = "one rank needs no collectives" if key.world_size < 2 else None
