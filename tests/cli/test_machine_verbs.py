@@ -243,6 +243,12 @@ def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
             process.kill()
 
 
+def test_collectives_of_one_rank_are_refused_at_once() -> None:
+    error = CliRunner().invoke(app, ["probe", "--vendor", "cpu", "--only", "collectives"]).exception
+    assert isinstance(error, RequestError)
+    assert "give --nproc 2 or more" in str(error)
+
+
 def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

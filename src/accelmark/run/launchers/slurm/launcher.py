@@ -102,7 +102,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
         """
         async with self._allocating:
             if not self._was_granted:
-                await require_nodes([host.address for host in self.plan.cluster.hosts])
+                nodes = [host.address for host in self.plan.cluster.hosts]
+                await require_nodes(nodes)
+                if not self._is_own:
+                    self._options.require_allocated(nodes)
             job = await show_job(self._job_id) if self._job_id is not None else None
             if job is None or not (job.is_active or job.is_waiting):
                 if not self._is_own:
