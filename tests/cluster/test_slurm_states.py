@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
@@ -138,6 +139,10 @@ def test_a_submitted_run_in_the_queue_is_seen_and_stopped(plugins: Path, tmp_pat
     assert refused.stderr.endswith("(slurm_options in the cluster file: --partition=gpuu)\n"), refused
     assert "unrecognized option '--tiem=5' (slurm_options" in submit(slurm_options=["--tiem=5"]).stderr
     assert list(tmp_path.glob("run*")) == [], "a refused job leaves no script"
+    run.mkdir()
+    (run / "plan.json").touch()
+    assert "contains a run" in submit().stderr
+    shutil.rmtree(run)
     with occupied("n1"):
         submitted = submit()
         assert submitted.returncode == 0, submitted

@@ -51,9 +51,11 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
 def submit_run(plan: Plan, out: Path | None, *, as_json: bool) -> None:
     """Submit this command as a batch job of the plan's launcher, and print its number."""
     from accelmark.run.launchers import submit
-    from accelmark.run.record.directory import default_path
+    from accelmark.run.record.directory import default_path, require_empty
 
     path = (out or default_path(plan.name, datetime.now(UTC))).absolute()
+    if path.exists():
+        require_empty(path)
     arguments = [argument for argument in sys.argv[1:] if argument != "--submit"]
     number = submit(plan, path, arguments if out is not None else [*arguments, "--out", str(path)])
     if as_json:

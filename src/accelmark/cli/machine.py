@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, SpecError, nearest
 
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
@@ -137,10 +137,12 @@ def preflight(
 
     from accelmark.run.preflight.report import check_cluster
     from accelmark.spec.number_format import counted
-    from accelmark.spec.plugins.launcher import read_cluster
+    from accelmark.spec.plugins.launcher import read_cluster, unusable_parts
 
     spec = read_cluster(cluster)
     spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
+    if unusable := unusable_parts(spec):
+        raise SpecError(unusable)
     num_hosts = len(spec.hosts) + len(spec.spares)
     with options.working(f"checking {counted(num_hosts, 'host')}"):
         problems = asyncio.run(check_cluster(spec))
@@ -193,10 +195,12 @@ def monitor(
     now = recorder.status(log_path)
     if as_json:
         entry = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
-        typer.echo(json.dumps(entry | {"log_path": str(log_path)}))
+        typer.echo(json.dumps(entry | {"problem": now.problem, "log_path": str(log_path)}))
     elif operation != "stop":
         running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
         options.echo_wrapped(f"{running if now.running else 'not running'}, logs in {log_path}")
+        if now.problem is not None:
+            options.warn(f"only the host is recorded, devices of {now.vendor} cannot be read: {now.problem}")
 
 
 def probe(

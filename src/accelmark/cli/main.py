@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, cast
 
 import typer
 from typer import Option
@@ -37,6 +37,10 @@ _GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
     "Look up": (cases, vendors, doctor, preflight, explain),
     "Write and check files": (init, new, check, import_files, monitor),
 }
+
+
+_USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
+"""Wrong arguments and options, whose class typer does not export."""
 
 
 def _name(verb: Callable[..., None]) -> str:
@@ -95,9 +99,8 @@ def main() -> None:
     """Run the command line; an :class:`AccelmarkError` sets the exit code."""
     try:
         sys.exit(app(standalone_mode=False))
-    except typer.BadParameter.__bases__ as error:
-        _print_usage_error(error)
-        sys.exit(error.exit_code)
+    except _USAGE_ERRORS as error:
+        sys.exit(_print_usage_error(error))
     except AccelmarkError as error:
         _print_error(error)
         sys.exit(error.exit_code)
@@ -108,11 +111,13 @@ def main() -> None:
         sys.exit(0)
 
 
-def _print_usage_error(error: Any) -> None:
-    shown = io.StringIO()
+def _print_usage_error(error: Any) -> int:
+    """Print it, on a terminal in whole words; returns its exit code."""
+    shown, code = io.StringIO(), int(error.exit_code)
     error.show(shown)
     for line in shown.getvalue().replace("Value error, ", "").splitlines():
         options.echo_error(line)
+    return code
 
 
 def _print_error(error: AccelmarkError) -> None:

@@ -201,7 +201,13 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
 
     if (waiting := submitted_job(run)) is not None:
         where, job = waiting
-        entry = {"run": str(where), "coordinator": None, "machine": None, "jobs": {}, "submitted": str(job)}
+        entry: dict[str, Any] = {
+            "run": str(where),
+            "coordinator": None,
+            "machine": None,
+            "jobs": {},
+            "submitted": str(job),
+        }
         typer.echo(json.dumps(entry)) if as_json else options.echo_wrapped(f"{run}: {job}")
         return
     current = read_status(options.own_run(run))

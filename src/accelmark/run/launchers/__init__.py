@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import FolderRef, find, folder_module, folders
+from accelmark.spec.plugins.catalog import Folder, find, folder_module, folders
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -68,7 +68,7 @@ def submitted(run: Path) -> SubmittedJob | None:
     return next((job for job in found if job is not None), None)
 
 
-def _submitting() -> dict[str, FolderRef]:
+def _submitting() -> dict[str, Folder]:
     return {name: folder for name, folder in folders("launchers").items() if (folder.path / SUBMIT_FILE).is_file()}
 
 

@@ -44,12 +44,7 @@ class RunDirectory:
         """
         make_directory(path)
         path = path.resolve()
-        with write_errors(path):
-            held = sorted(entry.name for entry in path.iterdir())
-        if held:
-            what = "contains a run" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
-            advice = f"continue it with 'accelmark resume {path}', or choose another directory with --out"
-            raise RequestError(f"{path}: {what}: {advice}")
+        require_empty(path)
         try:
             with write_errors(path / HOLDER_FILE):
                 (path / HOLDER_FILE).touch(exist_ok=False)
@@ -163,6 +158,21 @@ def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def require_empty(path: Path) -> None:
+    """Check that a new run may use a directory that exists.
+
+    Raises:
+        RequestError: it is not empty.
+        RunError: it cannot be read.
+    """
+    with write_errors(path):
+        held = sorted(entry.name for entry in path.iterdir())
+    if held:
+        what = "contains a run" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
+        advice = f"continue it with 'accelmark resume {path}', or choose another directory with --out"
+        raise RequestError(f"{path}: {what}: {advice}")
 
 
 def default_path(name: str, now: datetime, parent: Path = Path("runs")) -> Path:
