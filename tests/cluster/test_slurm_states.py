@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,3 +156,14 @@ def test_a_submitted_run_in_the_queue_is_seen_and_stopped(plugins: Path, tmp_pat
     seen = accelmark("status", str(run))
     assert " ".join(seen.stdout.split()) == f"{run}: did not start: Slurm job {job_id} was cancelled (scancel)"
     assert not run.exists()
+
+
+def test_preflight_prints_what_it_waits_for(tmp_path: Path) -> None:
+    file, shown = tmp_path / "cluster.yaml", tmp_path / "shown"
+    file.write_text(yaml.safe_dump(cluster(1).model_dump(mode="json", exclude_unset=True)))
+    command = [sys.executable, "-m", "accelmark", "preflight", str(file)]
+    with occupied("n1"), shown.open("wb") as output:
+        process = subprocess.Popen(command, stderr=output)
+        wait_for(lambda: "waiting for Slurm job" in shown.read_text(), "the reason")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130

@@ -144,8 +144,8 @@ def preflight(
     if unusable := unusable_parts(spec):
         raise SpecError(unusable)
     num_hosts = len(spec.hosts) + len(spec.spares)
-    with options.working(f"checking {counted(num_hosts, 'host')}"):
-        problems = asyncio.run(check_cluster(spec))
+    with options.working(f"checking {counted(num_hosts, 'host')}") as note:
+        problems = asyncio.run(check_cluster(spec, note))
     bad = {problem.host for problem in problems if problem.severity == "error"}
     lacking = [host.name for host in spec.hosts if host.name in bad]
     good_spares = [host.name for host in spec.spares if host.name not in bad]
@@ -236,8 +236,9 @@ def probe(
         raise RequestError("--only collectives needs at least two ranks: give --nproc 2 or more, or --cluster")
     vendor_spec = load_vendor(here.vendor)
     doing = f"measuring {', '.join(items)} for about {duration(budget)}"
-    with options.host_problems_printed(as_json=as_json), options.working(doing):
-        found = measure(vendor_spec, here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
+    with options.host_problems_printed(as_json=as_json), options.working(doing) as note:
+        chosen = cast("list[ProbeItem]", items)
+        found = measure(vendor_spec, here.hardware, nproc, chosen, budget, hosts, note)
     if found.disturbed:
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
         effect = effect if hosts is None else "these rates are lower bounds"

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -190,12 +190,13 @@ def _hanging(line: Text, console: Console) -> Text:
 
 
 @contextmanager
-def working(doing: str) -> Iterator[None]:
-    """Show on a terminal (stderr) that a step without output of its own goes on."""
+def working(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal (stderr) that a step without output of its own goes on; yields what prints a line above."""
     from rich.console import Console
 
-    with Console(stderr=True).status(f"{doing} …"):
-        yield
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"{doing} …"):
+        yield lambda line: console.print(line, markup=False)
 
 
 @contextmanager

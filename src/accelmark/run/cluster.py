@@ -52,8 +52,8 @@ class ClusterRequest:
     kill_step: int
     """Optimizer steps after which the last rank is killed."""
     probe_budget_s: float
-    working: Callable[[str], AbstractContextManager[None]]
-    """Shows that a step without output of its own goes on."""
+    working: Callable[[str], AbstractContextManager[Callable[[str], None]]]
+    """Shows that a step without output of its own goes on; gives what prints a line meanwhile."""
     as_json: bool = False
 
 
@@ -139,8 +139,8 @@ def _part(reasons: dict[Part, str], part: Part, reason: str | None, measured: Ca
 def _collectives(request: ClusterRequest, hardware: str, nproc: int) -> Ceilings:
     cluster = request.scaling.cluster
     vendor = load_vendor(request.scaling.vendor)
-    with request.working(f"measuring collectives for about {duration(request.probe_budget_s)}"):
-        return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster)
+    with request.working(f"measuring collectives for about {duration(request.probe_budget_s)}") as report:
+        return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster, report)
 
 
 def _recover(request: ClusterRequest, path: Path) -> Recovery:
