@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from accelmark.cli import options
 from accelmark.cli.cluster import cluster
-from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
+from accelmark.cli.machine import doctor, inventory_lines, monitor, preflight, vendors
 from accelmark.cli.main import app
 from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
@@ -257,6 +257,30 @@ def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
             assert f"kill -9 {process.pid}" in str(_call("monitor", "stop", "-l", str(tmp_path)).exception)
         finally:
             process.kill()
+
+
+def test_a_monitor_says_that_devices_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no rocm-smi
+    logs = str(tmp_path / "logs")
+    try:
+        started = _call("monitor", "start", "--vendor", "amd", "-l", logs)
+        assert "only the host is recorded, devices of amd cannot be read: " in " ".join(started.stderr.split())
+        assert json.loads(_call("monitor", "status", "-l", logs, "--json").output)["problem"]
+    finally:
+        _call("monitor", "stop", "-l", logs)
+
+
+def test_preflight_refuses_an_engine_that_the_launcher_cannot_use(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("launcher: ssh\nhosts: [{address: h1}]\ncontainer: {engine: pyxis, image: box}\n")
+    with pytest.raises(SpecError, match="launcher: ssh starts no jobs in containers of pyxis"):
+        preflight(file)
+
+
+def test_collectives_of_one_rank_are_refused_at_once() -> None:
+    error = CliRunner().invoke(app, ["probe", "--vendor", "cpu", "--only", "collectives"]).exception
+    assert isinstance(error, RequestError)
+    assert "give --nproc 2 or more" in str(error)
 
 
 def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(

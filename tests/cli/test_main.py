@@ -74,6 +74,8 @@ def test_an_error_on_a_terminal_breaks_no_word_and_stays_one_line(columns: int, 
     for arguments in (
         ("train", "resnet50", "--vendor", "cpu"),
         ("status", long),
+        ("check", "vendr", "acme"),
+        ("monitor", "start", "--interval", "0"),
         ("train", "resnet_mini:pytorch:CPU:1:1", "--vendor", "cpu", "--set", "lr=1", "--set", "seed=x"),
     ):
         piped, shown = accelmark(*arguments).stderr, on_a_terminal(columns, *arguments)
@@ -103,6 +105,8 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
     ("arguments", "expected"),
     [
         (["train", "resnet_mimi"], "did you mean 'resnet_mini'?"),
+        (["check", "vendr", "x"], "Error: Invalid value for 'vendor|case': 'vendr' is not one of 'vendor', 'case'."),
+        (["monitr"], "Error: No such command 'monitr'. Did you mean 'monitor', 'init'?"),
         (
             ["train", "resnet_mini", "--vendor", "cpu", "--set", "lr=0.1"],
             "unknown setting (did you mean 'optimizer.lr'?)",
@@ -352,6 +356,15 @@ def test_a_search_is_referred_to_its_own_verbs(verb: str, tmp_path: Path) -> Non
     done = accelmark(verb, str(tmp_path))
     assert done.returncode == 2
     assert "is a search; use 'accelmark automl'" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_a_directory_of_runs_is_no_run_and_names_some(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "scaling").mkdir()
+    (tmp_path / "scaling" / "plan.json").write_text("{}")
+    done = accelmark(verb, str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"is a directory of runs, not a run; name one of them: {tmp_path}/scaling\n")
 
 
 @pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle"])

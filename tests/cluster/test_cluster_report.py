@@ -13,6 +13,7 @@ import yaml
 from accelmark.results.cluster import ClusterReport
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.bed import Bed
 from tests.cluster.conftest import status_of
 from tests.cluster.test_containers import CASE, TINY, accelmark
 
@@ -56,3 +57,24 @@ def test_all_parts_are_measured_on_two_hosts(cluster: MakeCluster, plugins: Path
     assert (status.state, status.attempt) == ("succeeded", 2)
     (first,) = (out / "recovery").glob("*/round1/attempt1/n2_noderank1/exit.json")
     assert "killed by SIGKILL" in first.read_text()
+
+
+def test_nothing_is_measured_into_a_used_directory_and_none_is_left_where_hosts_are_not_ready(
+    cluster: MakeCluster, bed: Bed, plugins: Path, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "rack.yaml", tmp_path / "measured"
+    file.write_text(yaml.safe_dump(cluster(2, name="rack", vendor="cpu").model_dump(mode="json", exclude_unset=True)))
+    arguments = ("cluster", str(file), "--case", "resnet_mini", "--synthetic", "--steps", "4", "--out", str(out))
+    bed.stop_sshd(2)
+    try:
+        ended = accelmark(*arguments)
+    finally:
+        bed.sshd(2)
+    assert (ended.returncode, "n2" in ended.stderr, out.exists()) == (1, True, False), ended
+    out.mkdir()
+    (out / "note").touch()
+    ended = accelmark(*arguments)
+    assert (ended.returncode, ended.stderr) == (
+        2, f"error: {out}: is not empty: choose another directory with --out\n"
+    ), ended  # fmt: skip
+    assert [path.name for path in out.iterdir()] == ["note"]

@@ -19,11 +19,12 @@ import yaml
 
 from accelmark.audit.verify import verify_run
 from accelmark.run.launchers import create_launcher
+from accelmark.run.launchers.slurm.options import Options
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.launcher import parse_cluster
+from accelmark.spec.plugins.launcher import options_of, parse_cluster
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import CASE, TINY, accelmark
@@ -102,6 +103,9 @@ def test_a_cluster_file_without_hosts_means_the_nodes_of_the_allocation(monkeypa
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2],n4")
     found = parse_cluster({"launcher": "slurm"}, "cluster.yaml")
     assert [host.address for host in found.hosts] == ["n1", "n2", "n4"]
+    options_of(Options, found).require_allocated(["n4", "n1"])
+    with pytest.raises(RequestError, match=r"n3: not in the current allocation of Slurm, which has n\[1-2\],n4"):
+        options_of(Options, found).require_allocated(["n1", "n3"])
 
 
 def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.test_containers import accelmark
 from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
 
@@ -120,3 +124,46 @@ def test_slurms_time_limit_makes_the_job_timed_out(plugins: Path, tmp_path: Path
     (status,) = status_of(run)
     assert (code, status.state) == (1, "timed_out"), out + err + str(status)
     assert "reached its time limit of 00:01:00: raise --time" in (status.reason or "")
+
+
+def test_a_submitted_run_in_the_queue_is_seen_and_stopped(plugins: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "file.yaml"
+
+    def submit(**options: object) -> subprocess.CompletedProcess[str]:
+        values = cluster(1).model_dump(mode="json", exclude_unset=True) | options
+        request = {"vendor": "acme", "cluster": values, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
+        file.write_text(yaml.safe_dump(request))
+        return accelmark("run", str(file), "--synthetic", "--out", str(run), "--submit")
+
+    refused = submit(slurm_options=["--partition=gpuu"])
+    assert "invalid partition specified: gpuu" in refused.stderr
+    assert refused.stderr.endswith("(slurm_options in the cluster file: --partition=gpuu)\n"), refused
+    assert "unrecognized option '--tiem=5' (slurm_options" in submit(slurm_options=["--tiem=5"]).stderr
+    assert list(tmp_path.glob("run*")) == [], "a refused job leaves no script"
+    run.mkdir()
+    (run / "plan.json").touch()
+    assert "contains a run" in submit().stderr
+    shutil.rmtree(run)
+    with occupied("n1"):
+        submitted = submit()
+        assert submitted.returncode == 0, submitted
+        (job_id,) = subprocess.run(
+            ["squeue", "-ho", "%i", "--states=PENDING"], capture_output=True, text=True, check=True
+        ).stdout.split()
+        seen = accelmark("status", str(run))
+        assert (seen.returncode, f"queued as Slurm job {job_id}" in " ".join(seen.stdout.split())) == (0, True), seen
+        assert f"job {job_id} was cancelled" in " ".join(accelmark("stop", str(run)).stdout.split())
+    seen = accelmark("status", str(run))
+    assert " ".join(seen.stdout.split()) == f"{run}: did not start: Slurm job {job_id} was cancelled (scancel)"
+    assert not run.exists()
+
+
+def test_preflight_prints_what_it_waits_for(tmp_path: Path) -> None:
+    file, shown = tmp_path / "cluster.yaml", tmp_path / "shown"
+    file.write_text(yaml.safe_dump(cluster(1).model_dump(mode="json", exclude_unset=True)))
+    command = [sys.executable, "-m", "accelmark", "preflight", str(file)]
+    with occupied("n1"), shown.open("wb") as output:
+        process = subprocess.Popen(command, stderr=output)
+        wait_for(lambda: "waiting for Slurm job" in shown.read_text(), "the reason")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130

@@ -100,7 +100,12 @@ def test_the_first_cause_over_hosts_is_named_with_its_host() -> None:
 def test_a_lost_host_makes_the_job_lost_though_others_were_then_ended() -> None:
     lost = node(1, "lost", "the node agent exited without writing exit.json")
     bystander = node(0, "cancelled", "was asked to end", rank(0, "cancelled", "was asked to end"))
-    assert classify_job([lost, bystander]) == ("lost", "h1: the node agent exited without writing exit.json")
+    why = "h1: the node agent exited without writing exit.json"
+    assert classify_job([lost, bystander]) == ("lost", why)
+    left = node(0, "failed", "rank 0: Broken pipe", rank(0, "failed", "Broken pipe"))
+    assert classify_job([left, lost]) == ("lost", why)
+    assert classify_job([left, bystander])[0] == "failed"
+    assert classify_job([node(0, "failed", "rank 0: ValueError", rank(0, "failed", "ValueError")), lost])[0] == "failed"
 
 
 COMPLETED = log_end()

@@ -81,6 +81,8 @@ def test_a_missing_container_engine_is_reported(plugins: Path, tmp_path: Path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = local(container={"engine": "podman", "image": "x"})
     assert look(make_plan((), cluster=spec), tmp_path / "run") == ["the container engine podman is not on the PATH"]
+    spec = local(container={"engine": "pyxis", "image": "x"})
+    assert look(make_plan((), cluster=spec), tmp_path / "other") == ["enroot, which pyxis needs, is not on the PATH"]
 
 
 def test_the_command_line_ends_with_one_table_and_leaves_nothing(plugins: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,11 +177,14 @@ def test_too_little_data_for_one_step_is_reported(tmp_path: Path, run_here: RunH
     assert "lower batch_size" in (ran.finished().message or "")
 
 
-def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"})
     ran = run_here(job)
     assert ran.exit_code == 2
     assert "vendor 'acme' needs a 'npu' device" in (ran.finished().message or "")
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: SimpleNamespace(type="npu"))
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert "is built for it but finds none" in (run_here(job).finished().message or "")
 
 
 def test_accumulated_batches_train_as_one_large_batch(tmp_path: Path, run_here: RunHere) -> None:

@@ -41,6 +41,7 @@ def cluster(
     from accelmark.report.cluster_page import headlines, write_cluster_page
     from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
     from accelmark.run.cluster import ClusterRequest, measure
+    from accelmark.run.launchers import create_launcher
     from accelmark.run.record.directory import default_path
     from accelmark.spec.plugins.launcher import read_cluster
     from accelmark.spec.runfile import CaseRequest, RunSpec
@@ -78,6 +79,8 @@ def cluster(
     if not as_json:
         for warning in request.scaling.warnings:
             options.warn(warning)
+        if create_launcher(request.scaling, directory / SCALING_DIR).allocation_commands():
+            options.warn("each part requests an allocation, and recovery includes the wait for it: run this inside one")
     with options.host_problems_printed(as_json=as_json):
         report = measure(request, directory)
     page = write_cluster_page(directory)

@@ -15,6 +15,7 @@ from accelmark.cli import options
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
     from accelmark.run.controller.coordinator import RunOutcome
+    from accelmark.run.launchers import SubmittedJob
 
 
 def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
@@ -50,15 +51,26 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
 def submit_run(plan: Plan, out: Path | None, *, as_json: bool) -> None:
     """Submit this command as a batch job of the plan's launcher, and print its number."""
     from accelmark.run.launchers import submit
-    from accelmark.run.record.directory import default_path
+    from accelmark.run.record.directory import default_path, require_empty
 
     path = (out or default_path(plan.name, datetime.now(UTC))).absolute()
+    require_empty(path)
     arguments = [argument for argument in sys.argv[1:] if argument != "--submit"]
     number = submit(plan, path, arguments if out is not None else [*arguments, "--out", str(path)])
     if as_json:
         typer.echo(json.dumps({"run": str(path), "job": number}))
     else:
         typer.echo(f"submitted as job {number}; it writes {path}\nfollow it with 'accelmark status {path}'")
+
+
+def submitted_job(run: Path) -> tuple[Path, SubmittedJob] | None:
+    """Return the path and the batch job of a run that was submitted and has no directory (yet), else None."""
+    from accelmark.run.launchers import submitted
+
+    paths = (run.absolute(), Path("runs").absolute() / run)
+    if any(path.exists() for path in paths):
+        return None
+    return next(((path, job) for path in paths if (job := submitted(path)) is not None), None)
 
 
 def finish(outcome: RunOutcome, *, as_json: bool) -> None:

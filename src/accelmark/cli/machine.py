@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, SpecError, nearest
 
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
@@ -138,13 +138,15 @@ def preflight(
 
     from accelmark.run.preflight.report import check_cluster
     from accelmark.spec.number_format import counted
-    from accelmark.spec.plugins.launcher import read_cluster
+    from accelmark.spec.plugins.launcher import read_cluster, unusable_parts
 
     spec = read_cluster(cluster)
     spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
+    if unusable := unusable_parts(spec):
+        raise SpecError(unusable)
     num_hosts = len(spec.hosts) + len(spec.spares)
-    with options.working(f"checking {counted(num_hosts, 'host')}"):
-        problems = asyncio.run(check_cluster(spec))
+    with options.working(f"checking {counted(num_hosts, 'host')}") as note:
+        problems = asyncio.run(check_cluster(spec, note))
     bad = {problem.host for problem in problems if problem.severity == "error"}
     lacking = [host.name for host in spec.hosts if host.name in bad]
     good_spares = [host.name for host in spec.spares if host.name not in bad]
@@ -194,10 +196,12 @@ def monitor(
     now = recorder.status(log_path)
     if as_json:
         entry = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
-        typer.echo(json.dumps(entry | {"log_path": str(log_path)}))
+        typer.echo(json.dumps(entry | {"problem": now.problem, "log_path": str(log_path)}))
     elif operation != "stop":
         running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
         options.echo_wrapped(f"{running if now.running else 'not running'}, logs in {log_path}")
+        if now.problem is not None:
+            options.warn(f"only the host is recorded, devices of {now.vendor} cannot be read: {now.problem}")
 
 
 def probe(
@@ -229,10 +233,13 @@ def probe(
         raise RequestError(f"{cluster}: names no vendor: add 'vendor: NAME', or give --vendor")
     if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
+    if items == ["collectives"] and nproc * (len(hosts.hosts) if hosts is not None else 1) == 1:
+        raise RequestError("--only collectives needs at least two ranks: give --nproc 2 or more, or --cluster")
     vendor_spec = load_vendor(here.vendor)
     doing = f"measuring {', '.join(items)} for about {duration(budget)}"
-    with options.host_problems_printed(as_json=as_json), options.working(doing):
-        found = measure(vendor_spec, here.hardware, nproc, cast("list[ProbeItem]", items), budget, hosts)
+    with options.host_problems_printed(as_json=as_json), options.working(doing) as note:
+        chosen = cast("list[ProbeItem]", items)
+        found = measure(vendor_spec, here.hardware, nproc, chosen, budget, hosts, note)
     if found.disturbed:
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
         effect = effect if hosts is None else "these rates are lower bounds"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, cast
 
 import typer
 from typer import Option
@@ -36,6 +37,10 @@ _GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
     "Look up": (cases, vendors, doctor, preflight, explain),
     "Write and check files": (init, new, check, import_files, monitor),
 }
+
+
+_USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
+"""Wrong arguments and options, whose class typer does not export."""
 
 
 def _name(verb: Callable[..., None]) -> str:
@@ -93,7 +98,9 @@ def keep_units_with_numbers() -> None:
 def main() -> None:
     """Run the command line; an :class:`AccelmarkError` sets the exit code."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except _USAGE_ERRORS as error:
+        sys.exit(_print_usage_error(error))
     except AccelmarkError as error:
         _print_error(error)
         sys.exit(error.exit_code)
@@ -102,6 +109,15 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the output has exited (``accelmark … | head``)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+def _print_usage_error(error: Any) -> int:
+    """Print it, on a terminal in whole words; returns its exit code."""
+    shown, code = io.StringIO(), int(error.exit_code)
+    error.show(shown)
+    for line in shown.getvalue().replace("Value error, ", "").splitlines():
+        options.echo_error(line)
+    return code
 
 
 def _print_error(error: AccelmarkError) -> None:

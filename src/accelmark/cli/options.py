@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -106,7 +106,7 @@ def own_run(given: Path) -> Path:
     """Return what :func:`existing_run` does, for a verb that does not read searches.
 
     Raises:
-        RequestError: it is a search, or there is no such run.
+        RequestError: it is a search or a directory of runs, or there is no such run.
     """
     found = existing_run(given)
     if not (found / "plan.json").is_file():
@@ -115,6 +115,9 @@ def own_run(given: Path) -> Path:
 
         if is_search(found):
             raise RequestError(f"{found}: is a search; use 'accelmark automl' (status, stop, resume, report, verify)")
+        if runs := sorted((plan.parent for plan in found.glob("*/plan.json")), reverse=True):
+            named = ", ".join(map(str, runs[:_MAX_RUNS]))
+            raise RequestError(f"{found}: is a directory of runs, not a run; name one of them: {named}")
     return found
 
 
@@ -167,12 +170,13 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 
 @contextmanager
-def working(doing: str) -> Iterator[None]:
-    """Show on a terminal (stderr) that a step without output of its own goes on."""
+def working(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal (stderr) that a step without output of its own goes on; yields what prints a line above."""
     from rich.console import Console
 
-    with Console(stderr=True).status(f"{doing} …"):
-        yield
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"{doing} …"):
+        yield lambda line: console.print(line, markup=False)
 
 
 @contextmanager

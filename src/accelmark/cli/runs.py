@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.execution import execute, finish, submit_run
+from accelmark.cli.execution import execute, finish, submit_run, submitted_job
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -200,6 +200,17 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
     """Show the state and progress of every round of a run."""
     from accelmark.run.display.summary import print_status, read_status
 
+    if (waiting := submitted_job(run)) is not None:
+        where, job = waiting
+        entry: dict[str, Any] = {
+            "run": str(where),
+            "coordinator": None,
+            "machine": None,
+            "jobs": {},
+            "submitted": str(job),
+        }
+        typer.echo(json.dumps(entry)) if as_json else options.echo_wrapped(f"{run}: {job}")
+        return
     current = read_status(options.own_run(run))
     if not as_json:
         print_status(current)
@@ -223,6 +234,15 @@ def stop(
     from accelmark.run.display.summary import how_to_continue
     from accelmark.run.record.directory import RunDirectory
 
+    if (waiting := submitted_job(run)) is not None:
+        where, job = waiting
+        if job.may_start:
+            job.cancel()
+        if as_json:
+            typer.echo(json.dumps({"run": str(where), "stopped": job.may_start}))
+        else:
+            options.echo_wrapped(f"{run}: {f'job {job.number} was cancelled' if job.may_start else job}")
+        return
     run = options.own_run(run)
     with options.working("stopping"):
         was_running = stop_run(run, at_once=at_once)

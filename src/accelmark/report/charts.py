@@ -29,6 +29,8 @@ COLOURS: Final = 6
 DASHES: Final = ("none", "7 4", "2 3", "9 3 2 3")
 _DIGIT: Final = 7.6
 """Width of a digit of a label on a narrow screen."""
+_SIZE_WIDTH: Final = 62
+"""Least distance between the labels of two sizes (``256 KiB``)."""
 _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
@@ -208,8 +210,10 @@ def _collectives(sweep: Sequence[CollectiveTiming], names: Sequence[str], keys: 
 
     marks = [value for value in logarithmic_ticks(low, high) if f"{value:e}".startswith(("1", "3"))]
     parts = [grid_line(y(value), quantity(value, "GB/s", 1), width) for value in marks or logarithmic_ticks(low, high)]
-    shown = sorted(set(sizes))
-    shown = shown[:: math.ceil(len(shown) * 60 / (width - _LEFT - _RIGHT))]
+    shown = list[int]()
+    for size in sorted(set(sizes)):
+        if not shown or x(size) - x(shown[-1]) >= _SIZE_WIDTH:
+            shown.append(size)
     parts += [text_at(x(size), _HEIGHT - 24, size_text(size), "middle") for size in shown]
     for (label, colour, dashes), name in zip(keys, names, strict=True):
         points = " ".join(f"{x(one.size_bytes):.1f},{y(one.bus_gb_s):.1f}" for one in sweep if one.operation == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from accelmark.run.controller.coordinator import RunOutcome
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.preflight.report import run_preflight
 from accelmark.run.probe import probe
+from accelmark.run.record.directory import require_empty
 from accelmark.spec.errors import EXIT_CANCELLED, RunError, SpecError
 from accelmark.spec.job import KilledRank, TrainJob
 from accelmark.spec.log.records import Ceilings
@@ -51,8 +53,8 @@ class ClusterRequest:
     kill_step: int
     """Optimizer steps after which the last rank is killed."""
     probe_budget_s: float
-    working: Callable[[str], AbstractContextManager[None]]
-    """Shows that a step without output of its own goes on."""
+    working: Callable[[str], AbstractContextManager[Callable[[str], None]]]
+    """Shows that a step without output of its own goes on; gives what prints a line meanwhile."""
     as_json: bool = False
 
 
@@ -62,9 +64,19 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     A part that fails has a reason in the report instead of a value.
 
     Raises:
-        HostsNotReadyError: hosts were not ready for the first part, or for the trainings.
+        RequestError: the directory is not empty.
+        HostsNotReadyError: hosts were not ready for the first part (no directory is left), or for the trainings.
     """
     make_directory(directory)
+    require_empty(directory)
+    try:
+        return _measure(request, directory)
+    finally:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     plan, reasons = request.scaling, dict[Part, str]()
     key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
     only_one = "one rank needs no collectives" if key.world_size < 2 else None
@@ -127,8 +139,8 @@ def _part(reasons: dict[Part, str], part: Part, reason: str | None, measured: Ca
 def _collectives(request: ClusterRequest, hardware: str, nproc: int) -> Ceilings:
     cluster = request.scaling.cluster
     vendor = load_vendor(request.scaling.vendor)
-    with request.working(f"measuring collectives for about {duration(request.probe_budget_s)}"):
-        return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster)
+    with request.working(f"measuring collectives for about {duration(request.probe_budget_s)}") as report:
+        return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster, report)
 
 
 def _recover(request: ClusterRequest, path: Path) -> Recovery:

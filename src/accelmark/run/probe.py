@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -46,9 +46,11 @@ def probe(
     items: Sequence[ProbeItem],
     budget_s: float,
     cluster: ClusterSpec | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Ceilings:
     """Measure ``nproc`` devices of this machine, or of each host of ``cluster`` together.
 
+    ``report`` receives what the launcher waits for.
     The result of this machine is cached for later runs; that of a busy host is marked, and does not replace one of an
     idle host.
 
@@ -62,7 +64,7 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="accelmark-probe-", dir=place) as directory:
         plan = _plan(vendor, hardware, nproc, ProbeJob(items=tuple(items), budget_s=budget_s), spec)
         run = RunDirectory.create(Path(directory) / "run", plan)
-        asyncio.run(_run(run))
+        asyncio.run(_run(run, report))
         nodes = node_dirs(run.round_dir(plan.jobs[0]))
         found = _read(nodes[0].path / CEILINGS_FILE)
         if found is None:
@@ -78,10 +80,11 @@ def probe(
     return found
 
 
-async def _run(run: RunDirectory) -> None:
+async def _run(run: RunDirectory, report: Callable[[str], None]) -> None:
     """Run the only job of ``run`` to its end."""
     (job,) = run.plan.jobs
     launcher = create_launcher(run.plan, run.path)
+    launcher.report = report
     try:
         preflight = Preflight(run, launcher, (job,))
         require_ready(await (missing_here(run, launcher) if launcher.spec.is_localhost else preflight.run()), run.plan)

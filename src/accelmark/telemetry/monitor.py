@@ -37,6 +37,8 @@ class MonitorStatus:
     vendor: str | None = None
     num_samples: int | None = None
     """Samples in the record so far."""
+    problem: str | None = None
+    """Why the devices cannot be read; None where they are."""
 
 
 def check_vendor(vendor: str) -> Path:
@@ -160,7 +162,8 @@ def status(log_path: Path) -> MonitorStatus:
         return MonitorStatus(False)
     # A process id is reused; together with the start time it is unique.
     running = started is not None and _start_time(pid) == started
-    return MonitorStatus(running, pid if running else None, vendor, _num_samples(log_path))
+    problem = _device_problem(log_path) if running else None
+    return MonitorStatus(running, pid if running else None, vendor, _num_samples(log_path), problem)
 
 
 def _start_time(pid: int) -> str | None:
@@ -178,3 +181,12 @@ def _num_samples(log_path: Path) -> int:
             return sum(line.startswith(b'{"t"') for line in file)
     except OSError:
         return 0
+
+
+def _device_problem(log_path: Path) -> str | None:
+    try:
+        with (log_path / RECORD_FILE).open("rb") as file:
+            problem = json.loads(file.readline())["header"]["reasons"].get("devices")
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(problem) if problem is not None else None

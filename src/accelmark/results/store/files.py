@@ -12,10 +12,11 @@ from typing import Final
 
 from accelmark.spec.errors import RunError
 
+_ELSEWHERE: Final = "choose another directory with --out (on a host reached by SSH: work_directory in the cluster file)"
 _ADVICE: Final = {
-    errno.ENOSPC: "the disk is full: free some space, or choose another directory with --out",
-    errno.EDQUOT: "the disk quota is used up: free some space, or choose another directory with --out",
-    errno.EROFS: "the file system is read-only: choose another directory with --out",
+    errno.ENOSPC: f"the disk is full: free some space, or {_ELSEWHERE}",
+    errno.EDQUOT: f"the disk quota is used up: free some space, or {_ELSEWHERE}",
+    errno.EROFS: f"the file system is read-only: {_ELSEWHERE}",
     errno.EACCES: "permission denied: choose a writable directory with --out",
     errno.EPERM: "permission denied: choose a writable directory with --out",
     errno.ENOTDIR: "a part of the path is a file: choose another directory with --out",

@@ -283,6 +283,9 @@ def classify_job(nodes: Sequence[NodeExit]) -> tuple[NodeState, str | None]:
     return cause.state, f"{where}{cause.reason}"
 
 
-def _node_priority(node: NodeExit) -> tuple[int, int]:
+def _node_priority(node: NodeExit) -> tuple[int, bool, int]:
+    """Priority as the first cause: a node whose ranks lost a connection comes after one that was lost."""
     cause = first_cause(node.ranks)
-    return _NODE_CAUSES.index(node.state), _priority(cause)[0] if cause is not None else len(_CAUSES) + 1
+    is_echo = node.state == "failed" and cause is not None and cause.lost_connection
+    priority = _priority(cause)[0] if cause is not None else len(_CAUSES) + 1
+    return _NODE_CAUSES.index("lost" if is_echo else node.state), is_echo, priority

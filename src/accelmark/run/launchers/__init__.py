@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import find, folder_module, folders
+from accelmark.spec.plugins.catalog import Folder, find, folder_module, folders
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -16,7 +16,26 @@ if TYPE_CHECKING:
 
 
 SUBMIT_FILE: Final = "submit.py"
-"""Optional file of a launcher's folder, with ``submit(plan, run, arguments) -> number of the job``."""
+"""Optional file of a launcher's folder, with ``submit(plan, run, arguments) -> number of the job`` and
+``submitted(run) -> SubmittedJob | None``."""
+
+
+class SubmittedJob(Protocol):
+    """The batch job of a run that has no directory (yet); as text, its state."""
+
+    @property
+    def number(self) -> str:
+        """Number of the job."""
+        ...
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the run may still start."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        ...
 
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:
@@ -34,14 +53,23 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         RequestError: the plan's launcher submits no batch jobs, or does not know a host.
         RunError: the job was refused.
     """
-    folder = find("launchers", plan.cluster.launcher, "cluster file")
-    if not (folder.path / SUBMIT_FILE).is_file():
-        able = ", ".join(name for name, one in folders("launchers").items() if (one.path / SUBMIT_FILE).is_file())
+    folder, able = find("launchers", plan.cluster.launcher, "cluster file"), _submitting()
+    if folder.name not in able:
         raise RequestError(
-            f"--submit: launcher {folder.name} submits no batch jobs; set launcher in the cluster: {able}"
+            f"--submit: launcher {folder.name} submits no batch jobs; set launcher in the cluster: {', '.join(able)}"
         )
     number: str = folder_module(folder, "submit").submit(plan, run, arguments)
     return number
+
+
+def submitted(run: Path) -> SubmittedJob | None:
+    """Return the batch job of a run that has no directory (yet); None where it was not submitted."""
+    found = (folder_module(folder, "submit").submitted(run) for folder in _submitting().values())
+    return next((job for job in found if job is not None), None)
+
+
+def _submitting() -> dict[str, Folder]:
+    return {name: folder for name, folder in folders("launchers").items() if (folder.path / SUBMIT_FILE).is_file()}
 
 
 def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:

@@ -169,7 +169,9 @@ def host_problems(
         what = f"does not see that {visible_file.parent} is locked on this machine: locks of that file system are local"
         error(what, "mount it so that flock works between nodes (Lustre: -o flock), or choose another one (--out)")
     if facts.engine_problem is not None and cluster.container is not None and engine is not None:
-        what = f"the container engine {cluster.container.engine} {facts.engine_problem}"
+        chosen, program = cluster.container.engine, engine.check[0]
+        what = f"the container engine {chosen}" if chosen == program else f"{program}, which {chosen} needs,"
+        what = f"{what} {facts.engine_problem}"
         error(what, f"install it, or repair it until '{' '.join(engine.check)}' works there")
     if cluster.clear_caches and not facts.may_clear_caches:
         found.append(HostProblem(name, "caches cannot be dropped", "run as root, or remove clear_caches", "warning"))

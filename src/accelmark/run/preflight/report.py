@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -55,8 +55,10 @@ async def run_preflight(
         observer.note(f"warning: {problem}")
 
 
-async def check_cluster(cluster: ClusterSpec) -> list[HostProblem]:
+async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = lambda _: None) -> list[HostProblem]:
     """Check all hosts of a cluster, and its spares, as for a job on all of them; needs no run.
+
+    ``report`` receives what the launcher waits for.
 
     Raises:
         RunError: there is no allocation of hosts.
@@ -65,6 +67,7 @@ async def check_cluster(cluster: ClusterSpec) -> list[HostProblem]:
     with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
         directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(everything))
         launcher = create_launcher(directory.plan, directory.path)
+        launcher.report = report
         try:
             return await Preflight(directory, launcher, ()).run()
         finally:

@@ -40,9 +40,11 @@ def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
         return torch.device("cpu")
     current = torch.accelerator.current_accelerator()
     if current is None or current.type != job.device_type or not torch.accelerator.is_available():
-        found = "only the CPU" if current is None else f"{current.type!r}"
+        kind = None if current is None else current.type
+        found = "finds only the CPU" if kind is None else f"finds {kind!r}"
+        found = "is built for it but finds none" if kind == job.device_type else found
         raise RequestError(
-            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and PyTorch {torch.__version__} finds {found}; "
+            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and PyTorch {torch.__version__} {found}; "
             "check the driver and that the installed PyTorch is the vendor's build"
         )
     count = torch.accelerator.device_count()

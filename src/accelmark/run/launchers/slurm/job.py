@@ -13,6 +13,8 @@ from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError, RunError
 
 _THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
+_PREFIX: Final = re.compile(r"sbatch: ((error|fatal): )?")
+_NO_REASON: Final = ("None", "")
 _WAITING: Final = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
     "CANCELLED": ("cancelled", "was cancelled (scancel)"),
@@ -39,6 +41,10 @@ class SlurmJob:
     reason: str
     time_limit: str
 
+    def __str__(self) -> str:
+        """Return its number, with Slurm's reason where it has one."""
+        return f"{self.job_id} ({self.reason})" if self.reason not in _NO_REASON else self.job_id
+
     @property
     def is_active(self) -> bool:
         """Whether it holds its nodes."""
@@ -55,16 +61,22 @@ class SlurmJob:
         if self.state not in _ENDS:
             return None
         state, what = _ENDS[self.state]
-        more = "" if self.reason in ("None", "") else f"; Slurm's reason: {self.reason}"
+        more = "" if state == "cancelled" or self.reason in _NO_REASON else f"; Slurm's reason: {self.reason}"
         return state, f"Slurm job {self.job_id} {what.format(limit=self.time_limit)}{more}"
 
 
-async def request(sbatch: Sequence[str]) -> str:
-    """Submit a job with ``sbatch --parsable``, and return its number. Raises RunError: Slurm refuses it."""
+async def request(sbatch: Sequence[str], given: Sequence[str]) -> str:
+    """Submit a job with ``sbatch --parsable``, and return its number.
+
+    Raises:
+        RunError: Slurm refuses it; has all that it printed, and the options that the cluster file gave.
+    """
     done = await _slurm(*sbatch)
     found = re.match(r"(\d+)(;|\s|$)", done.out.decode(errors="replace"))
     if done.code != 0 or found is None:
-        raise RunError(f"Slurm granted no allocation: {done.message}")
+        printed = [_PREFIX.sub("", line) for line in done.output.splitlines() if not line.startswith("Try ")]
+        options = f" (slurm_options in the cluster file: {' '.join(given)})" if given else ""
+        raise RunError(f"Slurm granted no allocation: {'; '.join(printed) or done.message}{options}")
     return found[1]
 
 

@@ -102,7 +102,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
         """
         async with self._allocating:
             if not self._was_granted:
-                await require_nodes([host.address for host in self.plan.cluster.hosts])
+                nodes = [host.address for host in self.plan.cluster.hosts]
+                await require_nodes(nodes)
+                if not self._is_own:
+                    self._options.require_allocated(nodes)
             job = await show_job(self._job_id) if self._job_id is not None else None
             if job is None or not (job.is_active or job.is_waiting):
                 if not self._is_own:
@@ -115,7 +118,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
 
     async def _request(self) -> None:
         """Request an allocation, and keep its number even where this is cancelled meanwhile: :meth:`close` needs it."""
-        requesting = asyncio.ensure_future(request(self._command()))
+        requesting = asyncio.ensure_future(request(self._command(), self._options.slurm_options))
         try:
             self._keep(await asyncio.shield(requesting))
         except asyncio.CancelledError:
@@ -138,7 +141,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
                 return
             if job.reason != told and pause_s > _POLL_S[0]:
                 told = job.reason
-                self.report(f"waiting for Slurm job {self._job_id} ({told})")
+                self.report(f"waiting for Slurm job {job}")
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _POLL_S[1])
 

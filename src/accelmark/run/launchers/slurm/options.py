@@ -21,6 +21,13 @@ class Options(LauncherOptions):
     slurm_options: tuple[str, ...] = ()
     """Options of ``sbatch`` where an allocation has to be requested (``--partition=gpu``)."""
 
+    def require_allocated(self, nodes: Sequence[str]) -> None:
+        """Check that nodes are in the current allocation. Raises RequestError: they are not; names them."""
+        held = os.environ.get(_NODES_VARIABLE)
+        if held is not None and (missing := sorted(set(nodes) - set(self.default_hosts()))):
+            what = f"{', '.join(missing)}: not in the current allocation of Slurm, which has {held}"
+            raise RequestError(f"{what}; correct hosts in the cluster file, or remove them to use its nodes")
+
     def default_hosts(self) -> Sequence[str]:
         """Return the nodes of the current allocation."""
         nodes = os.environ.get(_NODES_VARIABLE)
