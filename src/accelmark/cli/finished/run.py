@@ -256,12 +256,12 @@ def _show_again(checked: Sequence[CheckedAgain]) -> None:
     for again in checked:
         took = f" in {again.found.duration_s:.1f} s" if again.found.duration_s is not None else ""
         replayed = "".join(f", {replay.what} replayed" for replay in again.found.replays)
-        typer.echo(f"{again.round}: evaluated{took}{replayed}")
+        options.echo_wrapped(f"{again.round}: evaluated{took}{replayed}")
         for finding in again.findings:
-            typer.secho(f"  {finding}", fg="red" if finding.severity == "error" else "yellow")
+            options.echo_wrapped(f"  {finding}", fg="red" if finding.severity == "error" else "yellow")
         metrics = ", ".join(f"{name} {value:.6g}" for name, value in (again.found.metrics or {}).items() if value)
         if again.is_reproduced:
-            typer.secho(f"  reproduced: {metrics or 'losses and updates'}", fg="green")
+            options.echo_wrapped(f"  reproduced: {metrics or 'losses and updates'}", fg="green")
 
 
 def bundle(run: options.RunPath = options.LATEST, output: options.Output = None) -> None:
