@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.finished.run import report
+from accelmark.cli.finished.run import evaluate, report
 from accelmark.results.store.bundle import write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError
@@ -57,3 +58,16 @@ def test_a_non_run_is_refused(tmp_path: Path) -> None:
         runner.invoke(app, [str(tmp_path / "gone")], catch_exceptions=False)
     with pytest.raises(RunError, match="is not a run"):
         runner.invoke(app, [str(tmp_path)], catch_exceptions=False)
+
+
+def test_evaluate_measures_the_run_that_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "runs" / "toy")
+    monkeypatch.chdir(tmp_path)
+    used: list[Path] = []
+    again = SimpleNamespace(counts=True, is_reproduced=True, values=dict)
+    monkeypatch.setattr("accelmark.run.controller.evaluate.evaluate_run", lambda run, _: used.append(run))
+    monkeypatch.setattr("accelmark.audit.verify.checked_again", lambda _: [again])
+    monkeypatch.setattr("accelmark.run.record.measure.measure_run", lambda run, recompute: used.append(run))
+    for name in ("toy", "latest"):
+        evaluate(Path(name), as_json=True)
+    assert used == 4 * [Path("runs/toy")]

@@ -202,14 +202,11 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
 
     if (waiting := submitted_job(run)) is not None:
         where, job = waiting
-        entry: dict[str, Any] = {
-            "run": str(where),
-            "coordinator": None,
-            "machine": None,
-            "jobs": {},
-            "submitted": str(job),
-        }
-        typer.echo(json.dumps(entry)) if as_json else options.echo_wrapped(f"{run}: {job}")
+        if as_json:
+            none_yet: dict[str, object] = {"coordinator": None, "machine": None, "jobs": {}}
+            typer.echo(json.dumps({"run": str(where), **none_yet, "submitted": str(job)}))
+        else:
+            options.echo_wrapped(f"{run}: {job}")
         return
     current = read_status(options.own_run(run))
     if not as_json:

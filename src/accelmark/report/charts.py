@@ -210,7 +210,7 @@ def _collectives(sweep: Sequence[CollectiveTiming], names: Sequence[str], keys: 
 
     marks = [value for value in logarithmic_ticks(low, high) if f"{value:e}".startswith(("1", "3"))]
     parts = [grid_line(y(value), quantity(value, "GB/s", 1), width) for value in marks or logarithmic_ticks(low, high)]
-    shown = list[int]()
+    shown: list[int] = []
     for size in sorted(set(sizes)):
         if not shown or x(size) - x(shown[-1]) >= _SIZE_WIDTH:
             shown.append(size)

@@ -239,8 +239,9 @@ def evaluate(
     from accelmark.run.controller.evaluate import evaluate_run
     from accelmark.run.record.measure import measure_run
 
+    run = options.own_run(run)
     with options.working("evaluating weights and replaying steps in a fresh process"):
-        places = evaluate_run(options.own_run(run), DataFetcher(offline))
+        places = evaluate_run(run, DataFetcher(offline))
     checked = checked_again(places)
     if any(again.counts for again in checked):
         measure_run(run, recompute=True)
