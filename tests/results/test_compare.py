@@ -190,6 +190,10 @@ def changed_setting(result: RoundResult, name: str, value: int) -> RoundResult:
 def test_one_round_cannot_be_judged(tmp_path: Path) -> None:
     [pair] = compare([loaded(tmp_path / "a", rounds=1), loaded(tmp_path / "b", step_ms=20.0)]).pairs
     assert {found.effect for found in pair.differences} == {"unknown"}
+    single, means = summary_line(pair), "Percentages compare geometric means over rounds."
+    assert (single.startswith("A single round has no spread"), means in single) == (True, True), "there are three"
+    [pair] = compare([loaded(tmp_path / "c", rounds=1), loaded(tmp_path / "d", rounds=1)]).pairs
+    assert means not in summary_line(pair)
 
 
 @pytest.mark.parametrize(

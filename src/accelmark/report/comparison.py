@@ -120,13 +120,14 @@ def summary_line(pair: Pair) -> str:
     num_compared = counts.total() - counts["unknown"]
     if not pair.differences:
         return "No figure is compared: both runs need a round with a result."
+    means = "Percentages compare geometric means over rounds."
     if not num_compared:
-        return "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."
+        single = "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."
+        return f"{single} {means}" if max(pair.baseline.num_rounds, pair.other.num_rounds) > 1 else single
     changes: tuple[Effect, ...] = ("better", "worse", "different")
     parts = [f"{counts[word]} {word}" for word in changes if counts[word]]
     same = counts["within noise"] + counts["equal"]
     listed = ", ".join([*parts, f"{same} within noise or equal"])
-    means = "Percentages compare geometric means over rounds."
     return (
         f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval. {means}"
     )
