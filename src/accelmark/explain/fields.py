@@ -65,10 +65,11 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
         default = "" if field.is_required() else _as_yaml(field.get_default(call_default_factory=True))
         if parts:
             text = texts.get(name) or (inspect.getdoc(parts[0]) or "").partition("\n")[0]
-            yield DocumentedField(key, "mapping", "" if field.is_required() else "-", text)
-            nested = f"{key}[]." if "tuple" in str(field.annotation) else f"{key}."
+            is_list = "tuple" in str(field.annotation)
+            kind = "list of mappings" if is_list else "mapping"
+            yield DocumentedField(key, kind, "" if field.is_required() else "-", text)
             for part in parts:
-                yield from documented_fields(part, nested)
+                yield from documented_fields(part, f"{key}[]." if is_list else f"{key}.")
         else:
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
 

@@ -137,6 +137,7 @@ class ClusterSpec(Spec):
     name: str = "local"
     """Name of the cluster in reports."""
     hosts: tuple[HostSpec, ...] = Field(default=(HostSpec(address="localhost"),), min_length=1)
+    """The hosts of the run, in the order of their ranks; by default this machine."""
     spares: tuple[HostSpec, ...] = ()
     """Hosts that replace hosts which are not ready when a run starts, in this order."""
     launcher: str = "local"
