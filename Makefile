@@ -4,7 +4,7 @@ WORKERS ?= 2
 CLUSTER ?= cluster
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .PHONY: run test test-frameworks test-adversary test-cluster test-servers lint clean help
 
@@ -48,7 +48,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml constraints.txt tests/requirements.sh | $(VENV)/bin/python
 	@echo 'Installing what the tests need (once)'
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --quiet --editable '.[dev]'
 	@bash tests/requirements.sh
 	@touch $@ $(VENV)/.run
 
@@ -58,7 +58,7 @@ $(VENV)/.test-cluster: $(VENV)/.test tests/cluster/requirements.sh
 
 $(VENV)/.test-servers: $(VENV)/.test
 	@echo 'Building llama.cpp (minutes)'
-	@$(PIP) --editable '.[llama-cpp]'
+	@$(PIP) --quiet --editable '.[llama-cpp]'
 	@touch $@
 
 clean:  ## Remove the virtual environments and caches; runs/ stays
