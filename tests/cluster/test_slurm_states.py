@@ -158,12 +158,15 @@ def test_a_submitted_run_in_the_queue_is_seen_and_stopped(plugins: Path, tmp_pat
     assert not run.exists()
 
 
-def test_preflight_prints_what_it_waits_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_preflight_prints_what_it_waits_for_and_cancels_its_request(number: signal.Signals, tmp_path: Path) -> None:
     file, shown = tmp_path / "cluster.yaml", tmp_path / "shown"
     file.write_text(yaml.safe_dump(cluster(1).model_dump(mode="json", exclude_unset=True)))
-    command = [sys.executable, "-m", "accelmark", "preflight", str(file)]
+    # SIGINT is ignored in a background process of a script.
+    command = ["env", "--ignore-signal=INT", sys.executable, "-m", "accelmark", "preflight", str(file)]
     with occupied("n1"), shown.open("wb") as output:
         process = subprocess.Popen(command, stderr=output)
         wait_for(lambda: "waiting for Slurm job" in shown.read_text(), "the reason")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(60) == 130
+        assert len(queue().splitlines()) == 1, "the node's other job"

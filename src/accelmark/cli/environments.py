@@ -151,6 +151,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
     from rich.console import Console
 
+    from accelmark.run.controller.waiting import run_until_signal
     from accelmark.run.environments.progress import HostProgress
     from accelmark.run.launchers import launcher_of_hosts
 
@@ -171,7 +172,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
         return {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
 
     with HostProgress(Console(stderr=True, highlight=False)) as progress:
-        return asyncio.run(all_hosts(progress))
+        return run_until_signal(all_hosts(progress))
 
 
 def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:

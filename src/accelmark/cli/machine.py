@@ -133,9 +133,9 @@ def preflight(
     as_json: options.AsJson = False,
 ) -> None:
     """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
-    import asyncio
     from dataclasses import asdict
 
+    from accelmark.run.controller.waiting import run_until_signal
     from accelmark.run.preflight.report import check_cluster
     from accelmark.spec.number_format import counted
     from accelmark.spec.plugins.launcher import read_cluster, unusable_parts
@@ -146,7 +146,7 @@ def preflight(
         raise SpecError(unusable)
     num_hosts = len(spec.hosts) + len(spec.spares)
     with options.working(f"checking {counted(num_hosts, 'host')}") as note:
-        problems = asyncio.run(check_cluster(spec, note))
+        problems = run_until_signal(check_cluster(spec, note))
     bad = {problem.host for problem in problems if problem.severity == "error"}
     lacking = [host.name for host in spec.hosts if host.name in bad]
     good_spares = [host.name for host in spec.spares if host.name not in bad]

@@ -19,7 +19,7 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.results.read.round_dir import NodeDir, node_dirs, read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.controller.node_jobs import write_job
-from accelmark.run.controller.waiting import Cancellation, start_agents, wait_for_agents
+from accelmark.run.controller.waiting import Cancellation, run_until_signal, start_agents, wait_for_agents
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.report import missing_here, require_ready
@@ -64,7 +64,7 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="accelmark-probe-", dir=place) as directory:
         plan = _plan(vendor, hardware, nproc, ProbeJob(items=tuple(items), budget_s=budget_s), spec)
         run = RunDirectory.create(Path(directory) / "run", plan)
-        asyncio.run(_run(run, report))
+        run_until_signal(_run(run, report))
         nodes = node_dirs(run.round_dir(plan.jobs[0]))
         found = _read(nodes[0].path / CEILINGS_FILE)
         if found is None:

@@ -14,7 +14,7 @@ from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import PreflightCheck
 from accelmark.run.controller.evaluate import FetchData
 from accelmark.run.controller.node_jobs import write_job
-from accelmark.run.controller.waiting import run_agents
+from accelmark.run.controller.waiting import run_agents, run_until_signal
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
@@ -52,7 +52,7 @@ def check_equivalence(
         AccelmarkError: a host is not ready, or a job failed; its reason is given.
     """
     directory = RunDirectory.create(path, plan)
-    done = asyncio.run(_run_all(directory, fetch, preflight, observer, num_steps, num_batches))
+    done = run_until_signal(_run_all(directory, fetch, preflight, observer, num_steps, num_batches))
     reference, rest = done[0], [one for one in done[1:] if _computes_as_asked(one, observer)]
     checked_at = plan.created_at
     frameworks = dict.fromkeys(one.job.framework for one in rest)

@@ -14,7 +14,7 @@ from typing import Final, Self, final
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.read.reevaluation import SavedCheckpoints, reevaluation_dir, saved_checkpoints
 from accelmark.run.controller.node_jobs import write_job
-from accelmark.run.controller.waiting import Cancellation, start_agents, wait_for_agents
+from accelmark.run.controller.waiting import Cancellation, run_until_signal, start_agents, wait_for_agents
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
@@ -174,7 +174,7 @@ def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict
         missing = [name for check in checks for name in _missing(directory, check)]
         if missing:
             raise RequestError(f"{missing[0]}: the checkpoint was removed, so that nothing can be replayed")
-        asyncio.run(_run_all(directory, checks, fetch))
+        run_until_signal(_run_all(directory, checks, fetch))
         return {check.round_dir: directory.round_dir(check.job) for check in checks}
 
 

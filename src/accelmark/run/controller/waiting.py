@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
@@ -89,6 +89,28 @@ class Cancellation:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return False
+
+
+def run_until_signal(body: Coroutine[Any, Any, T]) -> T:
+    """Run ``body``; SIGINT and SIGTERM cancel it, so that it returns what it holds of hosts.
+
+    They do so also in a background process of a script, which starts with SIGINT ignored.
+
+    Raises:
+        KeyboardInterrupt: it was cancelled by one of them.
+    """
+
+    async def cancellable() -> T:
+        task = asyncio.ensure_future(body)
+        in_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await task
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def run_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
