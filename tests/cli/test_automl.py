@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,11 +91,13 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
     }
     path = tmp_path / "search.yaml"
     path.write_text(json.dumps(config))
-    printed = json.loads(output_of("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs")))
+    dry = ("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs"))
+    assert re.search(r"^schedule\.max_trials +5$", output_of(*dry), re.MULTILINE)
+    printed = json.loads(output_of(*dry, "--json"))
     assert printed["schedule"]["max_trials"] == 5
     again = tmp_path / "edited.json"
     again.write_text(json.dumps(printed | {"schedule": printed["schedule"] | {"max_duration": 60}}))
-    edited = json.loads(output_of("run", "-c", str(again), "--dry-run"))
+    edited = json.loads(output_of("run", "-c", str(again), "--dry-run", "--json"))
     assert edited == printed | {"schedule": printed["schedule"] | {"max_duration": 60}}, "all keys can be read again"
     assert not (tmp_path / "runs").exists()
 

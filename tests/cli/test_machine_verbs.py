@@ -25,7 +25,7 @@ from accelmark.results.read.telemetry import read_samples
 from accelmark.run.environments.registry import FrameworkEnvironment, register
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_vendor
 from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
@@ -50,6 +50,17 @@ def test_both_runs_of_a_cluster_are_shown_before_they_are_measured(tmp_path: Pat
     assert {name: len(jobs) for name, jobs in runs.items()} == {"scaling": 1, "recovery": 1}
     assert runs["recovery"][0]["job"]["work"]["settings"]["end"]["max_steps"] == 40
     assert not out.exists()
+
+
+def test_the_chip_of_a_cluster_is_not_guessed(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("name: far\nlauncher: ssh\nvendor: ascend\nhosts: [{address: h1}]\n")
+    error = _call("cluster", str(file), "--dry-run").exception
+    assert isinstance(error, RequestError)
+    assert str(error).startswith("--hardware: this machine has no device of ascend: name the chip")
+    shown = _call("cluster", str(file), "--hardware", "910B", "--dry-run", "--json")
+    plan = json.loads(shown.stdout.splitlines()[0])["plan"]
+    assert plan["jobs"][0]["job"]["key"]["hardware"] == "910B"
 
 
 def test_a_monitor_of_an_unknown_vendor_is_refused_whatever_it_should_do(tmp_path: Path) -> None:
@@ -124,6 +135,15 @@ def test_vendors_lists_all_chips_and_those_of_this_machine() -> None:
     assert "H100" in rows["nvidia"]["chips"]
     assert rows["nvidia"]["read_by"] == ["library", "nvidia-smi"]
     assert "nvidia" in _call("vendors").output
+
+
+def test_one_vendor_is_shown_with_the_figures_and_sources_of_its_chips() -> None:
+    shown = " ".join(_call("vendors", "nvidia").output.split())
+    spec = load_vendor("nvidia")
+    assert all(" ".join(chip.source.split()) in shown for chip in spec.chips)
+    assert json.loads(_call("vendors", "nvidia", "--json").output)["chips"][0]["peaks"]["fp32"] is not None
+    error = _call("vendors", "nvidea").exception
+    assert "did you mean 'nvidia'?" in str(error)
 
 
 def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +317,7 @@ def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
     assert probed.exit_code == 1
     assert "accelmark probe needs no-such-package>=3, which is not installed" in probed.stderr
     planned = CliRunner().invoke(app, ["train", "resnet_mini", "--vendor", "lacking", "--dry-run"])
-    assert planned.exit_code == 0, planned.output
+    assert planned.exit_code == 1, planned.output
     assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
     assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr
 

@@ -25,13 +25,22 @@ TWO = [{"address": "h1", "service_ports": [2222]}, {"address": "h2", "service_po
 
 
 def dry_run(
-    plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, **environment: str
+    plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, *more: str, **environment: str
 ) -> dict[str, Any]:
     """Return what a dry run shows, with no program on the PATH that it could start."""
     request = {"vendor": "acme", "cluster": dict(cluster), "cases": [{"key": key}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
     run = tmp_path / "run"
-    arguments = ("run", str(tmp_path / "file.yaml"), "--out", str(run), "--dry-run", "--set", "loader.synthetic=true")
+    arguments = (
+        "run",
+        str(tmp_path / "file.yaml"),
+        "--out",
+        str(run),
+        "--dry-run",
+        "--set",
+        "loader.synthetic=true",
+        *more,
+    )
     ended = accelmark(*arguments, "--json", PATH=str(tmp_path / "nothing"), **environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert not run.exists()
@@ -77,8 +86,12 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
 def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     ended = accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent), "--dry-run")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 1, ended.stderr
     assert f"the data directory {absent} is missing" in ended.stderr.partition("this would not start")[2]
+    assert (
+        accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent), "--dry-run", "--json").returncode == 1
+    )
+    assert accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent)).returncode == 1
 
 
 def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path) -> None:
@@ -189,6 +202,19 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
         "accelmark.telemetry.record",
         "accelmark.frameworks.pytorch.elastic",
     ]
+
+
+def test_a_dry_run_of_a_submitted_run_shows_its_batch_script(plugins: Path, tmp_path: Path) -> None:
+    cluster: dict[str, object] = {"launcher": "slurm", "hosts": TWO, "slurm_options": ["--partition=gpu"]}
+    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", "--submit")
+    assert shown["first"] == [], "the run is inside the job's allocation"
+    lines = shown["batch_script"].splitlines()
+    assert {"#SBATCH --nodelist=h1,h2", "#SBATCH --partition=gpu"} <= set(lines)
+    assert lines[-1].endswith(f"--out {shown['directory']} --set loader.synthetic=true --json")
+    assert "--dry-run" not in lines[-1]
+    assert "--submit" not in lines[-1]
+    refused = accelmark("run", "quickstart", "--vendor", "cpu", "--submit", "--dry-run")
+    assert (refused.returncode, "launcher local submits no batch jobs" in refused.stderr) == (2, True), refused
 
 
 def test_names_with_metacharacters_are_shell_quoted(plugins: Path, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from accelmark.cli import completion
 from accelmark.cli.help import Verb, Verbs
-from accelmark.cli.options import shipped_file
+from accelmark.cli.options import setting_text, shipped_file
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_KEY_WIDTH: Final = 32
 RunName = Annotated[
     str, typer.Argument(help="A search's directory, its name below --runs, or 'latest'.", metavar="RUN")
 ]
@@ -66,9 +67,14 @@ def run(
         typer.secho(f"note: {line}", fg="yellow", err=True)
     if dry_run:
         from accelmark.automl.controller.session import check_without_start
+        from accelmark.spec.layers import flatten
 
         dataset, unchecked = check_without_start(loaded)
-        typer.echo(loaded.model_dump_json(indent=2))
+        if as_json:
+            typer.echo(loaded.model_dump_json(indent=2))
+        else:
+            for key, value in flatten(loaded.model_dump(mode="json")).items():
+                typer.echo(f"{key:<{_KEY_WIDTH}}  {setting_text(value)}")
         if dataset is not None:
             sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
             typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
@@ -108,7 +114,7 @@ def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
     """Ask a running search to cut its trials, write its figures and end; it can be resumed."""
     found = _find(name, runs)
     if not found.is_running():
-        raise RequestError(f"{found.path}: no search is running here")
+        raise RequestError(f"{found.path}: no search is running here; see 'accelmark automl status {name}'")
     found.stop_mark.touch()
     typer.echo(f"{found.path}: asked to stop")
 

@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
+from accelmark.spec.errors import RequestError
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -48,6 +49,10 @@ def cluster(
 
     hosts = read_cluster(file)
     here = detect_devices(vendor or hosts.vendor)
+    if hardware is None and not here.is_present:
+        raise RequestError(
+            f"--hardware: this machine has no device of {here.vendor}: name the chip of the hosts, as in keys"
+        )
     model, _, framework = case.partition(":")
     counts = sorted({1, len(hosts.hosts)})
     keys = [f"{model}:{framework or 'pytorch'}:{hardware or here.hardware}:{count}:{nproc}" for count in counts]

@@ -19,19 +19,24 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
+from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 from accelmark.run.preflight.report import given_data, missing_here
 from accelmark.run.record.directory import RunDirectory, require_empty
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import TrainJob
+from accelmark.spec.number_format import counted
 from accelmark.spec.secret import secrets_in, shown
 
 
-def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
+def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = None) -> None:
     """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started.
+
+    ``script`` is that of the batch job in which the commands run, where the run would be submitted.
 
     Raises:
         RequestError: the run directory is not empty.
-        SpecError: the plan lacks data; with ``as_json`` the command ends with that error's exit code.
+        SpecError: the plan lacks data.
+        typer.Exit: this machine lacks what the jobs need, or with ``as_json`` the plan lacks data.
     """
     require_empty(path)
     directory = RunDirectory(path.absolute(), plan)
@@ -41,26 +46,33 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
         name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
     }
     common: Any = {name: launcher.common_commands(mine) for name, mine in nodes.items()}
-    first: Any = launcher.allocation_commands()
+    first: Any = launcher.allocation_commands() if script is None else []
     checks: Any = asyncio.run(preflight_commands(plan, launcher, plan.jobs))
     lacking = asyncio.run(missing_here(directory, launcher))
     raw = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
-    first, checks, common, commands = (shown(value, secrets) for value in (first, checks, common, commands))
+    first, checks, common, commands, script = (
+        shown(value, secrets) for value in (first, checks, common, commands, script)
+    )
     if as_json:
         shown_commands = {"first": first, "preflight": checks, "common": common, "commands": commands}
         problems = [str(problem) for problem in (*lacking, *plan.missing_data)]
         typer.echo(
-            json.dumps({"directory": str(path), "plan": shown(raw, secrets), "problems": problems, **shown_commands})
+            json.dumps(
+                {"directory": str(path), "plan": shown(raw, secrets), "problems": problems, **shown_commands}
+                | ({"batch_script": script} if script is not None else {})
+            )
         )
-        if plan.missing_data:
-            raise typer.Exit(SpecError.exit_code)
+        _exit_unless_it_would_start(plan, lacking)
         return
-    rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
+    rounds = "a search of settings" if plan.tuning is not None else counted(len(plan.jobs), "round")
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
     for warning in plan.warnings:
         options.echo_wrapped(f"  warning: {warning}", fg="yellow")
+    if script is not None:
+        typer.secho("\nbatch job, which runs the rest", bold=True)
+        typer.echo("".join(f"  {line}\n" for line in script.splitlines()), nl=False)
     typer.secho("\npreflight", bold=True)
     _print_commands({"here": first} | checks)
     if search := search_lines(plan):
@@ -82,6 +94,15 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     options.print_problems(lacking)
     if plan.missing_data:
         raise SpecError(plan.missing_data)
+    _exit_unless_it_would_start(plan, lacking)
+
+
+def _exit_unless_it_would_start(plan: Plan, lacking: Sequence[HostProblem]) -> None:
+    """End the command with the exit code that the run would have."""
+    if plan.missing_data:
+        raise typer.Exit(SpecError.exit_code)
+    if any(problem.severity == "error" or plan.strict for problem in lacking):
+        raise typer.Exit(HostsNotReadyError.exit_code)
 
 
 def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from accelmark.run.launchers import SubmittedJob
 
 
-def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> Path | None:
-    """Execute ``plan``, or only print it, and end the command with the exit code of the run unless it is 0.
+def execute(
+    plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool, submit: bool = False
+) -> Path | None:
+    """Execute or submit ``plan``, or only print it, and end with the exit code of the run unless it is 0.
 
     Returns the run directory, or None where nothing was started.
     """
@@ -31,8 +34,13 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
         raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
     if dry_run:
         from accelmark.cli.dry_run import print_plan
+        from accelmark.run.launchers import batch_script
 
-        print_plan(plan, path, as_json=as_json)
+        script = batch_script(plan, path.absolute(), _arguments_inside(path, out)) if submit else None
+        print_plan(plan, path, as_json=as_json, script=script)
+        return None
+    if submit:
+        _submit_run(plan, path.absolute(), _arguments_inside(path, out), as_json=as_json)
         return None
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
@@ -48,15 +56,19 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
     return outcome.directory
 
 
-def submit_run(plan: Plan, out: Path | None, *, as_json: bool) -> None:
+def _arguments_inside(path: Path, out: Path | None) -> list[str]:
+    """Return the arguments with which a batch job gives this command."""
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run")]
+    return arguments if out is not None else [*arguments, "--out", str(path.absolute())]
+
+
+def _submit_run(plan: Plan, path: Path, arguments: Sequence[str], *, as_json: bool) -> None:
     """Submit this command as a batch job of the plan's launcher, and print its number."""
     from accelmark.run.launchers import submit
-    from accelmark.run.record.directory import default_path, require_empty
+    from accelmark.run.record.directory import require_empty
 
-    path = (out or default_path(plan.name, datetime.now(UTC))).absolute()
     require_empty(path)
-    arguments = [argument for argument in sys.argv[1:] if argument != "--submit"]
-    number = submit(plan, path, arguments if out is not None else [*arguments, "--out", str(path)])
+    number = submit(plan, path, arguments)
     if as_json:
         typer.echo(json.dumps({"run": str(path), "job": number}))
     else:

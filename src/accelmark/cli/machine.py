@@ -9,21 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, SpecError, nearest
 
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
+    from accelmark.spec.plugins.vendor import VendorSpec
     from accelmark.telemetry.inventory import Inventory
 
 
-def vendors(as_json: options.AsJson = False) -> None:
-    """List vendors, their chips and their devices on this machine."""
-    from accelmark.spec.plugins.catalog import folders, load_vendor
+def vendors(
+    name: Annotated[
+        str | None,
+        Argument(metavar="NAME", help="Vendor whose chips are shown.", autocompletion=completion.vendors),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List vendors, their chips and their devices on this machine, or the published figures of one vendor's chips."""
+    from accelmark.spec.plugins.catalog import find, folders, load_vendor
     from accelmark.telemetry.declaration import telemetry_of
     from accelmark.telemetry.detect import detect
     from accelmark.telemetry.sources import MODULE_FILE
 
+    if name is not None:
+        find("vendors", name)
+        spec = load_vendor(name)
+        if as_json:
+            typer.echo(spec.model_dump_json(indent=2, include={"name", "title", "frameworks", "chips", "cannot_run"}))
+        else:
+            _show_vendor(spec)
+        return
     present = {entry.vendor: entry for entry in detect()}
     rows: list[dict[str, Any]] = []
     for name, folder in folders("vendors").items():
@@ -76,6 +91,26 @@ def _show_vendors(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "title" not in row:
             options.warn(f"vendor {row['name']} ({row['from']}) is left out: {row['problem']}")
+
+
+def _show_vendor(spec: VendorSpec) -> None:
+    typer.secho(f"{spec.name}: {spec.title}", bold=True)
+    if spec.cannot_run:
+        options.echo_wrapped(f"  cannot run cases: {spec.cannot_run}")
+    for framework, device in spec.frameworks.items():
+        options.echo_wrapped(f"  {framework}: device {device.device_type}, collectives {device.collective_backend}")
+    for chip in spec.chips:
+        typer.echo(f"\n{chip.title}")
+        peaks = {name: peak for name, peak in chip.peaks.model_dump().items() if peak is not None}
+        rates = [f"{name} {peak:g}" for name, peak in peaks.items()]
+        options.echo_wrapped(f"  dense peaks in TFLOP/s (int8 in TOP/s): {', '.join(rates) or 'none published'}")
+        figures = {"memory bandwidth": (chip.memory_bandwidth_gb_s, "GB/s"), "thermal design power": (chip.tdp_w, "W")}
+        known = [f"{what} {value:,g} {unit}" for what, (value, unit) in figures.items() if value is not None]
+        if known:
+            typer.echo(f"  {', '.join(known)}")
+        options.echo_wrapped(f"  source: {chip.source}")
+    if not spec.chips:
+        typer.echo("  no chips are described")
 
 
 def doctor(as_json: options.AsJson = False) -> None:

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.execution import execute, finish, submit_run, submitted_job
+from accelmark.cli.execution import execute, finish, submitted_job
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -166,10 +166,7 @@ def run(
     plan = plan_request(
         request, settings or (), synthetic=synthetic, where=str(file), base=file.parent, may_lack_data=dry_run
     )
-    if submit and not dry_run:
-        submit_run(plan, out, as_json=as_json)
-        return
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json, submit=submit)
 
 
 def resume(

@@ -27,6 +27,8 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SMALLEST_RATIO: Final = 1e-5
 _LARGEST_RATIO: Final = 1e6
 _MOST_DECIMALS: Final = 6
+_ROUNDING_PERCENT: Final = 1e-9
+"""Differences below it come from the rounding of double precision."""
 _COUNTED: Final = frozenset({"trials", "images"})
 
 
@@ -100,7 +102,7 @@ def signed_percent(ratio: float) -> str:
     size = abs(100 * ratio)
     if ratio > _LARGEST_RATIO:
         return f">{THIN}+{100 * _LARGEST_RATIO:,.0f}{THIN}%"
-    if size == 0:
+    if size < _ROUNDING_PERCENT:
         return f"0{THIN}%"
     sign = "+" if ratio > 0 else "\u2212"
     return f"{sign}{size:,.1f}{THIN}%" if size >= 1 else f"{sign}{digits(size, 2)}{THIN}%"

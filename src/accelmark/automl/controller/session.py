@@ -142,7 +142,10 @@ def resume_search(directory: SearchDirectory, observer: Observer | None = None) 
         state = directory.state()
         if state.ended is not None and state.ended.over:
             why = why_ended(state.ended.reason)
-            raise RequestError(f"{directory.path}: this search has ended ({why}) and cannot be resumed")
+            raise RequestError(
+                f"{directory.path}: this search has ended ({why}) and cannot be resumed; "
+                "start another one with 'accelmark automl run'"
+            )
         seed_trained = any(one.id == 0 and one.status != "pending" for one in state.individuals)
         dataset = check_request(config, network, seed_trained=seed_trained)
         with _workers(config, network, dataset) as workers:

@@ -50,7 +50,8 @@ class Cancellation:
         def on_signal(name: str) -> None:
             self.request(f"interrupted by {name}")
             if self.count == 1:
-                note("Stopping cleanly; results so far are kept. Press Ctrl-C again to stop at once.")
+                again = "Press Ctrl-C again to stop" if name == "Ctrl-C" else "'accelmark stop --now' stops"
+                note(f"Stopping cleanly; results so far are kept. {again} at once.")
             elif self.count > 2:
                 self.before_exit()
                 os._exit(EXIT_CANCELLED)

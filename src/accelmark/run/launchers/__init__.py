@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import Folder, find, folder_module, folders
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 SUBMIT_FILE: Final = "submit.py"
-"""Optional file of a launcher's folder, with ``submit(plan, run, arguments) -> number of the job`` and
-``submitted(run) -> SubmittedJob | None``."""
+"""Optional file of a launcher's folder, with ``submit(plan, run, arguments) -> number of the job``,
+``batch_script(plan, run, arguments) -> text`` and ``submitted(run) -> SubmittedJob | None``."""
 
 
 class SubmittedJob(Protocol):
@@ -53,13 +53,26 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         RequestError: the plan's launcher submits no batch jobs, or does not know a host.
         RunError: the job was refused.
     """
+    number: str = _submit_module(plan).submit(plan, run, arguments)
+    return number
+
+
+def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
+    """Return the batch script that :func:`submit` would submit.
+
+    Raises RequestError: the plan's launcher submits no batch jobs.
+    """
+    script: str = _submit_module(plan).batch_script(plan, run, arguments)
+    return script
+
+
+def _submit_module(plan: Plan) -> Any:
     folder, able = find("launchers", plan.cluster.launcher, "cluster file"), _submitting()
     if folder.name not in able:
         raise RequestError(
             f"--submit: launcher {folder.name} submits no batch jobs; set launcher in the cluster: {', '.join(able)}"
         )
-    number: str = folder_module(folder, "submit").submit(plan, run, arguments)
-    return number
+    return folder_module(folder, "submit")
 
 
 def submitted(run: Path) -> SubmittedJob | None:
