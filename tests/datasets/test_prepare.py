@@ -360,6 +360,11 @@ def test_the_command_prepares_and_lists(tmp_path: Path, monkeypatch: pytest.Monk
     found = {row["name"]: row for row in json.loads(listed.stdout)}
     assert found["fashion_mnist"]["bytes"] == 54_950_048
     assert "fetched when needed" in CliRunner().invoke(app, ["data", "list"]).stdout
+    shown = CliRunner().invoke(app, ["data", "list", "imagenet"]).stdout
+    assert all(text in shown for text in ("licence: ImageNet terms", "how to get it: Ask for access", "layout: train/"))
+    one = json.loads(CliRunner().invoke(app, ["data", "list", "imagenet", "--json"]).stdout)
+    assert one == found["imagenet"]
+    assert "did you mean 'imagenet'?" in str(CliRunner().invoke(app, ["data", "list", "imagnet"]).exception)
     words = ["data", "prepare", "imagenet", "--from", str(ilsvrc), "--to", str(tmp_path / "to")]
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, DataError), "the archives are not the published ones"

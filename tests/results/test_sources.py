@@ -213,7 +213,7 @@ def test_an_overflowing_summary_is_named(places: Path, tmp_path: Path) -> None:
     runs, problems = open_sources([tmp_path])
     assert runs == []
     assert problems == [
-        f"{summary}: does not follow schema version 1: cases.0.figures.mfu.mean: input should be a finite number"
+        f"{summary}: does not follow schema version 1: cases.0.figures.mfu.mean: must be a finite number"
     ]
 
 

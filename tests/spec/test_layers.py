@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -61,6 +62,14 @@ def test_an_open_run_may_change_it_and_is_marked() -> None:
 
 def test_restating_an_immutable_value_changes_nothing() -> None:
     resolve(BASE, [Layer("vendor", {"optimizer.lr": 0.1, "seed": 1})], mutable=[], is_open=False)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, "inf", "nan"])
+def test_a_setting_that_json_cannot_hold_is_refused(value: float | str) -> None:
+    with pytest.raises(
+        SpecError, match=r"gradient_clip_norm: (must be a finite number|input should be greater than 0)"
+    ):
+        resolve(BASE, [Layer("command line", {"gradient_clip_norm": value})], mutable=[], is_open=True)
 
 
 def test_all_problems_of_all_layers_are_reported_at_once_with_the_nearest_name() -> None:

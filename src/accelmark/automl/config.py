@@ -11,7 +11,7 @@ from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
 from accelmark.automl.records import Hyperparameters, WeightMode
 from accelmark.spec.errors import RequestError
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 from accelmark.spec.number_format import duration_s
 
 SearchName = Literal["bayesian", "random", "evolution", "none"]
@@ -22,11 +22,7 @@ PositiveInt = Annotated[int, Field(ge=1, strict=True)]
 Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0, strict=True)]
 
 
-class Section(Spec, allow_inf_nan=False):
-    """Base of the configuration's sections; numbers must be finite."""
-
-
-class DatasetConfig(Section):
+class DatasetConfig(FiniteSpec):
     """Images and their place. The test split is held out for the scored error; the search uses the training split."""
 
     name: Literal["fashion-mnist", "cifar-10", "imagenet", "arrays"] = "fashion-mnist"
@@ -56,7 +52,7 @@ class SearchConfig(MorphLimits):
     """Pretrained weights (.npz) of the seed network; disclosed."""
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(FiniteSpec):
     """Number and length of trials; those that run when ``max_duration`` has passed are cut.
 
     A round is ``concurrency`` trials. ``round_epochs`` are the epochs of trials of the first, second ... round; the
@@ -97,7 +93,7 @@ class ScheduleConfig(Section):
         return self.tuning_round is not None and self.round_of(trial) >= self.tuning_round
 
 
-class TuningConfig(Section):
+class TuningConfig(FiniteSpec):
     """The space that TPE searches; an empty list or None: not searched."""
 
     kernel: tuple[PositiveInt, ...] = (3, 5, 7)
@@ -129,7 +125,7 @@ class TuningConfig(Section):
         return self
 
 
-class TrainingConfig(Section):
+class TrainingConfig(FiniteSpec):
     """Training of one trial: SGD with momentum; the learning rate falls linearly over the trial."""
 
     batch_size: PositiveInt = 448
@@ -157,14 +153,14 @@ class TrainingConfig(Section):
         return Hyperparameters(batch_size=self.batch_size, learning_rate=self.learning_rate)
 
 
-class LocalCluster(Section):
+class LocalCluster(FiniteSpec):
     """This machine."""
 
     kind: Literal["local"] = "local"
     """Ray is started on this machine."""
 
 
-class AddressCluster(Section):
+class AddressCluster(FiniteSpec):
     """A running Ray cluster."""
 
     kind: Literal["address"]
@@ -173,7 +169,7 @@ class AddressCluster(Section):
     """Address of its head: ``10.0.0.1:6379``."""
 
 
-class SshCluster(Section):
+class SshCluster(FiniteSpec):
     """Hosts on which the search starts and stops Ray; its head runs on this machine, which they must reach."""
 
     kind: Literal["ssh"]
@@ -195,7 +191,7 @@ class SshCluster(Section):
 ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]
 
 
-class AutomlConfig(Section):
+class AutomlConfig(FiniteSpec):
     """One search: network, data, method, schedule, training, cluster and rules."""
 
     name: Name = "automl"

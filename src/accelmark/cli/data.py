@@ -27,16 +27,28 @@ _INTERVAL_S: Final = 10.0
 
 
 @app.command("list", cls=Verb)
-def list_(as_json: options.AsJson = False) -> None:
+def list_(
+    name: Annotated[
+        str | None, Argument(metavar="NAME", help="Show this data set: licence, layout and how to obtain it.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
     from rich.console import Console
 
-    from accelmark.datasets.catalogue import known_datasets
+    from accelmark.datasets.catalogue import dataset_of, known_datasets
     from accelmark.spec.number_format import quantity
 
     known = known_datasets()
+    if name is not None:
+        wanted = dataset_of(name).name
+        known = [each for each in known if each.spec.name == wanted]
     if as_json:
-        typer.echo(json.dumps([_row(each) for each in known], indent=2))
+        rows = [_row(each) for each in known]
+        typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
+        return
+    if name is not None:
+        _show(known[0])
         return
     console = Console()
     licence = ["licence"] if console.width >= _WIDE else []
@@ -50,6 +62,17 @@ def list_(as_json: options.AsJson = False) -> None:
             each.spec.name, each.obtained, size, ", ".join(each.cases), *([each.spec.licence] if licence else [])
         )
     console.print(table)
+
+
+def _show(known: Known) -> None:
+    row = _row(known)
+    typer.secho(f"{row['name']}: {row['title']}", bold=True)
+    layout = [part.describe() for part in known.spec.tree] or [file.path for file in known.spec.files]
+    listed = {"licence": row["licence"], "cases": ", ".join(known.cases), "obtained": known.obtained}
+    listed |= {"cached in": str(known.path)} if known.path else {}
+    listed |= {"how to get it": known.spec.how_to_get} if known.spec.how_to_get else {}
+    for what, text in (listed | {"layout": "; ".join(layout)}).items():
+        options.echo_wrapped(f"  {what}: {' '.join(str(text).split())}")
 
 
 def _row(known: Known) -> dict[str, object]:

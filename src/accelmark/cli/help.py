@@ -65,7 +65,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "env create": ("accelmark env create jax",),
     "env list": ("accelmark env list",),
     "env remove": ("accelmark env remove jax",),
-    "data list": ("accelmark data list",),
+    "data list": ("accelmark data list", "accelmark data list imagenet"),
     "data prepare": ("accelmark data prepare imagenet --from ARCHIVES --to /data/imagenet",),
     "data pack": ("accelmark data pack imagenet --from /data/imagenet --to /data/imagenet-shards",),
 }

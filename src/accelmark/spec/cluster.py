@@ -8,10 +8,10 @@ from typing import Any, Final, Literal, final
 
 from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 
 
-class HostSpec(Spec):
+class HostSpec(FiniteSpec):
     """One machine."""
 
     address: str = Field(min_length=1)
@@ -80,7 +80,7 @@ CONTAINER_ENGINES: Final = {
 }
 
 
-class ContainerSpec(Spec):
+class ContainerSpec(FiniteSpec):
     """The container that ranks run in."""
 
     engine: Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
@@ -126,7 +126,7 @@ def environment_python(path: Path) -> str:
     return str(path / "bin" / "python")
 
 
-class ClusterSpec(Spec):
+class ClusterSpec(FiniteSpec):
     """Hosts, the launcher that starts jobs on them, and the container that ranks run in.
 
     Keys that are not declared here are settings of launchers (:mod:`accelmark.spec.plugins.launcher`).

@@ -25,6 +25,7 @@ _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_ty
     "bool_type": "must be true or false",
     "float_parsing": "must be a number",
     "float_type": "must be a number",
+    "finite_number": "must be a finite number",
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -41,6 +42,10 @@ class Spec(BaseModel):
     """Base model: frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FiniteSpec(Spec, allow_inf_nan=False):
+    """What a user writes: its numbers are finite, as it is handed to ranks as JSON."""
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str, also: Iterable[Problem] = ()) -> M:

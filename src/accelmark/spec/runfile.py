@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 
 
-class CaseRequest(Spec):
+class CaseRequest(FiniteSpec):
     """One key of a run, with its data and changed settings; a plain string is a key."""
 
     key: str
@@ -39,7 +39,7 @@ ClusterOrFile = Annotated[
 """A cluster, or the path of a cluster file, as a tagged union for clear error messages."""
 
 
-class RunOptions(Spec):
+class RunOptions(FiniteSpec):
     """Options of a run that apply to all its cases."""
 
     open: bool = False

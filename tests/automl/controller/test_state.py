@@ -100,9 +100,9 @@ def test_an_event_about_an_unknown_trial_or_network_is_refused_with_its_line(str
     ("was", "forged", "message"),
     [
         ('"validation_accuracy":0.5', '"validation_accuracy":1.5', "validation_accuracy: input should be less"),
-        ('"validation_accuracy":0.5', '"validation_accuracy":NaN', "validation_accuracy: input should be a finite"),
+        ('"validation_accuracy":0.5', '"validation_accuracy":NaN', "validation_accuracy: must be a finite"),
         ('"steps":2', '"steps":-2', "steps: input should be greater"),
-        ('"ended_s":1.0', '"ended_s":Infinity', "ended_s: input should be a finite"),
+        ('"ended_s":1.0', '"ended_s":Infinity', "ended_s: must be a finite"),
         ('"held_out_accuracy":0.25', '"held_out_accuracy":1.7', "held_out_accuracy: input should be less"),
     ],
 )

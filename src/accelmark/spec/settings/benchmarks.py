@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 
 Benchmark = Literal["mmlu", "gsm8k"]
 """Tasks of lm-evaluation-harness, by their names there."""
@@ -28,7 +28,7 @@ BENCHMARK_DATA: Final[Mapping[Benchmark, BenchmarkData]] = {
 }
 
 
-class BenchmarkSettings(Spec):
+class BenchmarkSettings(FiniteSpec):
     """Which tasks measure the accuracy of an engine or a server, in part of its settings."""
 
     benchmarks: tuple[Benchmark, ...] = ()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 from accelmark.spec.settings.benchmarks import Benchmark, BenchmarkSettings
 from accelmark.spec.settings.training import Scalar
 
@@ -222,7 +222,7 @@ class InferSettings(BenchmarkSettings):
         return self
 
 
-class Reference(Spec):
+class Reference(FiniteSpec):
     """A published accuracy that the validation must reproduce within a tolerance."""
 
     value: float
@@ -233,7 +233,7 @@ class Reference(Spec):
     """Where the value was published."""
 
 
-class InferCaseSpec(Spec):
+class InferCaseSpec(FiniteSpec):
     """The inference side of a case."""
 
     unit: Literal["image", "token", "sequence", "sample"]
@@ -271,7 +271,7 @@ class InferCaseSpec(Spec):
     """Parameters of the case (sequence length, image size): the same on every chip, never overridden."""
 
 
-class Note(Spec):
+class Note(FiniteSpec):
     """A note for the user about how a setting was resolved."""
 
     severity: Literal["info", "warning"]

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from accelmark.spec.errors import nearest
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 from accelmark.spec.settings.benchmarks import Benchmark, BenchmarkSettings
 from accelmark.spec.settings.inference import InferPrecision, InferSettings, Reference
 from accelmark.spec.settings.training import Scalar
@@ -30,7 +30,7 @@ TokenScenario = Literal["server", "offline"]
 """Scenarios of MLCommons LoadGen with token latencies."""
 
 
-class Lengths(Spec):
+class Lengths(FiniteSpec):
     """Distribution of a number of tokens per request."""
 
     distribution: Literal["fixed", "uniform", "lognormal"] = "fixed"
@@ -54,7 +54,7 @@ class Lengths(Spec):
         return self
 
 
-class PromptSettings(Spec):
+class PromptSettings(FiniteSpec):
     """Prompts and the requested lengths of answers."""
 
     source: Literal["text", "jsonl", "sharegpt"] = "text"
@@ -83,7 +83,7 @@ class PromptSettings(Spec):
         return self
 
 
-class LoadSettings(Spec):
+class LoadSettings(FiniteSpec):
     """The load: one stage for each concurrency (``closed``) or rate (open arrivals)."""
 
     arrival: Arrival = "closed"
@@ -141,7 +141,7 @@ SLO_PRESETS: Final[Mapping[str, SloLimits]] = {
 """Limits of the Server and Interactive scenarios of MLPerf Inference v6.1 (datacenter), for the 99th percentile."""
 
 
-class Slo(Spec):
+class Slo(FiniteSpec):
     """Service level objective: limits that a share of the requests must hold, each where it is not null."""
 
     preset: str | None = None
@@ -240,7 +240,7 @@ def generation_load(settings: InferSettings) -> ServeSettings:
     )
 
 
-class ServeCaseSpec(Spec):
+class ServeCaseSpec(FiniteSpec):
     """The serving side of a case."""
 
     data: tuple[str, ...] = ()

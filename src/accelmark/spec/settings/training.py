@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 from accelmark.spec.parallelism import Mesh, Parallelism
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -28,7 +28,7 @@ def _checkpointing(given: object) -> object:
     return {True: "full", False: "off"}[given] if isinstance(given, bool) else given
 
 
-class OptimizerSettings(Spec):
+class OptimizerSettings(FiniteSpec):
     """The optimizer; its name determines which of the numbers it uses."""
 
     name: Literal["sgd", "adam", "adamw", "lamb", "adagrad"] = "sgd"
@@ -53,7 +53,7 @@ class OptimizerSettings(Spec):
     """Use one kernel for all parameters; null: the driver chooses by device."""
 
 
-class ScheduleSettings(Spec):
+class ScheduleSettings(FiniteSpec):
     """The learning rate over optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "onecycle", "step", "polynomial", "inverse_sqrt", "tri_stage"] = (
@@ -80,7 +80,7 @@ class ScheduleSettings(Spec):
         return self
 
 
-class EndSettings(Spec):
+class EndSettings(FiniteSpec):
     """Bounds of training: the first that is reached ends it. At least one has to be set."""
 
     at_target: bool = False
@@ -101,7 +101,7 @@ class EndSettings(Spec):
         return self
 
 
-class EvaluateSettings(Spec):
+class EvaluateSettings(FiniteSpec):
     """When the model is evaluated, in addition to the evaluation at the end; synthetic data is not evaluated."""
 
     every_steps: PositiveInt | None = None
@@ -112,7 +112,7 @@ class EvaluateSettings(Spec):
     """Evaluate on this many batches only (marks the run)."""
 
 
-class CheckpointSettings(Spec):
+class CheckpointSettings(FiniteSpec):
     """Checkpoints in the run directory, from which a run resumes with the same loss."""
 
     every_steps: PositiveInt | None = None
@@ -127,7 +127,7 @@ class CheckpointSettings(Spec):
     result OPEN."""
 
 
-class LoaderSettings(Spec):
+class LoaderSettings(FiniteSpec):
     """How batches reach the device."""
 
     num_workers: int = Field(default=0, ge=0)
@@ -150,7 +150,7 @@ _ZERO_3_ONLY: Final = (
 _ZERO_1_AND_2_ONLY: Final = ("allgather_bucket_size", "round_robin_gradients")
 
 
-class ZeroSettings(Spec):
+class ZeroSettings(FiniteSpec):
     """DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), used by ``parallelism: deepspeed`` only.
 
     Except for ``offload``, names and meanings are those of ``zero_optimization`` in DeepSpeed's configuration; null
@@ -192,7 +192,7 @@ class ZeroSettings(Spec):
         return self
 
 
-class PipelineSettings(Spec):
+class PipelineSettings(FiniteSpec):
     """The pipeline of a mesh with ``pp``, used with it only."""
 
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
@@ -203,7 +203,7 @@ class PipelineSettings(Spec):
     for each stage. More shorten the time that stages wait."""
 
 
-class TrainSettings(Spec):
+class TrainSettings(FiniteSpec):
     """All settings of a training run."""
 
     batch_size: PositiveInt

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from accelmark.spec.model import Spec
+from accelmark.spec.model import FiniteSpec
 from accelmark.spec.settings.inference import InferSettings
 
 TrialRole = Literal["as shipped", "trial", "tuned"]
@@ -22,7 +22,7 @@ LEAST_GAIN: Final = 1.01
 """Smallest factor by which settings must be better for the search to go on from them: less is noise."""
 
 
-class Choice(Spec):
+class Choice(FiniteSpec):
     """The values of a setting, or of several together, that a search tries."""
 
     values: tuple[dict[str, Any], ...]
@@ -35,7 +35,7 @@ class Choice(Spec):
     """The engine that the settings belong to; null: any."""
 
 
-class TuningSpec(Spec):
+class TuningSpec(FiniteSpec):
     """What a search tries, how long, and what it compares."""
 
     figure: str
