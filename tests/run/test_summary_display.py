@@ -32,8 +32,8 @@ def test_one_scale_is_no_scaling(tmp_path: Path) -> None:
     assert scaling_lines(scaling_curves([loaded(tmp_path / "one")])) == []
 
 
-def shown(summary: Summary, run_dir: Path) -> str:
-    console = Console(file=io.StringIO(), width=120, highlight=False)
+def shown(summary: Summary, run_dir: Path, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     print_summary(summary, run_dir, None, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -67,6 +67,18 @@ def test_no_line_of_the_summary_ends_with_blanks(tmp_path: Path) -> None:
     warned = summary.cases[0].model_copy(update={"warnings": ("a warning that takes more than one line " * 5,)})
     text = shown(summary.model_copy(update={"cases": (warned,)}), tmp_path / "run")
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+def test_figures_that_do_not_fit_stand_below_the_case(tmp_path: Path) -> None:
+    summary = loaded(tmp_path / "run", rounds=5).summary
+    wide, narrow = (shown(summary, tmp_path / "run", width).splitlines() for width in (120, 80))
+    assert "toy:pytorch:X1:1:1 ×5" in wide[2]
+    assert "tokens/s" in wide[2]
+    assert "toy:pytorch:X1:1:1 ×5" in narrow[2]
+    assert "tokens/s" not in narrow[2]
+    figures = [figure.strip() for figure in wide[2].partition("reached")[2].split("  ") if figure.strip()]
+    assert narrow[3].strip() == ", ".join(figures)
+    assert all(len(line) <= 80 for line in narrow[:4])
 
 
 def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_measured(tmp_path: Path) -> None:

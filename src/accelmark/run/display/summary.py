@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, final
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -38,6 +39,8 @@ _TO_CONTINUE: Final = {"cancelled": "", "lost": "", "failed": " --failed", "time
 _NOTHING: Final = "-"
 _NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
+_FIGURES_FROM: Final = 4
+_UNLIMITED: Final = 1000
 _SPEED: Final = {
     "train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
 }  # fmt: skip
@@ -67,7 +70,7 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
 def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console) -> None:
     console.print()
     measured = summary.measured
-    console.print(_table(measured))
+    console.print(_table(measured, console))
     for line in (*asked_lines(measured), *reference_lines(measured)):
         console.print(Padding(line, (0, 0, 0, 3), expand=False))
     _print_search(summary, run_dir, console)
@@ -136,17 +139,30 @@ def vendor_line(summary: Summary) -> Text:
     return line
 
 
-def _table(cases: Sequence[CaseResult]) -> Table:
-    """Return the table of results; columns without values are left out."""
+def _table(cases: Sequence[CaseResult], console: Console) -> Table:
+    """Return the table of results; columns without values are left out, and figures that do not fit stand below."""
     rows = [_row(case) for case in cases]
     headings = ("", "case", "verdict", "target", "throughput", "time", "power")
     shown = [at for at in range(len(headings)) if at < _NUM_FIXED or any(row[at].plain != _NOTHING for row in rows)]
+    table = _grid([headings[at] for at in shown], [[row[at] for at in shown] for row in rows])
+    if Measurement.get(console, console.options.update(width=_UNLIMITED), table).maximum <= console.width:
+        return table
+    beside, below = ([at for at in shown if (at < _FIGURES_FROM) == is_beside] for is_beside in (True, False))
+    narrow = []
+    for row in rows:
+        figures = Text(", ").join(row[at] for at in below if row[at].plain != _NOTHING)
+        named = Text("\n").join((row[1], figures)) if figures else row[1]
+        narrow.append([named if at == 1 else row[at] for at in beside])
+    return _grid([headings[at] for at in beside], narrow)
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in (headings[at] for at in shown):
+    for heading in headings:
         right = heading in ("throughput", "time", "power")
         table.add_column(heading, no_wrap=heading != "case", overflow="fold", justify="right" if right else "left")
     for row in rows:
-        table.add_row(*(row[at] for at in shown))
+        table.add_row(*row)
     return table
 
 
