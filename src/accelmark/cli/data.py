@@ -36,19 +36,19 @@ def list_(
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
     from rich.console import Console
 
-    from accelmark.datasets.catalogue import dataset_of, known_datasets
+    from accelmark.datasets.catalogue import known_datasets, known_of
     from accelmark.spec.number_format import quantity
 
-    known = known_datasets()
     if name is not None:
-        wanted = dataset_of(name).name
-        known = [each for each in known if each.spec.name == wanted]
-    if as_json:
-        rows = [_row(each) for each in known]
-        typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
+        one = known_of(name)
+        if as_json:
+            typer.echo(json.dumps(_row(one), indent=2))
+        else:
+            _show(one)
         return
-    if name is not None:
-        _show(known[0])
+    known = known_datasets()
+    if as_json:
+        typer.echo(json.dumps([_row(each) for each in known], indent=2))
         return
     console = Console()
     licence = ["licence"] if console.width >= _WIDE else []

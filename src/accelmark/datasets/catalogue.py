@@ -63,7 +63,12 @@ def preparable() -> Sequence[str]:
 
 def dataset_of(name: str) -> DatasetSpec:
     """Return a data set by its name; raises RequestError where no case uses it."""
-    known = {each.spec.name: each.spec for each in known_datasets()}
+    return known_of(name).spec
+
+
+def known_of(name: str) -> Known:
+    """Return a data set with the cases that use it; raises RequestError where none does."""
+    known = {each.spec.name: each for each in known_datasets()}
     if name not in known:
         raise RequestError(f"no case uses a data set {name!r} ({nearest(name, known)}); accelmark data list shows all")
     return known[name]
