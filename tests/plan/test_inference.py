@@ -150,6 +150,42 @@ def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) ->
         _plan({"key": "toy", "settings": {"compiler": "ixrt"}})
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"compiler": "onnxruntime", "engine_options": {"graph_level": "foo", "streams": 0, "spinning": 1}},
+            [
+                "engine_options.graph_level: must be one of disabled, basic, extended, layout, all, found 'foo'",
+                "engine_options.streams: must be an integer of at least 1, found 0",
+                "engine_options.spinning: must be true or false, found 1",
+            ],
+        ),
+        (
+            {"compiler": "inductor", "exist_compiler_path": "a.pt2"},
+            ["exist_compiler_path: inductor cannot load a compiled engine (take the setting out)"],
+        ),
+        ({"compiler": "openvino", "exist_compiler_path": "a.blob"}, ["exist_compiler_path: a.blob does not exist"]),
+        (
+            {"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True},
+            ["exist_onnx_path: openvino compiles an ONNX file, and 'a.onnx' is none (null exports the model;"],
+        ),
+        (
+            {"compiler": "openvino", "generate_batches": [1]},
+            ["compiler: openvino generates no text (engines that generate: eager; or set generate_batches to [])"],
+        ),
+    ],
+)
+def test_what_the_engine_does_not_take_is_refused_before_anything_runs(
+    toy: Path, settings: dict[str, Any], told: list[str]
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        _plan({"key": "toy", "settings": settings})
+    problems = [str(problem) for problem in caught.value.problems]
+    assert len(problems) == len(told)
+    assert all(f"run.yaml: {text}" in problem for text, problem in zip(told, problems, strict=True)), problems
+
+
 def test_an_option_that_the_engine_does_not_declare_is_a_warning_before_the_start(toy: Path) -> None:
     plan = _plan({"key": "toy", "settings": {"compiler": "openvino", "engine_options": {"stream": 2}}})
     (warning,) = [text for text in plan.warnings if "option" in text]

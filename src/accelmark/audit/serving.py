@@ -198,7 +198,7 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
         if _exceeds(stage.lag_p99_ms, stage)
     ]
     if tail:
-        expected = f"a lag of at most {limits} of the median TTFT (p99)"
+        expected = f"a p99 lag of at most {limits} of the median TTFT"
         actual = f"high percentiles include the client's lag: {_listed(tail)}"
         yield finding("warning", "client-limit", expected, actual)
 

@@ -177,9 +177,11 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
 def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
     from accelmark.run.environments.create import constraints_file
+    from accelmark.spec.plugins.launcher import load_launcher
 
     typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
     typer.echo(shlex.join([cluster.python, "-m", "venv", str(place)]))
     if recipe.constraints is not None:
-        typer.echo(shlex.join(["cp", str(recipe.constraints), str(constraints_file(place))]))
+        copied = shlex.join([str(recipe.constraints), str(constraints_file(place))])
+        typer.echo(f"cp {copied}" if load_launcher(cluster.launcher).is_localhost else f"# send {copied}")
     typer.echo(shlex.join(recipe.install_command(place)))

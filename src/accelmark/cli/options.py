@@ -94,7 +94,10 @@ def existing_run(given: Path) -> Path:
     runs = [plan.parent for plan in plans]
     if given == LATEST:
         if not runs:
-            raise RequestError("there is no run in runs/; name its directory")
+            from accelmark.results.rounds.search import is_search
+
+            searches = ", but a search; use 'accelmark automl'" if any(map(is_search, Path("runs").glob("*"))) else ""
+            raise RequestError(f"there is no run in runs/{searches or '; name its directory'}")
         typer.echo(f"latest: {runs[0]}", err=True)
         return runs[0]
     runs.sort(key=lambda run: given.name not in run.name)
@@ -126,10 +129,11 @@ def warn(text: str) -> None:
     echo_error(f"warning: {printable(text)}", fg="yellow")
 
 
-def echo_error(line: str, fg: str | None = None) -> None:
-    """Print a line to stderr, on a terminal in whole words."""
+def echo_error(text: str, fg: str | None = None) -> None:
+    """Print lines to stderr, on a terminal in whole words."""
     width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
-    typer.secho(in_rows(line, width) if width else line, fg=fg, err=True)
+    for line in text.split("\n"):
+        typer.secho(in_rows(line, width) if width else line, fg=fg, err=True)
 
 
 def in_rows(line: str, width: int) -> str:

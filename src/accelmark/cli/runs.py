@@ -107,6 +107,7 @@ def infer(
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
+    is_open: options.Open = False,
     strict: options.Strict = False,
     timeout: options.Timeout = None,
     out: options.Out = None,
@@ -123,7 +124,8 @@ def infer(
     if compiler is not None:
         named["compiler"] = None if compiler == "none" else compiler
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
-    request = RunSpec(name=f"{run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
+    name = f"{run_name(key)}-infer"
+    request = RunSpec(name=name, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     limits = tuning.read_budget(tune, budget, tuned_file)
     plan = plan_request(request, settings or (), synthetic=synthetic, may_lack_data=dry_run)
     if limits is not None:

@@ -46,6 +46,8 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     _check_benchmarks(request, settings, resolved.provenance["compiler"].layer, data_dirs)
     if request.key.nproc > 1 and (settings.synthetic or side.weights is None or "weights" in data_dirs):
         _check_split(request, settings, data_dirs)
+    if problems := list(_unusable(request, settings, resolved.provenance)):
+        raise SpecError(problems)
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
     notes += _unknown_options(settings, resolved.provenance, run.vendor_folder)
     of_case = {
@@ -95,6 +97,34 @@ def _unknown_options(settings: InferSettings, layers: Mapping[str, Provenance], 
         if name not in known:
             where = f"{layers[f'engine_options.{name}'].layer}: engine_options.{name}"
             yield f"{where}: {settings.compiler} has no such option ({nearest(name, known)})"
+
+
+def _unusable(request: KeyRequest, settings: InferSettings, layers: Mapping[str, Provenance]) -> Iterator[Problem]:
+    """Yield settings that the engine does not take, as far as it declares that; files are looked for here."""
+    engines = engine_specs(request.run.vendor_folder)
+    engine = engines.get(settings.compiler or "")
+    if engine is None:
+        return
+    is_here = request.run.launcher.is_localhost
+    for name, value in settings.engine_options.items():
+        if name in engine.options and (what := engine.options[name].problem(value)) is not None:
+            key = f"engine_options.{name}"
+            yield Problem(layers[key].layer, key, f"{what}, found {value!r}")
+    compiled = settings.exist_compiler_path
+    if compiled is not None and engine.loads is False:
+        what = f"{settings.compiler} cannot load a compiled engine"
+        yield Problem(layers["exist_compiler_path"].layer, "exist_compiler_path", what, "take the setting out")
+    elif compiled is not None and is_here and not Path(compiled).expanduser().exists():
+        yield Problem(layers["exist_compiler_path"].layer, "exist_compiler_path", f"{compiled} does not exist")
+    if settings.generate_batches and not engine.generates:
+        able = ", ".join(name for name, each in engines.items() if each.generates)
+        hint = f"engines that generate: {able}; or set generate_batches to []"
+        yield Problem(layers["compiler"].layer, "compiler", f"{settings.compiler} generates no text", hint)
+    named, onnx = settings.exist_onnx_path, any(each.startswith("onnxscript") for each in engine.requires)
+    if named is not None and compiled is None and onnx and is_here and not Path(named).expanduser().is_file():
+        what = f"{settings.compiler} compiles an ONNX file, and {named!r} is none"
+        hint = "null exports the model; or name a file"
+        yield Problem(layers["exist_onnx_path"].layer, "exist_onnx_path", what, hint)
 
 
 def _check_precision(settings: InferSettings, layer: str, vendor_folder: Path) -> None:
@@ -208,6 +238,7 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
         else:
             warnings.append(f"runs without {name}: name a directory that contains {name}/")
     if side.optional_data and not wanted:
+        warnings = []  # it does not run at all
         missing = " or ".join(f"{name}/" for name in side.optional_data)
         where = f"{named} has no {missing}" if named is not None else f"no {missing}"
         remedy = f"--data DIRECTORY, the one that contains {missing}, or --synthetic for speed only"

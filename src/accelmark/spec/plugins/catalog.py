@@ -13,9 +13,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal, TypeVar, cast, final
+from typing import Any, Final, Literal, TypeVar, cast, final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.model import Spec, parse, read_yaml
@@ -53,6 +53,31 @@ SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 """Names of folders that are excluded from hashes."""
 
 
+class EngineOptionSpec(Spec):
+    """Declaration of one of an engine's ``engine_options``; a text alone is read as ``what``."""
+
+    what: str
+    """What it does, with the default."""
+    values: tuple[Scalar, ...] = ()
+    """All values that it may have; empty: not declared."""
+    least: int | None = None
+    """Where it is an integer: the least one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_alone(cls, given: Any) -> Any:
+        return {"what": given} if isinstance(given, str) else given
+
+    def problem(self, value: object) -> str | None:
+        """Return why it cannot have ``value``, or None."""
+        if self.values and not any(type(value) is type(each) and value == each for each in self.values):
+            is_switch = self.values == (False, True)
+            return "must be true or false" if is_switch else f"must be one of {', '.join(map(str, self.values))}"
+        if self.least is not None and (type(value) is not int or value < self.least):
+            return f"must be an integer of at least {self.least}"
+        return None
+
+
 class EngineSpec(Spec):
     """Declaration of an engine, readable without importing it."""
 
@@ -75,8 +100,10 @@ class EngineSpec(Spec):
     """Devices that it can spread one language model over; null: any number."""
     tunes: dict[str, tuple[Scalar | None, ...]] = Field(default_factory=dict)
     """Setting -> values that ``--tune`` tries; an option with the value null is left out."""
-    options: dict[str, str] = Field(default_factory=dict)
-    """Names of its ``engine_options`` -> what they do, with the default."""
+    loads: bool | None = None
+    """Whether it loads a compiled engine (``exist_compiler_path``); null: not declared, it says so when it compiles."""
+    options: dict[str, EngineOptionSpec] = Field(default_factory=dict)
+    """Its ``engine_options``."""
 
     def uses(self, num_devices: int) -> bool:
         """Whether it can spread one model over so many devices."""
