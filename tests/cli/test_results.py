@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.finished.results import compare, figures_table, results, show_rows
+from accelmark.report.comparison import lines_of
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.compare import comparison as comparing
@@ -22,6 +23,7 @@ from accelmark.results.sources import open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError
+from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import made
 
 app = typer.Typer()
@@ -281,7 +283,17 @@ def test_a_comparison_fits_into_80_columns_without_truncation(runs: Path) -> Non
     console.print(figures_table(pair, narrow=True))
     text = console.export_text()
     assert "…" not in text
+    words = {word for line in lines_of(pair) for word in line.title.split()}
+    assert words <= set(text.split()), "no word of a figure's name is cut"
     assert re.search(r"tokens/s +\+[\d.,]+ ± [\d.,]+\s% +better", text)
+
+
+def test_an_interval_wider_than_ten_times_its_figure_is_shown_as_that(runs: Path) -> None:
+    [pair] = comparing.compare(open_sources([runs / "base", runs / "fast"])[0]).pairs
+    wide = {"relative_interval": (-0.5, 30.0)}
+    found = tuple(each.model_copy(update=wide) for each in pair.differences if each.relative_interval)
+    halves = {line.half.partition("± ")[2] for line in lines_of(pair.model_copy(update={"differences": found}))}
+    assert halves == {f">{THIN}1,000{THIN}%"}
 
 
 def test_a_case_without_a_round_has_no_unit(runs: Path) -> None:

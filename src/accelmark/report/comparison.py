@@ -20,6 +20,8 @@ _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
     "audit": "Audit findings",
 }  # fmt: skip
+_WIDEST: Final = 10.0
+"""Half an interval, as a ratio, above which only that is shown."""
 
 
 class Line(NamedTuple):
@@ -198,7 +200,8 @@ def _half(found: FigureDifference) -> str:
     if found.relative is not None and found.relative_interval is not None:
         low, high = found.relative_interval
         signed = signed_percent(found.relative).removesuffix(f"{THIN}%")
-        return f"{signed} ± {percent((high - low) / 2)}"
+        ratio = (high - low) / 2
+        return f"{signed} ± {percent(ratio) if ratio < _WIDEST else f'>{THIN}{percent(_WIDEST)}'}"
     if found.relative is not None or found.interval is None:
         return _change(found)
     scale = scale_of(found.difference, found.unit, 2)

@@ -302,13 +302,15 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
 
     from accelmark.report.comparison import lines_of
 
+    lines = list(lines_of(pair))
+    longest = max((len(word) for line in lines for word in line.title.split()), default=0)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
-    table.add_column("figure", overflow="fold")
+    table.add_column("figure", overflow="fold", min_width=longest)
     for heading in ("baseline", "compared", *(["diff. ± 95 %"] if narrow else ["difference", "95 % interval"])):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("effect", no_wrap=True)
     styles = {"better": "green", "worse": "red", "different": "yellow"}
-    for line in lines_of(pair):
+    for line in lines:
         effect = "one round" if line.css_class == "unknown" and narrow else line.effect
         judged = Text(effect, style=styles.get(line.css_class, "dim"))
         cells = (
