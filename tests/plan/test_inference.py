@@ -165,6 +165,10 @@ def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) ->
             {"compiler": "inductor", "exist_compiler_path": "a.pt2"},
             ["exist_compiler_path: inductor cannot load a compiled engine (take the setting out)"],
         ),
+        (
+            {"compiler": "tensorrt"},
+            ["compiler: tensorrt computes on cuda, the vendor's device is cpu (engines for it: openvino, onnxruntime,"],
+        ),
         ({"compiler": "openvino", "exist_compiler_path": "a.blob"}, ["exist_compiler_path: a.blob does not exist"]),
         (
             {"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True},

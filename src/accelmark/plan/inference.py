@@ -105,11 +105,17 @@ def _unusable(request: KeyRequest, settings: InferSettings, layers: Mapping[str,
     engine = engines.get(settings.compiler or "")
     if engine is None:
         return
+    declared = request.run.vendor.frameworks.get(request.key.framework)
+    device = declared.device_type if declared is not None else ""
+    if device and engine.device_types and device not in engine.device_types:
+        what = f"{settings.compiler} computes on {', '.join(engine.device_types)}, the vendor's device is {device}"
+        able = ", ".join(name for name, each in engines.items() if device in (each.device_types or (device,)))
+        yield Problem(layers["compiler"].layer, "compiler", what, f"engines for it: {able}")
     is_here = request.run.launcher.is_localhost
     for name, value in settings.engine_options.items():
-        if name in engine.options and (what := engine.options[name].problem(value)) is not None:
+        if name in engine.options and (wrong := engine.options[name].problem(value)) is not None:
             key = f"engine_options.{name}"
-            yield Problem(layers[key].layer, key, f"{what}, found {value!r}")
+            yield Problem(layers[key].layer, key, f"{wrong}, found {value!r}")
     compiled = settings.exist_compiler_path
     if compiled is not None and engine.loads is False:
         what = f"{settings.compiler} cannot load a compiled engine"

@@ -100,6 +100,8 @@ class EngineSpec(Spec):
     """Devices that it can spread one language model over; null: any number."""
     tunes: dict[str, tuple[Scalar | None, ...]] = Field(default_factory=dict)
     """Setting -> values that ``--tune`` tries; an option with the value null is left out."""
+    device_types: tuple[str, ...] = ()
+    """The framework's names of the devices that it computes on (``cuda``); empty: not declared."""
     loads: bool | None = None
     """Whether it loads a compiled engine (``exist_compiler_path``); null: not declared, it says so when it compiles."""
     options: dict[str, EngineOptionSpec] = Field(default_factory=dict)
