@@ -59,6 +59,7 @@ class Made:
     )
     precision: str = "bf16"
     device_type: str = "acme"
+    hardware: str = "X1"
     chip: Chip | None = CHIP
     flops_per_sample: float | None = 8e9
     power_w: float = 200.0
@@ -78,7 +79,7 @@ class Made:
         return CaseKey(
             model=self.model,
             framework="pytorch",
-            hardware="X1",
+            hardware=self.hardware,
             nnodes=self.nnodes,
             nproc=self.nproc,
             repeat=self.rounds,

@@ -28,9 +28,9 @@ from tests.made_run import Made, make_run
 SLUG = "toy-pytorch-X1x1x1"
 
 
-def change_started(run: Path, number: int, **values: Any) -> None:
+def change_started(run: Path, number: int, slug: str = SLUG, /, **values: Any) -> None:
     """Have rank 0 of a round tell something else in INIT_END."""
-    log = run / SLUG / f"round{number}" / "node00_noderank0" / "rank0.out.log"
+    log = run / slug / f"round{number}" / "node00_noderank0" / "rank0.out.log"
     lines = []
     for line in log.read_text().splitlines():
         record = json.loads(line.removeprefix(PERFLOG_PREFIX))
@@ -40,8 +40,8 @@ def change_started(run: Path, number: int, **values: Any) -> None:
     log.write_text("\n".join(lines) + "\n")
 
 
-def change_job(run: Path, number: int, change: Callable[[dict[str, Any]], None]) -> None:
-    path = run / SLUG / f"round{number}" / "job.json"
+def change_job(run: Path, number: int, change: Callable[[dict[str, Any]], None], slug: str = SLUG) -> None:
+    path = run / slug / f"round{number}" / "job.json"
     job = json.loads(path.read_text())
     change(job)
     path.write_text(json.dumps(job))
@@ -79,6 +79,47 @@ def test_changes_by_hooks_make_a_run_invalid(run: Path, told: dict[str, Any], ru
     found = [finding for finding in case.findings if finding.severity == "error"]
     assert {finding.rule for finding in found} == {rule}
     assert all(finding.expected and finding.actual for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "vendor", "reason"),
+    [
+        ("H100", "cpu", "(expected: H100, as in the key) [chip-identity]"),
+        ("H100-SXM", "cpu", "(expected: H100-SXM, as in the key) [chip-identity]"),
+        ("X99", "cpu", "(expected: X99, as in the key) [chip-identity]"),
+        ("CPU", "cpu", None),
+        ("EPYC_9554", "cpu", None),
+        ("H100", "acme", None),
+    ],
+)
+def test_a_key_that_names_another_chip_than_the_hosts_cpus_is_found(
+    tmp_path: Path, hardware: str, vendor: str, reason: str | None
+) -> None:
+    run = make_run(tmp_path / "run", Made(device_type="cpu", chip=None, hardware=hardware))
+    slug = f"toy-pytorch-{hardware}x1x1"
+    (run / slug / "round1" / "node00_noderank0" / "sys_info.json").write_text(
+        json.dumps({"cpu": {"model": "AMD EPYC 9554 64-Core Processor"}})
+    )
+    change_job(run, 1, lambda job: job.update(vendor=vendor), slug)
+    case = judged(run)
+    found = [text for text in case.reasons if "chip-identity" in text]
+    assert found == ([f"round 1: the devices are AMD EPYC 9554 64-Core Processor (CPU) {reason}"] if reason else [])
+    assert (case.verdict == "INVALID") is hardware.startswith("H100") or not reason
+
+
+@pytest.mark.parametrize(
+    ("device", "severity"),
+    [("NVIDIA H100 80GB HBM3", None), ("NVIDIA A100-SXM4-80GB", "error"), ("NVIDIA Z9", "warning")],
+)
+def test_a_device_of_another_name_than_a_key_that_names_no_variant_is_found(
+    tmp_path: Path, device: str, severity: str | None
+) -> None:
+    run = make_run(tmp_path / "run", Made(device_type="cuda", chip=None, hardware="H100"))
+    slug = "toy-pytorch-H100x1x1"
+    change_job(run, 1, lambda job: job.update(vendor="nvidia"), slug)
+    change_started(run, 1, slug, device_name=device)
+    found = [finding.severity for finding in judged(run).findings if finding.rule == "chip-identity"]
+    assert found == ([severity] if severity else [])
 
 
 def test_a_reason_of_several_rounds_is_stated_once(run: Path) -> None:

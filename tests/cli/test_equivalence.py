@@ -15,7 +15,7 @@ import accelmark
 from accelmark.cli.checks import equivalence
 from accelmark.cli.checks.equivalence import CheckRequest, _show, compare_frameworks
 from accelmark.cli.folders import new_folder
-from accelmark.results.equivalence import equivalence_finding
+from accelmark.results.equivalence import describe, equivalence_finding
 from accelmark.results.store.loaded_run import load_round
 from accelmark.spec.equivalence import EquivalenceCheck
 from accelmark.spec.errors import RequestError
@@ -88,8 +88,13 @@ def test_the_table_of_errors_fits_80_columns(
         "tolerance": {"outputs": 1e-3, "loss": 1e-4, "weights": 5e-2},
     }  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
-    _show([EquivalenceCheck.model_validate(check)], as_json=False)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = EquivalenceCheck.model_validate(check)
+    _show([found], as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert max(map(len, lines)) <= 80
+    assert len(describe(found)) > 80
+    assert describe(found) in " ".join(line.strip() for line in lines), "broken between words"
     assert ["tolerance", "fp32", "1e-03", "1e-04", "5e-02"] in rows
     assert ["pytorch", "2.15.0+cu132", "2", "fp32", "2e-05", "1e-07", "5e-03", "equivalent"] in rows
 

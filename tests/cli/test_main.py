@@ -23,6 +23,7 @@ import yaml
 from accelmark.cli.main import keep_units_with_numbers
 from accelmark.spec.plugins.case import Family
 from accelmark.spec.plugins.catalog import load_case
+from tests.made_run import make_run
 
 ROOT = Path(__file__).parents[2]
 CODE = "import sys; from accelmark.cli import main; main()"
@@ -356,6 +357,16 @@ def test_a_search_is_referred_to_its_own_verbs(verb: str, tmp_path: Path) -> Non
     done = accelmark(verb, str(tmp_path))
     assert done.returncode == 2
     assert "is a search; use 'accelmark automl'" in done.stderr
+
+
+def test_a_bundle_replaces_no_file(tmp_path: Path) -> None:
+    run, notes = make_run(tmp_path / "run"), tmp_path / "notes.txt"
+    assert accelmark("report", str(run)).returncode == 0
+    notes.write_text("mine")
+    refused = accelmark("bundle", str(run), "-o", str(notes))
+    assert (refused.returncode, notes.read_text()) == (2, "mine")
+    assert f"{notes}: exists already; remove it, or choose another name with --output" in refused.stderr
+    assert accelmark("bundle", str(run), "-o", str(tmp_path / "run.tar")).returncode == 0
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])

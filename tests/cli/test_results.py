@@ -267,6 +267,8 @@ def test_a_bundle_is_compared_like_its_run(runs: Path, tmp_path: Path) -> None:
     told = json.loads(ask("compare", runs / "fast", bundle, "--json"))
     assert told["pairs"][0]["differing"] == []
     assert {found["difference"] for found in told["pairs"][0]["differences"]} == {0.0}
+    assert "Both are the same run." in ask("compare", runs / "fast", bundle)
+    assert "the same run" not in ask("compare", runs / "fast", runs / "base")
 
 
 def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:
@@ -307,6 +309,7 @@ def test_rows_too_wide_for_a_terminal_take_two_lines(runs: Path, capsys: pytest.
     show_rows(rows, [], console=Console(width=80, highlight=False))
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("base  toy:pytorch  X1  1x1")
+    assert f"rounds:{THIN}2" in first
     assert "Throughput" in second
 
 

@@ -204,6 +204,20 @@ def test_a_plan_that_may_lack_data_has_all_settings_and_lists_what_is_missing(pl
         plan({"cases": [{"key": "toi:pytorch:X1:1:1"}]}, data_dirs=lacking, may_lack_data=True)
 
 
+def test_a_plan_that_may_lack_data_may_lack_devices_and_versions_too(plugins: Path) -> None:
+    run = {"cases": [{"key": "toy:pytorch_1.8:H100:1:8"}]}
+    planned = plan(run, may_lack_data=True)
+    (job,) = planned.jobs
+    assert job.job.key.hardware == "H100"
+    whats = ("requests 8 devices a host, this one has 2", "names H100, but this machine has X1", "names version 1.8")
+    assert [next(what for what in whats if problem.what.startswith(what)) for problem in planned.missing_data] == [
+        *whats
+    ]
+    with pytest.raises(SpecError) as refused:
+        plan(run)
+    assert refused.value.problems == planned.missing_data
+
+
 @pytest.mark.parametrize(
     ("settings", "key", "hint"),
     [
@@ -253,13 +267,13 @@ def test_settings_of_zero_are_listed_with_deepspeed_only(plugins: Path) -> None:
 
 
 def test_a_key_that_names_another_chip_than_the_detected_one_is_refused_unless_open(plugins: Path) -> None:
-    with pytest.raises(SpecError, match=r"names H100, but this machine has X1 .*or declare the run open"):
+    with pytest.raises(SpecError, match=r"names H100, but this machine has X1 \(write X1\)"):
         plan({"cases": [{"key": "toy:pytorch:H100"}]})
-    with pytest.raises(SpecError, match=r"write X1, choose --vendor cpu, or declare the run open"):
+    with pytest.raises(SpecError, match=r"write X1, or choose --vendor cpu"):
         plan({"cases": [{"key": "toy:pytorch:CPU"}]}, others=("cpu",))
     assert len(plan({"cases": [{"key": "toy:pytorch:X1-Pod"}]}).jobs) == 1
     opened = plan({"cases": [{"key": "toy:pytorch:H100"}], "open": True})
-    assert any("this machine has X1" in warning for warning in opened.warnings)
+    assert any("this machine has X1: the result will not be VALID" in warning for warning in opened.warnings)
     elsewhere = plan({"cases": [{"key": "toy:pytorch:H100:2"}]}, hosts=2)
     assert not any("this machine" in warning for warning in elsewhere.warnings)
 

@@ -22,11 +22,11 @@ import accelmark
 from accelmark.run.agent.bytecode import BytecodeCheck
 from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.file_watch import FileWatch
-from accelmark.run.agent.rank_environment import environment_record, start_files, without_loaders
+from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, start_files, without_loaders
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher
 from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
-from accelmark.spec.plugins.catalog import load_framework
+from accelmark.spec.plugins.catalog import SKIPPED, is_hashed, load_framework
 from tests.cases.infer_of import job_of
 
 OURS = str(Path(accelmark.__file__).parents[1])
@@ -136,6 +136,17 @@ def test_written_bytecode_is_no_change_of_code(tmp_path: Path) -> None:
     assert watch.changed() == ()
     (tmp_path / "case.py").write_text("FACTOR = 2\n")
     assert watch.changed() == (str(tmp_path / "case.py"),)
+
+
+def test_a_readme_which_no_hash_of_a_folder_covers_may_change(tmp_path: Path) -> None:
+    assert all(name in SKIPPED or not is_hashed(name) for name in UNWATCHED)
+    readme, notes = tmp_path / "README.md", tmp_path / "notes.txt"
+    readme.touch()
+    watch = FileWatch([tmp_path], UNWATCHED)
+    readme.write_text("a table of results\n")
+    assert watch.changed() == ()
+    notes.touch()
+    assert watch.changed() == (str(notes),)
 
 
 def test_a_link_to_data_that_is_replaced_and_put_back_is_found(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from accelmark.spec.log.records import (
 )
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import files_hash, find, load_case, load_vendor, tree_files, tree_hash
+from accelmark.spec.plugins.catalog import files_hash, find, folders, load_case, load_vendor, tree_files, tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.secret import LEFT_OUT
 
@@ -250,6 +250,12 @@ def _standard(result: RoundResult) -> Standard | None:
     if spec.version != result.case_version:
         return None
     return Standard(spec, tree_hash(folder.path), folder.origin == "accelmark")
+
+
+def described_hardware() -> set[str]:
+    """Return the names, in lower case, of the chips that AccelMark's vendors describe."""
+    vendors = filter(None, map(_shipped_vendor, folders("vendors")))
+    return {name for vendor in vendors for chip in vendor.chips for name in chip.key_names}
 
 
 def _shipped_vendor(name: str) -> VendorSpec | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, described_hardware, deviation, for_each
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import RoundResult, finding
+from accelmark.results.schema import RoundResult, Severity, finding
 from accelmark.spec.key import is_version
-from accelmark.spec.log.events import Started
 from accelmark.spec.plugins.case import Target
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
@@ -173,14 +173,41 @@ def framework_version(entry: RoundEvidence) -> Findings:
         yield deviation(entry, "framework-version", f"version {named}, as in the key", f"ranks ran with {found}")
 
 
-@for_each(Evidence.started_rounds)
-def chip_identity(entry: RoundEvidence, started: Started) -> Findings:
-    """Check that the device is the chip whose peaks are used."""
-    device, chip, state = started.device_name, entry.result.chip, entry.result.state
-    if state != "succeeded" or device is None or started.device_type == "cpu":
+@for_each(Evidence.succeeded_rounds)
+def chip_identity(entry: RoundEvidence) -> Findings:
+    """Check that the devices are the chip that the key names and whose peaks are used."""
+    vendor, chip, started = entry.reference.vendor, entry.result.chip, entry.started
+    if vendor is not None and vendor.uses_host_cpu:
+        models = ((host.get("cpu") or {}).get("model") for host in entry.result.environment.hosts)
+        yield from _named_otherwise(entry, {vendor.name}, sorted({f"{model} (CPU)" for model in models if model}))
+        return
+    device = started.device_name if started is not None and started.device_type != "cpu" else None
+    if device is None:
         return  # frameworks report no chip name for CPUs
-    if chip is None:
+    if chip is not None:
+        if not chip.matches_name(device):
+            yield finding("error", "chip-identity", chip.title, f"the device is {device!r}")
+        return
+    described = [one.key_names for one in vendor.chips if one.matches_name(device)] if vendor is not None else []
+    if described:
+        yield from _named_otherwise(entry, frozenset[str]().union(*described), [device])
+    else:
         actual = f"vendor {entry.result.vendor} describes no chip {device!r}: its peaks are unknown"
         yield finding("warning", "chip-identity", "", actual)
-    elif not chip.model_copy(update={"memory_gib": None}).matches(device, None):
-        yield finding("error", "chip-identity", chip.title, f"the device is {device!r}")
+
+
+def _named_otherwise(entry: RoundEvidence, names: Collection[str], devices: Sequence[str]) -> Findings:
+    """Check that the key has one of ``names``, or words of a device's name (``EPYC``).
+
+    A name that no vendor describes may be another name of the device, which a person has to decide.
+    """
+    hardware = entry.result.key.hardware
+    if hardware.lower() in names or any(_words(hardware) <= _words(device) for device in devices):
+        return
+    severity: Severity = "error" if hardware.lower() in described_hardware() else "open"
+    actual = f"the devices are {', '.join(devices) or 'CPUs'}"
+    yield finding(severity, "chip-identity", f"{hardware}, as in the key", actual)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+|[0-9]+", name.lower()))

@@ -42,7 +42,8 @@ def build_plan(
     """Resolve ``request`` into a plan.
 
     ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
-    ``may_lack_data``: data that the user has to give and has not is listed in the plan, and is no error.
+    ``may_lack_data``: data that the user has to give and has not, and devices and versions of frameworks that this
+    machine has not, are listed in the plan, and are no errors.
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     launcher = load_launcher(cluster.launcher)
@@ -105,7 +106,7 @@ class _Planner:
     run: RunRequest
     problems: list[Problem]
     missing: list[Problem] = field(default_factory=list)
-    """Data that the user has to give and has not."""
+    """Data that the user has to give and has not; devices and versions that this machine has not."""
     warnings: list[str] = field(default_factory=list)
     jobs: list[PlannedJob] = field(default_factory=list)
     planned: dict[str, str] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class _Planner:
         try:
             key = CaseKey.parse(request.key, hardware=self.run.detected.hardware, where=where)
             self.problems.extend(self._scale_problems(key, request.key))
+            self._check_devices(key, request.key)
             self._add(key, request)
         except SpecError as error:
             self.problems.extend(error.problems)
@@ -159,7 +161,7 @@ class _Planner:
         return Capabilities(sources, unknown if self.run.vendor.capabilities else None)
 
     def _check_version(self, key: CaseKey) -> None:
-        """Reject another version of the framework than the key names; a container or an environment has its own."""
+        """Note another version of the framework than the key names; a container or an environment has its own."""
         wanted, cluster = key.framework_version, self.run.cluster
         is_elsewhere = cluster.container is not None or cluster.environment_python(key.framework) is not None
         if wanted is None or not self.run.launcher.is_localhost or is_elsewhere:
@@ -171,7 +173,8 @@ class _Planner:
         what = f"names version {wanted} of {key.framework}, but {found} is installed"
         if not self.run.options.open:
             hint = "install that version, leave it out of the key, or declare the run open (--open)"
-            raise SpecError([Problem(self.run.where, str(key), what, hint)])
+            self.missing.append(Problem(self.run.where, str(key), what, hint))
+            return
         self.warnings.append(f"{key}: {what}")
 
     def _check_engine(self, key: CaseKey, name: str | None) -> None:
@@ -191,23 +194,22 @@ class _Planner:
         vendor, detected, hardware = self.run.vendor, self.run.detected, key.hardware.lower()
         if self.run.is_detected_vendor:
             own = detected.chip
-            names = {detected.hardware.lower(), f"{own.name}-{own.variant}".lower() if own is not None else ""}
-            if hardware in names:
+            if hardware == detected.hardware.lower() or (own is not None and hardware in own.key_names):
                 return own
+        named = [chip for chip in vendor.chips if hardware in chip.key_names]
+        chip = named[0] if len(named) == 1 else None
         if self.run.is_here:
             found = detected.hardware if detected.is_present else f"no device of {vendor.name}"
             what = f"names {key.hardware}, but this machine has {found}"
             if detected.is_present and not self.run.options.open:
-                other = f"choose --vendor {' or '.join(detected.others)}, " if detected.others else ""
-                hint = f"write {detected.hardware}, {other}or declare the run open (--open)"
-                raise SpecError([Problem(self.run.where, str(key), what, hint)])
-            self.warnings.append(f"{key}: {what}")
-        named = [
-            chip for chip in vendor.chips if hardware in (chip.name.lower(), f"{chip.name}-{chip.variant}".lower())
-        ]
+                other = f", or choose --vendor {' or '.join(detected.others)}" if detected.others else ""
+                self.missing.append(Problem(self.run.where, str(key), what, f"write {detected.hardware}{other}"))
+                return chip
+            audited = ": the result will not be VALID" if detected.is_present else ""
+            self.warnings.append(f"{key}: {what}{audited}")
         if not named:
             self.warnings.append(f"{key}: {vendor.name} describes no chip {key.hardware}; MFU will be null")
-        return named[0] if len(named) == 1 else None
+        return chip
 
     def _scale_problems(self, key: CaseKey, written: str) -> Iterator[Problem]:
         cluster, where = self.run.cluster, self.run.where
@@ -221,10 +223,13 @@ class _Planner:
         if without and len(without) < len(used):
             what = f"{', '.join(without)} has no service_ports, but other hosts of the job have"
             yield Problem(where, written, what, "give every host at least one, or none any")
+
+    def _check_devices(self, key: CaseKey, written: str) -> None:
+        """Note that this host has fewer devices than the key requests."""
         devices = self.run.detected.num_devices if self.run.is_here else None
         if devices is not None and key.nproc > devices:
             what = f"requests {key.nproc} devices a host, this one has {devices}"
-            yield Problem(where, written, what, "lower the fifth part of the key")
+            self.missing.append(Problem(self.run.where, written, what, "lower the fifth part of the key"))
 
     def _check_repeated(self, written: str, directory: str) -> None:
         if directory in self.planned:

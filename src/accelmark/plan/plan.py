@@ -70,5 +70,5 @@ class Plan(RunOptions):
     tuning: TuningSpec | None = None
     """The search for the best settings, whose trials are added to the jobs while it runs; null for other runs."""
     missing_data: tuple[Problem, ...] = ()
-    """Data without which a dry run was planned; a plan that lacks any is not executed."""
+    """Data, devices and versions without which a dry run was planned; a plan that lacks any is not executed."""
     warnings: tuple[str, ...] = ()

@@ -122,6 +122,8 @@ def summary_line(pair: Pair) -> str:
     num_compared = counts.total() - counts["unknown"]
     if not pair.differences:
         return "No figure is compared: both runs need a round with a result."
+    if pair.is_same_run:
+        return "Both are the same run. Name another one to compare with."
     means = "Percentages compare geometric means over rounds."
     if not num_compared:
         single = "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."

@@ -93,6 +93,11 @@ def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
     return replace(run, summary=summary, problems=(*run.problems, what))
 
 
+def is_copy(one: LoadedRun, other: LoadedRun) -> bool:
+    """Return whether two are the same run, such as a directory and its bundle."""
+    return _unmarked(one) == _unmarked(other)
+
+
 def _unmarked(run: LoadedRun) -> Summary:
     """Return the summary of a run as it is stored, without the mark of :func:`_marked`."""
     cases = (
@@ -134,7 +139,7 @@ def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> l
     copies: dict[tuple[str, str], list[list[LoadedRun]]] = {}
     for run in runs:
         same_name = copies.setdefault((run.summary.run, run.summary.started_at), [])
-        same = next((group for group in same_name if _unmarked(group[0]) == _unmarked(run)), None)
+        same = next((group for group in same_name if is_copy(group[0], run)), None)
         if same is None:
             same_name.append([run])
         else:

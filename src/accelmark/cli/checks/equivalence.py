@@ -11,6 +11,7 @@ from typing import Final, final
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from accelmark.cli import options
 from accelmark.cli.machine import detect_devices
@@ -21,6 +22,7 @@ from accelmark.run.controller.data import DataFetcher
 from accelmark.run.controller.equivalence import check_equivalence
 from accelmark.run.controller.equivalence_cache import remember
 from accelmark.run.display.displays import RunObserver
+from accelmark.run.display.rows import print_hanging
 from accelmark.run.preflight.report import run_preflight
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
 from accelmark.spec.errors import RequestError, nearest
@@ -41,7 +43,7 @@ class _Notes(RunObserver):
 
     def note(self, text: str) -> None:
         """Print a note."""
-        self._console.print(text, soft_wrap=True, markup=False)
+        print_hanging(self._console, Text(text))
 
 
 @final
@@ -152,9 +154,8 @@ def _show(checks: Sequence[EquivalenceCheck], *, as_json: bool) -> None:
     first = checks[0]
     data = "synthetic data" if first.synthetic else "the case's data"
     reference = f"{first.reference} {first.reference_version} on one rank"
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{first.case}: {first.num_steps} steps on {data}, compared with {reference}")
-    console.print("Largest relative error of all steps:")
-    console.print(table)
+    options.echo_wrapped(f"{first.case}: {first.num_steps} steps on {data}, compared with {reference}")
+    typer.echo("Largest relative error of all steps:")
+    Console(highlight=False, soft_wrap=True).print(table)
     for check in checks:
-        console.print(f"{check.framework}, {check.precision}: {describe(check)}")
+        options.echo_wrapped(f"{check.framework}, {check.precision}: {describe(check)}")

@@ -217,12 +217,12 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
     from rich.text import Text
 
     from accelmark.run.display.rows import print_hanging
-    from accelmark.spec.number_format import NOTHING
+    from accelmark.spec.number_format import NOTHING, THIN
 
     for row in rows:
         shown = [printable(text) for text in row]
         facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
-        described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
+        described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds:{THIN}{facts[-1]}"]
         print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))

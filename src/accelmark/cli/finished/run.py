@@ -271,6 +271,8 @@ def bundle(run: options.RunPath = options.LATEST, output: options.Output = None)
 
     run = options.own_run(run)
     path = output or Path(bundle_name(run))
+    if path.exists():
+        raise RequestError(f"{path}: exists already; remove it, or choose another name with --output")
     write_bundle(run, path)
     typer.echo(str(path))
 

@@ -11,6 +11,7 @@ from accelmark.results.compare.load_curve import LoadCurvePoint, load_curve
 from accelmark.results.compare.statistics import mean_difference, relative_difference
 from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
 from accelmark.results.schema import Mark, RoundResult, Task
+from accelmark.results.sources import is_copy
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.key import CaseKey
@@ -87,6 +88,8 @@ class Pair(Spec):
     one_sided: tuple[str, ...]
     """Figures that only one side has, with the reason why the other has none."""
     differing: tuple[ContextDifference, ...]
+    is_same_run: bool = False
+    """Whether both are the same run, such as its directory and its bundle."""
 
 
 class RunComparison(Spec):
@@ -217,6 +220,7 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
         differences=tuple(differences),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
         differing=context_differences(context_of(case), context_of(match)) if case.rounds and match.rounds else (),
+        is_same_run=is_copy(case.run, match.run),
     )
 
 

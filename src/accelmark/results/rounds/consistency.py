@@ -104,7 +104,7 @@ def _device_names(host: str, chip: Chip | None, samples: Samples) -> Iterator[Fi
     """Yield errors about devices that telemetry, which runs outside of the ranks, names differently from the chip."""
     for index in samples.devices:
         name = samples.infos.get(index, {}).get("name")
-        if chip is not None and name and not chip.model_copy(update={"memory_gib": None}).matches(str(name), None):
+        if chip is not None and name and not chip.matches_name(str(name)):
             yield finding(
                 "error", "chip-identity", chip.title, f"{host}: telemetry reads that device {index} is {name!r}"
             )

@@ -41,7 +41,7 @@ from accelmark.run.agent.host import (
     system_information,
 )
 from accelmark.run.agent.limits import LimitChecker
-from accelmark.run.agent.rank_environment import environment_record, watched_code, without_loaders
+from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, watched_code, without_loaders
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
 from accelmark.run.agent.stall import diagnose
@@ -171,7 +171,7 @@ class Agent:
         if self._task.nnodes > 1:
             self._task = route(self._task)
         task = self._task
-        self._data, self._code = FileWatch(task.data_dirs), FileWatch(watched_code(task), ("__pycache__",))
+        self._data, self._code = FileWatch(task.data_dirs), FileWatch(watched_code(task), UNWATCHED)
         self._warnings += filter(None, (self._data.problem, self._code.problem))
         self._environment = rank_environment(task, self._dir, os.environ)
         prefixes = reported_prefixes(task, framework)

@@ -27,7 +27,7 @@ class FileWatch:
     """
 
     def __init__(self, directories: Iterable[Path], skipped: Collection[str] = ()) -> None:
-        """Take note of all files, without those below directories named in ``skipped``."""
+        """Take note of all files, without files named in ``skipped`` and those below directories named so."""
         self._directories, self._skipped = tuple(dict.fromkeys(directories)), frozenset(skipped)
         self._inotify = Inotify()
         before = _Scan(self._directories, self._skipped)
@@ -66,7 +66,7 @@ class _Scan:
             for directory, subdirectories, files in os.walk(os.path.abspath(root), followlinks=True):  # noqa: PTH100
                 self._visit(directory)
                 subdirectories[:] = [name for name in subdirectories if name not in skipped]
-                for name in (*files, *subdirectories):
+                for name in (*(name for name in files if name not in skipped), *subdirectories):
                     path = os.path.join(directory, name)  # noqa: PTH118  a tree may have a million files
                     try:
                         state = os.lstat(path)

@@ -115,6 +115,10 @@ def package_directories(python: Path | None = None) -> list[Path]:
     return [Path(place) for place in (*site.getsitepackages(), site.getusersitepackages())]
 
 
+UNWATCHED: Final = ("__pycache__", "README.md")
+"""Files and folders of code that may change while a job runs: no hash of a folder covers them."""
+
+
 def watched_code(task: AgentTask) -> Iterator[Path]:
     """Yield the folders of code that may not change while a job runs: the evaluation outside runs it too.
 

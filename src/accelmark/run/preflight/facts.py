@@ -208,9 +208,9 @@ def chip_problems(name: str, devices: Sequence[DeviceFacts], jobs: Sequence[Plan
     for job in jobs:
         chip = job.job.chip
         for index, device in enumerate(devices):
-            if chip is not None and not chip.model_copy(update={"memory_gib": None}).matches(device.name, None):
+            if chip is not None and not chip.matches_name(device.name):
                 what = f"{job.job.key} names {chip.title}, but device {index} is {device.name!r}"
-                problem = HostProblem(name, what, "name the chip that is there, or declare the run open (--open)")
+                problem = HostProblem(name, what, "name the chip that is there in the key")
                 found.setdefault(str(job.job.key), problem)
     return list(found.values())
 

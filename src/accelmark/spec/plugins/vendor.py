@@ -70,9 +70,18 @@ class Chip(Spec):
         """Name and variant."""
         return f"{self.name} {self.variant}".strip()
 
+    @property
+    def key_names(self) -> frozenset[str]:
+        """What keys may name it, in lower case: its name, alone or with its variant."""
+        return frozenset({self.name.lower(), f"{self.name}-{self.variant}".removesuffix("-").lower()})
+
+    def matches_name(self, device_name: str) -> bool:
+        """Return whether a device with this name may be this chip, whatever its memory."""
+        return re.fullmatch(self.device_name, device_name.strip(), re.IGNORECASE) is not None
+
     def matches(self, device_name: str, memory_gib: float | None) -> bool:
         """Return whether a device with this name (and memory, if required) is this chip."""
-        if not re.fullmatch(self.device_name, device_name.strip(), re.IGNORECASE):
+        if not self.matches_name(device_name):
             return False
         if self.memory_gib is None:
             return True
