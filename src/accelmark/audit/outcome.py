@@ -159,7 +159,7 @@ def plausible_utilisation(entry: RoundEvidence) -> Findings:
 
 @for_each(Evidence.all_rounds)
 def not_resumed(entry: RoundEvidence) -> Findings:
-    """Report rounds that were resumed from a checkpoint."""
+    """Report rounds that were resumed from a checkpoint; the round itself reports that it was started again."""
     if "resumed" in entry.result.marks:
         actual = "the round was resumed: steps repeated after the checkpoint count as time"
         yield finding("warning", "one-go", "", actual)
