@@ -102,8 +102,9 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
     ):
         within = f"within checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
         why = "after the round was resumed" if "resumed" in entry.result.marks else within
-        actual = f"of {entry.result.num_steps} steps only the first were replayed: no pair of checkpoints was kept {why}"
+        steps = f"of {entry.result.num_steps} steps only the first were replayed"
         severity: Severity = "open" if entry.job is not None and entry.job.extern is not None else "warning"
+        actual = f"{steps}: no pair of checkpoints was kept {why}"
         yield finding(severity, "replay", "steps between two checkpoints replayed", actual)
     for replay in found.replays:
         yield from _loss_findings(entry, replay, tolerance)

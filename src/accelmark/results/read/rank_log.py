@@ -194,7 +194,7 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
 
 
 def logs_of_attempts(path: Path) -> list[Path]:
-    """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, in order, and its log."""
+    """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, and then its own."""
     found = path.parent.parent.glob(f"attempt*/*/{path.name}")
     return [*sorted(found, key=lambda log: int(log.parent.parent.name.removeprefix("attempt"))), path]
 

@@ -60,7 +60,7 @@ def train_round(
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         if timeline.num_attempts == 1 and any(rank_logs(earlier) for earlier in round_dir.glob("attempt*")):
-            actual = "the round was started again at step 1: figures are of its last attempt, without the time before it"
+            actual = "the round was started again at step 1: figures are of its last attempt only"
             findings.append(finding("info", "one-go", "", actual))
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
