@@ -306,7 +306,27 @@ def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
     assert found.severity == ("open" if has_hooks else "warning")
-    assert "no pair of checkpoints was kept" in found.actual
+    assert "no pair of checkpoints was kept within checkpoint.replay_mib (512)" in found.actual
+
+
+def test_an_interrupted_evaluation_says_nothing_about_checkpoints(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
+    write_evaluation(run, problem="was cancelled")
+    found = {finding.rule: finding.actual for finding in judged(run).findings}
+    assert "replay" not in found
+    assert found["reevaluation"] == "the evaluation job did not complete: was cancelled"
+
+
+def test_a_resumed_round_without_a_pair_has_that_reason(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
+    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    earlier = run / SLUG / "round1" / "attempt1" / log.parent.name / log.name
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("".join(log.read_text().splitlines(keepends=True)[:6]))
+    log.write_text(re.sub(r'("TRAIN_START", ?"value": ?){}', r'\1{"resumed": true}', log.read_text()))
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
+    assert found.actual.endswith("no pair of checkpoints was kept after the round was resumed")
 
 
 def test_samples_that_the_steps_do_not_have_are_found(run: Path) -> None:

@@ -106,6 +106,37 @@ def test_a_run_that_did_not_finish_has_none(tmp_path: Path) -> None:
         write_mllog(run)
 
 
+def test_a_cancelled_round_has_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=2))
+    log = next((run / "toy-pytorch-X1x1x1" / "round2").rglob("rank0.out.log"))
+    log.write_text(log.read_text().replace('"completed"', '"cancelled"'))
+    assert [path.parent.name for path in write_mllog(run)] == ["round1"]
+
+
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_a_resumed_round_begins_with_its_first_attempt(tmp_path: Path, is_continued: bool) -> None:
+    run = make_run(tmp_path / "run", Made())
+    log = next(run.rglob("rank0.out.log"))
+    first = log.read_text()
+    earlier = log.parents[1] / "attempt1" / log.parent.name / log.name
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text(first.replace('"completed"', '"cancelled"'))
+    later = [json.loads(line.partition("] ")[2]) for line in first.splitlines()]
+    for record in later:
+        record["metadata"]["time_ms"] += 60_000
+        if record["event"] == "TRAIN_START":
+            record["value"] = {"resumed": is_continued}
+    log.write_text("".join(f"[PerfLog] {json.dumps(record)}\n" for record in later))
+    lines = {line["key"]: line["time_ms"] for line in lines_of(write_mllog(run)[0])}
+    start, end = (
+        next(each["metadata"]["time_ms"] for each in later if each["event"] == name)
+        for name in ("TRAIN_START", "TRAIN_END")
+    )
+    assert lines["run_start"] == int(start) - (60_000 if is_continued else 0)
+    stops = [line for line in lines_of(write_mllog(run)[0]) if line["key"] == "run_stop"]
+    assert [line["time_ms"] for line in stops] == [int(end)]
+
+
 def check(path: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", RULESET]
     command += ["--log_output", str(directory / "checker.log"), str(path)]

@@ -73,7 +73,7 @@ def test_missing_rounds_are_reported(tmp_path: Path, told: str | None, state: st
     (run / "events.jsonl").write_text("" if told is None else json.dumps(event) + "\n")
     case = measure_run(run).cases[0]
     assert (case.state, case.verdict) == (state, "INVALID")
-    assert any("1 of 2 planned rounds have a result" in reason for reason in case.reasons)
+    assert any("1 of 2 planned rounds succeeded, 1 has no result" in reason for reason in case.reasons)
 
 
 def test_written_records_read_back_unchanged(tmp_path: Path) -> None:

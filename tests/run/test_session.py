@@ -168,6 +168,22 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
     assert (round_dir / "attempt1" / "localhost_noderank0" / "exit.json").exists()
 
 
+def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("first=hang",)))
+    wait_for(lambda: stepping(run), "a step")
+    process.send_signal(signal.SIGINT)
+    assert (done(process)[0], states(run)) == (130, ["cancelled"])
+    code, out, err = done(drive("resume", run))
+    assert (code, states(run)) == (0, ["succeeded"]), out + err
+    assert "round1: no checkpoint to resume from: it starts again at step 1" in out + err
+    assert "no checkpoint to resume from" in (run / "events.jsonl").read_text()
+    result = json.loads((run / "toy0-pytorch-X1x1x1" / "round1" / "result.json").read_text())
+    assert "resumed" not in result["marks"]
+    (found,) = (found for found in result["findings"] if found["rule"] == "one-go")
+    assert (found["severity"], found["actual"][:42]) == ("info", "the round was started again at step 1: fig")
+
+
 def test_a_daemon_with_an_empty_environment_does_not_outlive_a_killed_agent(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS, "daemon")))

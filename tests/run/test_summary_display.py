@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 from rich.console import Console
 
 from accelmark.results.figure_names import F
 from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.rounds.summary import write_round
 from accelmark.results.rounds.training import REFERENCE_RULE
 from accelmark.results.schema import AdaptationCost, Finding, ReplacedHook, Spread, Summary
 from accelmark.run.display.summary import print_summary, scaling_lines
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.number_format import THIN
+from tests.made_run import Made, make_run
 from tests.results.compared_runs import loaded
 
 
@@ -79,6 +83,19 @@ def test_figures_that_do_not_fit_stand_below_the_case(tmp_path: Path) -> None:
     figures = [figure.strip() for figure in wide[2].partition("reached")[2].split("  ") if figure.strip()]
     assert narrow[3].strip() == ", ".join(figures)
     assert all(len(line) <= 80 for line in narrow[:4])
+
+
+def test_rounds_that_were_cancelled_are_not_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=4))
+    write_round(run / "toy-pytorch-X1x1x1" / "round3", state="cancelled", reason="ended by SIGINT")
+    (run / "toy-pytorch-X1x1x1" / "round4" / "job.json").unlink()
+    event = {"kind": "state", "job": "toy-pytorch-X1x1x1/round4", "state": "cancelled", "reason": "not started"}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    summary = measure_run(run)
+    text = " ".join(shown(summary, run).split())
+    assert "toy:pytorch:X1:1:1 ×2 cancelled" in text
+    assert "2 of 4 planned rounds succeeded, 1 has no result" in text
+    assert "round 3 was cancelled: ended by SIGINT" in text
 
 
 def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_measured(tmp_path: Path) -> None:

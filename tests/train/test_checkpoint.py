@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state, seed_everything
-from accelmark.spec.job import EvaluateJob, KilledRank, ReplayedPair, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, KilledRank, ReplayedPair, TrainJob
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from tests.train.conftest import RunHere
 from tests.train.jobs import environment, make_job, node_dir_of, run, write_job
@@ -58,6 +58,51 @@ def test_a_resumed_run_continues_with_bitwise_equal_losses(
     }
     assert resumed.losses() == whole[6:]
     assert resumed.finished().num_trained_samples == 14 * 16
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"parallelism": "fsdp2", "optimizer.name": "adamw", "optimizer.lr": 0.01}, {"checkpoint.asynchronous": True}],
+    ids=["ddp", "fsdp2", "asynchronous"],
+)
+def test_a_run_resumes_exactly_from_a_checkpoint_for_the_replay(
+    tmp_path: Path, run_here: RunHere, settings: dict[str, Any]
+) -> None:
+    """``checkpoint.every_steps`` is null; the pairs end at steps 8, 16 and 24, and the run is cut off at step 20."""
+    settings = {**BASE, "optimizer.momentum": 0.9, "checkpoint.every_steps": None, "end.max_steps": 28, **settings}
+    whole = run_here(_checked(make_job(tmp_path / "whole", settings))).losses()
+    run_here(_checked(make_job(tmp_path / "cut", {**settings, "model.fault": "error", "model.fault_at": 20})))
+    resumed = run_here(_checked(make_job(tmp_path / "cut", settings, resume=True)))
+    assert resumed.values("TRAIN_START")[0]["global_steps"] == 16
+    assert resumed.losses() == whole[16:]
+    (hashes,) = resumed.values("CHECKPOINTS_HASHED")
+    left = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir())
+    assert left == sorted(hashes["sha256"]) == ["step000000024", "step000000028"], "none of the first attempt"
+
+
+def test_a_run_that_starts_again_leaves_no_checkpoint_to_resume_from_later(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {**BASE, "checkpoint.every_steps": None}
+    run_here(_checked(make_job(tmp_path, settings)))
+    run_here(_checked(make_job(tmp_path, {**settings, "model.fault": "error", "model.fault_at": 4})))
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_run_resumed_from_the_weights_that_reached_its_target_trains_no_further(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    settings = {**BASE, "checkpoint.every_steps": None, "model.dropout": 0.0, "evaluate.every_steps": 2}
+    job = _checked(make_job(tmp_path, {**settings, "end.max_steps": 200, "end.at_target": True}))
+    first = run_here(job).finished()
+    assert (first.end_reason, first.global_steps < 200) == ("target", True)
+    again = run_here(job.model_copy(update={"resume": True}))
+    assert (again.finished().end_reason, again.finished().global_steps) == ("target", first.global_steps)
+    assert again.losses() == []
+    assert again.finished().final_metrics == first.final_metrics
+    assert (tmp_path / "checkpoints" / f"step{first.global_steps:09d}" / "weights.pt").exists()
+
+
+def _checked(job: JobSpec) -> JobSpec:
+    return job.model_copy(update={"work": job.work.model_copy(update={"is_checked": True})})
 
 
 def _call(settings: dict[str, Any]) -> int:

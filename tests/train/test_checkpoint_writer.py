@@ -88,6 +88,7 @@ def test_pairs_cover_all_of_training_where_writing_is_cheap(tmp_path: Path, monk
     assert steps[0] == (0, FIRST_STEPS)
     assert all(end == start for (_, end), (start, _) in itertools.pairwise(steps))
     assert steps[-1][1] == 1000
+    assert all(step % FIRST_STEPS == 0 for pair in steps for step in pair), "GRPO resumes between rollouts only"
     assert all(end - start <= MOST_STEPS for start, end in steps)
     assert sorted(hashes.sha256) == left
     assert 0.001 * len(left) < 0.004 * 10

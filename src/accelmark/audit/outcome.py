@@ -49,8 +49,10 @@ def rounds_complete(evidence: Evidence) -> Findings:
         if state != "succeeded":
             actual = f"round {entry.number} {_STATES.get(state, f'is {state}')}: {entry.result.reason}"
             yield finding("error", "rounds-complete", "", actual)
-    if len(evidence.rounds) < evidence.num_planned:
-        actual = f"{len(evidence.rounds)} of {evidence.num_planned} planned rounds have a result"
+    num_missing = evidence.num_planned - len(evidence.rounds)
+    if num_missing > 0:
+        done = f"{len(evidence.succeeded)} of {evidence.num_planned} planned rounds succeeded"
+        actual = f"{done}, {num_missing} {'has' if num_missing == 1 else 'have'} no result"
         yield finding("error", "rounds-complete", "", actual)
     required = max(entry.result.min_rounds for entry in evidence.rounds)
     if len(evidence.succeeded) < required:
@@ -159,7 +161,7 @@ def plausible_utilisation(entry: RoundEvidence) -> Findings:
 
 @for_each(Evidence.all_rounds)
 def not_resumed(entry: RoundEvidence) -> Findings:
-    """Report rounds that were resumed from a checkpoint."""
+    """Report rounds that were resumed from a checkpoint; the round itself reports that it was started again."""
     if "resumed" in entry.result.marks:
         actual = "the round was resumed: steps repeated after the checkpoint count as time"
         yield finding("warning", "one-go", "", actual)

@@ -95,12 +95,16 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
         yield finding("open" if "replay" in warning else "warning", "replay", "", warning)
     if work.settings.checkpoint.replay_mib == 0:
         yield finding("open", "replay", "pairs of checkpoints", "checkpoint.replay_mib is 0: no pair was kept")
-    elif entry.result.num_steps >= MIN_STEPS_WITH_PAIR and all(replay.start is None for replay in found.replays):
-        actual = (
-            f"of {entry.result.num_steps} steps only the first were replayed: no pair of checkpoints was kept within "
-            f"checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
-        )
+    elif (
+        found.problem is None
+        and entry.result.num_steps >= MIN_STEPS_WITH_PAIR
+        and all(replay.start is None for replay in found.replays)
+    ):
+        within = f"within checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
+        why = "after the round was resumed" if "resumed" in entry.result.marks else within
+        steps = f"of {entry.result.num_steps} steps only the first were replayed"
         severity: Severity = "open" if entry.job is not None and entry.job.extern is not None else "warning"
+        actual = f"{steps}: no pair of checkpoints was kept {why}"
         yield finding(severity, "replay", "steps between two checkpoints replayed", actual)
     for replay in found.replays:
         yield from _loss_findings(entry, replay, tolerance)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.results.read.rank_log import logs_of_attempts
 from accelmark.results.read.round_dir import node_dirs, read_job
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
@@ -26,10 +27,10 @@ BENCHMARKS: Final = {"resnet50": "resnet", "bert": "bert", "bert_large": "bert"}
 
 
 def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
-    """Write ``mllog.log`` into the directory of every finished training round; return the files.
+    """Write ``mllog.log`` into the directory of every training round that trained to its end; return the files.
 
     ``benchmark`` is MLPerf's name of the benchmark, by default that of the case in :data:`BENCHMARKS`, or its name.
-    Raises RunError if no training round of the run finished.
+    Raises RunError if no training round of the run did.
     """
     written = []
     for job_file in sorted(run_dir.glob("*/round*/job.json")):
@@ -38,16 +39,27 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         logs = [path for node in node_dirs(round_dir) for rank, path in node.rank_logs() if rank == 0]
         if not isinstance(job.work, TrainingWork) or not logs:
             continue
-        events = list(PerfLogReader(logs[0]))
-        if not any(event.event == Event.FINISHED for event in events):
-            continue
+        events = _events(logs[0])
         path = round_dir / MLLOG_FILE
+        if not any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
+            continue
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, job.work, events, benchmark)))
         written.append(path)
     if not written:
-        raise RunError(f"{run_dir}: no training round finished, so there is nothing to export as MLLOG")
+        raise RunError(f"{run_dir}: no training round was completed, so there is nothing to export as MLLOG")
     update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in written))
     return written
+
+
+def _events(log: Path) -> list[PerfLogRecord]:
+    """Return the events of a rank, with those of earlier attempts that it continued up to their end."""
+    found: list[PerfLogRecord] = []
+    for attempt in logs_of_attempts(log):
+        events = list(PerfLogReader(attempt))
+        start = next((event.value for event in events if event.event == Event.TRAIN_START), {})
+        before = found if start.get("resumed") else []
+        found = [event for event in before if event.event not in (Event.TRAIN_END, Event.FINISHED)] + events
+    return found
 
 
 def mllog_lines(

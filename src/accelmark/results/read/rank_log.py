@@ -188,15 +188,15 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
     Raises RunError when a file cannot be read; malformed lines are counted.
     """
     log = TrainLog(RankEnd(rank))
-    for source in (*_earlier_logs(path), path):
+    for source in logs_of_attempts(path):
         log = _read_on(log, source)
     return log
 
 
-def _earlier_logs(path: Path) -> list[Path]:
-    """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, in order."""
+def logs_of_attempts(path: Path) -> list[Path]:
+    """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, and then its own."""
     found = path.parent.parent.glob(f"attempt*/*/{path.name}")
-    return sorted(found, key=lambda log: int(log.parent.parent.name.removeprefix("attempt")))
+    return [*sorted(found, key=lambda log: int(log.parent.parent.name.removeprefix("attempt"))), path]
 
 
 def _read_on(before: TrainLog, path: Path) -> TrainLog:

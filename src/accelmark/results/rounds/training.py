@@ -23,7 +23,7 @@ from accelmark.results.figures.training import (
     value,
 )
 from accelmark.results.read.reevaluation import Reevaluation, saved_checkpoints
-from accelmark.results.read.round_dir import LedgerState, NodeDir
+from accelmark.results.read.round_dir import LedgerState, NodeDir, rank_logs
 from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
@@ -59,6 +59,9 @@ def train_round(
     per_step = samples_per_step(job, work)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
+        if timeline.num_attempts == 1 and any(rank_logs(earlier) for earlier in round_dir.glob("attempt*")):
+            actual = "the round was started again at step 1: figures are of its last attempt only"
+            findings.append(finding("info", "one-go", "", actual))
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
@@ -84,7 +87,7 @@ def train_round(
             findings,
             synthetic=settings.loader.synthetic,
             partial_evaluation=settings.evaluate.max_batches is not None,
-            resumed=job.resume or bool(timeline and timeline.num_attempts > 1),
+            resumed=timeline is not None and timeline.num_attempts > 1,
         ),
         vendor=job.vendor,
         chip=job.chip,

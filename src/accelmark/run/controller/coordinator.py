@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.read.reevaluation import was_cancelled
+from accelmark.results.read.round_dir import rank_logs
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.ended import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
@@ -44,7 +45,7 @@ from accelmark.run.record.start import record_start
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, SpecError
-from accelmark.spec.job import TrainJob
+from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.log.records import COORDINATOR_LOG, DATA_FILE
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
@@ -288,6 +289,11 @@ class Coordinator:
     async def _start(self, job: PlannedJob, *, go_on: bool) -> Sequence[AgentHandle] | None:
         """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
         nodes = await write_job(self.directory, job, self._launcher, go_on=go_on)
+        trained = any(rank_logs(earlier) for earlier in self.directory.round_dir(job).glob("attempt*"))
+        if go_on and trained and isinstance(job.job.work, TrainingWork) and not nodes[0].job.resume:
+            what = "no checkpoint to resume from: it starts again at step 1"
+            self._event_log.note("note", what, job.directory)
+            self.observer.note(f"{job.directory}: {what}")
         agents = self._launcher.agents(nodes)
         loop = asyncio.get_running_loop()
 

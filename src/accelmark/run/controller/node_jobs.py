@@ -10,7 +10,7 @@ from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.job import EvaluateJob, JobSpec
+from accelmark.spec.job import EvaluateJob, ExternalJob, JobSpec
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
 
@@ -32,7 +32,7 @@ async def node_jobs(
 ) -> list[NodeJob]:
     """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
 
-    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
+    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any that can be resumed from.
     """
     plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
     hosts = {host.name: host for host in plan.cluster.hosts}
@@ -103,6 +103,8 @@ def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, 
         has_any = checkpoints.is_dir() and any(checkpoints.iterdir())
     else:  # those on hosts cannot be seen from here: an attempt that was started may have written some
         has_any = any(directory.round_dir(job).glob("attempt*/*_noderank*"))
+    if isinstance(job.job.work, ExternalJob) and not job.job.work.trainer.resume:
+        has_any = False
     changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
     if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
         for name, ref in (("case", job.job.case), ("extern", job.job.extern)):

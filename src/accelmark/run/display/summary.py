@@ -215,7 +215,7 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
         name = f"{case.role}: {name}"
     return (
         Text(sign, style=style),
-        Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
+        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim")),
         Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),

@@ -116,7 +116,8 @@ class CheckpointSettings(FiniteSpec):
     """Checkpoints in the run directory, from which a run resumes with the same loss."""
 
     every_steps: PositiveInt | None = None
-    """Optimizer steps between checkpoints; null: none are written."""
+    """Optimizer steps between checkpoints to resume from, in addition to those for the replay, from which a run resumes
+    too; null: only those."""
     keep: PositiveInt = 1
     """Number of checkpoints kept; older ones are deleted."""
     asynchronous: bool = False

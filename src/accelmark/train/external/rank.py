@@ -48,8 +48,9 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     account = Account(process_start=process_start, job=work)
     finished = FinishedEvent(log, account)
     counted = place["rank"] == (0 if work.trainer.log.rank == "first" else place["world_size"] - 1)
-    translator = LogTranslator(work, job.key.world_size, log, account) if counted else None
-    trainer = _Trainer(command, {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}, translator, log)
+    translator = LogTranslator(work, job.key.world_size, log, account, resumed=job.resume) if counted else None
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}
+    trainer = _Trainer(command, environment, translator, log, resumed=job.resume)
 
     def overdue(signal_name: str) -> None:
         trainer.signal(signal.SIGKILL)
@@ -110,12 +111,19 @@ class _Trainer:
     """
 
     def __init__(
-        self, command: list[str], environment: Mapping[str, str], translator: LogTranslator | None, log: EventLog
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        translator: LogTranslator | None,
+        log: EventLog,
+        *,
+        resumed: bool,
     ) -> None:
         self._command: Final = command
         self._environment: Final = environment
         self._translator: Final = translator
         self._log: Final = log
+        self._resumed: Final = resumed
         self._last_lines: Final[deque[str]] = deque(maxlen=_LAST_LINES)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -156,7 +164,7 @@ class _Trainer:
         if self._translator is not None:
             self._translator.start_at(started_ns)
         else:
-            self._log.event(Event.TRAIN_START)
+            self._log.event(Event.TRAIN_START, {"resumed": self._resumed})
         reader = threading.Thread(target=self._read, args=(process,), name="trainer output", daemon=True)
         reader.start()
         while True:

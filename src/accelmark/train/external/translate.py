@@ -30,11 +30,14 @@ class LogTranslator:
     is the printed one, and times of single steps are known only where every step is printed.
     """
 
-    def __init__(self, work: ExternalJob, world_size: int, log: EventLog, account: Account) -> None:
+    def __init__(
+        self, work: ExternalJob, world_size: int, log: EventLog, account: Account, *, resumed: bool = False
+    ) -> None:
         self._work: Final = work
         self._log: Final = log
         self._account: Final = account
         self._world_size: Final = world_size
+        self._resumed: Final = resumed
         spec = work.trainer.log
         self._step: Final = re.compile(spec.step)
         self._evaluation: Final = re.compile(spec.evaluation) if spec.evaluation else None
@@ -80,7 +83,7 @@ class LogTranslator:
     def _begin(self, at_ns: int) -> None:
         self._began_ns = self._opened_ns = at_ns
         self._account.train_start = at_ns / 1e9
-        self._log.event(Event.TRAIN_START, at_ns=at_ns)
+        self._log.event(Event.TRAIN_START, {"resumed": self._resumed}, at_ns=at_ns)
 
     def _take_step(self, numbers: dict[str, float], at_ns: int) -> None:
         progress, units = self._account.progress, self._work.trainer.units

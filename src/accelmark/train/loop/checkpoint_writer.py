@@ -18,7 +18,10 @@ from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.ends import total_steps
 
 FIRST_STEPS: Final = 8
-"""Steps from the initial weights to the first checkpoint of a pair."""
+"""Steps from the initial weights to the first checkpoint of a pair; the distances of the others are multiples of it.
+
+A case whose batches depend on the one before in groups, such as GRPO's rollouts, goes on exactly from between groups.
+"""
 MOST_STEPS: Final = 128
 """Most steps between the checkpoints of a pair."""
 _LARGEST_SHARE: Final = 0.003
@@ -74,9 +77,13 @@ class CheckpointWriter:
         """Bytes of the newest complete checkpoint."""
 
     def start(self, step: int) -> None:
-        """Set the step at which training begins, after 0 where it resumes."""
-        if self._every is not None and self._directory.is_dir():
+        """Set the step at which training begins, after 0 where it resumes.
+
+        Of the checkpoints of earlier processes, the newest stay where it resumes.
+        """
+        if (self._every is not None or self._is_checked) and self._directory.is_dir():
             self._resumable = sorted(path.name for path in self._directory.iterdir() if path.suffix != ".tmp")
+            self._remove_oldest(self._settings.checkpoint.keep if step else 0)
         self._mark = (step, self._training_s())
         if not self._is_checked or not self._settings.checkpoint.replay_mib:
             self._reason = "checkpoint.replay_mib is 0" if self._is_checked else None
@@ -128,7 +135,8 @@ class CheckpointWriter:
                 self._reason = f"a checkpoint takes {size}, checkpoint.replay_mib is {limit // 2**20}"
             return
         by_cost = cost.write_s / max(_LARGEST_SHARE * cost.step_s, 1e-9)
-        distance = max(FIRST_STEPS, math.ceil(max(min(by_cost, total / _FEWEST), (total - step) / num_left)))
+        distance = max(min(by_cost, total / _FEWEST), (total - step) / num_left, 1)
+        distance = FIRST_STEPS * math.ceil(distance / FIRST_STEPS)
         if distance <= MOST_STEPS:
             self._begins, self._is_open, self._due = name, True, step + distance
         elif self._is_open and self._begins != name and len(self._pairs) > 1:
@@ -142,10 +150,10 @@ class CheckpointWriter:
         if name not in self._resumable:
             self._resumable.append(name)
         if self._unfinished is None:
-            self._remove_oldest()
+            self._remove_oldest(self._settings.checkpoint.keep)
 
-    def _remove_oldest(self) -> None:
-        while len(self._resumable) > self._settings.checkpoint.keep:
+    def _remove_oldest(self, num_kept: int) -> None:
+        while len(self._resumable) > num_kept:
             oldest = self._resumable.pop(0)
             if oldest not in self._needed():
                 shutil.rmtree(self._directory / oldest, ignore_errors=True)
@@ -164,7 +172,7 @@ class CheckpointWriter:
             saved = saved.model_copy(update={"background_s": round(self._backend.finish_save(), 6)})
         self._size = size_of(self._directory / saved.name)
         self._log.event(Event.CHECKPOINT, saved.model_copy(update={"num_bytes": self._size}))
-        self._remove_oldest()
+        self._remove_oldest(self._settings.checkpoint.keep if self._every is not None else 0)
 
     def finish(self) -> None:
         """Write the final weights; the first rank of each host logs the hashes of all checkpoints that are needed."""
@@ -179,7 +187,7 @@ class CheckpointWriter:
         if self._is_open and final != self._begins and last - steps.get(self._begins or "", 0) <= MOST_STEPS:
             self._pairs.append((self._begins, final))
         start = time.monotonic()
-        names = sorted({final, *self._needed()} & {path.name for path in self._directory.iterdir()})
+        names = sorted(self._needed() & {path.name for path in self._directory.iterdir()})
         hashes = {name: hash_of(self._directory / name) for name in names}
         sizes = [file.stat().st_size for name in names for file in (self._directory / name).iterdir()]
         value = CheckpointHashes(
@@ -194,8 +202,9 @@ class CheckpointWriter:
         self._log.event(Event.CHECKPOINTS_HASHED, value)
 
     def _needed(self) -> set[str]:
-        pairs = {name for pair in self._pairs for name in pair}
-        return {name for name in (*pairs, self._begins if self._is_open else None, self._claimed) if name is not None}
+        pairs, newest = {name for pair in self._pairs for name in pair}, list(self._names.values())[-1:]
+        needed = (*pairs, *newest, self._begins if self._is_open else None, self._claimed)
+        return {name for name in needed if name is not None}
 
     def _write(self) -> str:
         """Write a checkpoint of this step unless there is one; returns its name."""

@@ -84,7 +84,7 @@ class Driver:
 
     def run(self) -> End:
         """Train until an end is reached, evaluate the final model, and return the end."""
-        restored = self._backend.restore() if self._settings.checkpoint.every_steps is not None else None
+        restored = self._backend.restore()
         if restored is not None:
             self._account.progress = restored
             self._account.num_samples_before = restored.num_trained_samples
@@ -126,6 +126,8 @@ class Driver:
         self._log.event(Event.TRAIN_START, start)
 
     def _train(self) -> End:
+        if self.progress.reached and self._settings.end.at_target:
+            return End("target")  # resumed from the final checkpoint
         bound = bound_reached(self._settings.end, self.progress, self._epochs_done())
         while bound is None:
             progress = self.progress
