@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.figures.aggregate import finding_texts, rounds_needed, spread, student_t
-from accelmark.results.schema import Figure, Finding
+from accelmark.results.figure_names import FigureName
+from accelmark.results.figures.aggregate import finding_texts, rounds_needed, spread, spread_warnings, student_t
+from accelmark.results.schema import Figure, Finding, Spread
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,12 @@ def test_a_warning_of_several_rounds_is_shown_once() -> None:
     changes: tuple[dict[str, object], ...] = ({"round": 3}, {"round": 1}, {"actual": "b"}, {"severity": "error"})
     told = [one.model_copy(update=change) for change in changes]
     assert finding_texts(told, "warning") == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]
+
+
+def test_a_figure_that_fewer_rounds_have_says_how_many() -> None:
+    def of(*values: float) -> Spread:
+        return spread([Figure(value=value) for value in values])
+
+    figures = {FigureName.THROUGHPUT_TRAIN: of(1.0, 2.0, 3.0), FigureName.TIME_TO_TARGET: of(1.0, 2.0)}
+    (warning,) = spread_warnings(figures)
+    assert "after 3 rounds: throughput, training ±124 %; time to target ±424 % (2 rounds)." in warning

@@ -77,19 +77,21 @@ def finding_texts(findings: Iterable[Finding], *severities: Severity) -> list[st
 def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     """Return warnings about wide intervals, and about a single round, which has no interval."""
     warnings: list[str] = []
-    if max((found.num_rounds for found in figures.values()), default=0) == 1:
+    num_rounds = max((found.num_rounds for found in figures.values()), default=0)
+    if num_rounds == 1:
         warnings.append("a single round has no interval: repeat the case; its key ends with the number of rounds")
     wide: list[str] = []
-    needed = rounds = 0
+    needed = 0
     for name in WARNED_FIGURES:
         found = figures.get(name)
         half = found.relative_half95 if found is not None else None
         if found is not None and found.rounds_needed is not None and half is not None and half > NARROW:
             digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
-            wide.append(f"{FIGURES[name].title.lower()} ±{digits} %")
-            needed, rounds = max(needed, found.rounds_needed), found.num_rounds
+            of = "" if found.num_rounds == num_rounds else f" ({found.num_rounds} rounds)"
+            wide.append(f"{FIGURES[name].title.lower()} ±{digits} %{of}")
+            needed = max(needed, found.rounds_needed)
     if wide:
-        intervals = f"wide 95 % intervals after {rounds} rounds: {'; '.join(wide)}"
+        intervals = f"wide 95 % intervals after {num_rounds} rounds: {'; '.join(wide)}"
         advice = ": reduce the noise first, by an idle host or longer rounds" if needed > _MANY_ROUNDS else ""
         warnings.append(f"{intervals}. About {needed:,} rounds are needed for 1 %{advice}")
     return warnings
