@@ -46,7 +46,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "bundle": ("accelmark bundle runs/RUN -o run.tar",),
     "export": ("accelmark export runs/RUN --tensorboard DIR",),
     "cases": ("accelmark cases resnet50", "accelmark cases --family vision"),
-    "vendors": ("accelmark vendors", "accelmark vendors nvidia"),
+    "vendors": ("accelmark vendors", "accelmark vendors NAME"),
     "doctor": ("accelmark doctor",),
     "preflight": ("accelmark preflight cluster.yaml",),
     "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
