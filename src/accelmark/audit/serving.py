@@ -31,9 +31,9 @@ MIN_PREFIX_SPEEDUP: Final = 1.25
 MAX_LITTLES_DIFFERENCE: Final = 0.05
 """Relative difference of both counts of requests in progress, besides those at the ends of the window."""
 MIN_WINDOW_S: Final = {"mini": 5.0, "standard": 60.0}
-_PLANNED: Final = 0.99
-"""Share of that time that a window has at least which was planned for it: it ends with the timer's resolution."""
 """Length of a window from which its rates are steady, by the size of a case."""
+_LEAST_SHARE: Final = 0.99
+"""Share of its planned length that a window has at least, which ends by a timer."""
 
 
 def _served(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServeJob]]:
@@ -346,7 +346,7 @@ def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: Serve
     short = [
         f"{stage.label}: {stage.window_s[1] - stage.window_s[0]:.2f} s"
         for stage in serving.planned_stages
-        if stage.window_s is not None and stage.window_s[1] - stage.window_s[0] < _PLANNED * least_s
+        if stage.window_s is not None and stage.window_s[1] - stage.window_s[0] < _LEAST_SHARE * least_s
     ]
     if short:
         setting = "generate_duration_s" if entry.result.inference is not None else "load.duration_s"

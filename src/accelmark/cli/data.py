@@ -65,14 +65,19 @@ def list_(
 
 
 def _show(known: Known) -> None:
-    row = _row(known)
-    typer.secho(f"{row['name']}: {row['title']}", bold=True)
-    layout = [part.describe() for part in known.spec.tree] or [file.path for file in known.spec.files]
-    listed = {"licence": row["licence"], "cases": ", ".join(known.cases), "obtained": known.obtained}
-    listed |= {"cached in": str(known.path)} if known.path else {}
-    listed |= {"how to get it": known.spec.how_to_get} if known.spec.how_to_get else {}
-    for what, text in (listed | {"layout": "; ".join(layout)}).items():
-        options.echo_wrapped(f"  {what}: {' '.join(str(text).split())}")
+    spec, path = known.spec, known.path
+    typer.secho(f"{spec.name}: {spec.title}", bold=True)
+    listed = {
+        "licence": spec.licence,
+        "cases": ", ".join(known.cases),
+        "obtained": known.obtained,
+        "cached in": str(path) if path else "",
+        "how to get it": " ".join(spec.how_to_get.split()),
+        "layout": "; ".join([part.describe() for part in spec.tree] or [file.path for file in spec.files]),
+    }
+    for what, text in listed.items():
+        if text:
+            options.echo_wrapped(f"  {what}: {text}")
 
 
 def _row(known: Known) -> dict[str, object]:

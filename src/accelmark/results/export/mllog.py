@@ -40,9 +40,9 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         if not isinstance(job.work, TrainingWork) or not logs:
             continue
         events = _events(logs[0])
-        path = round_dir / MLLOG_FILE
         if not any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
             continue
+        path = round_dir / MLLOG_FILE
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, job.work, events, benchmark)))
         written.append(path)
     if not written:

@@ -116,3 +116,8 @@ def planned_jobs(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def rank_logs(round_dir: Path) -> dict[int, Path]:
     """Return the log of each rank, in order."""
     return dict(sorted(log for node in node_dirs(round_dir) for log in node.rank_logs()))
+
+
+def was_started_before(round_dir: Path) -> bool:
+    """Return whether ranks wrote logs in an earlier attempt, which ``resume`` has moved to ``attempt<N>/``."""
+    return any(map(rank_logs, round_dir.glob("attempt*")))

@@ -23,7 +23,7 @@ from accelmark.results.figures.training import (
     value,
 )
 from accelmark.results.read.reevaluation import Reevaluation, saved_checkpoints
-from accelmark.results.read.round_dir import LedgerState, NodeDir, rank_logs
+from accelmark.results.read.round_dir import LedgerState, NodeDir, was_started_before
 from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
@@ -59,7 +59,7 @@ def train_round(
     per_step = samples_per_step(job, work)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
-        if timeline.num_attempts == 1 and any(rank_logs(earlier) for earlier in round_dir.glob("attempt*")):
+        if timeline.num_attempts == 1 and was_started_before(round_dir):
             actual = "the round was started again at step 1: figures are of its last attempt only"
             findings.append(finding("info", "one-go", "", actual))
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})

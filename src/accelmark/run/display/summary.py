@@ -40,7 +40,9 @@ _NOTHING: Final = "-"
 _NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
 _FIGURES_FROM: Final = 4
+"""Number of the first column with a figure."""
 _UNLIMITED: Final = 1000
+"""Columns in which every table fits."""
 _SPEED: Final = {
     "train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
 }  # fmt: skip
