@@ -107,6 +107,7 @@ def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path
         (("train", "resnet50"), "optimizer.lr ", "ImageNet-1k (ILSVRC 2012) cannot be fetched"),
         (("train", "llama_mini:pytorch:H100:1:8:3"), "optimizer.lr ", "names H100, but this machine has CPU"),
         (("infer", "vit_l_16", "--compiler", "none"), "batch_size ", "no data: no imagenet/"),
+        (("infer", "sam_h", "--synthetic"), "batch_size ", "tensorrt computes on cuda, the vendor's device is cpu"),
         (("infer", "qwen2_5_7b:pytorch:CPU:1:2", "--compiler", "eager"), "batch_size ", "no weights: qwen2_5_7b/"),
         (("serve", "llama3_1_8b"), "load.concurrency ", "no weights: llama3_1_8b/"),
     ],

@@ -48,6 +48,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         _check_split(request, settings, data_dirs)
     if problems := list(_unusable(request, settings, resolved.provenance)):
         raise SpecError(problems)
+    _check_device(request, settings, resolved.provenance["compiler"].layer)
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
     notes += _unknown_options(settings, resolved.provenance, run.vendor_folder)
     of_case = {
@@ -105,12 +106,6 @@ def _unusable(request: KeyRequest, settings: InferSettings, layers: Mapping[str,
     engine = engines.get(settings.compiler or "")
     if engine is None:
         return
-    declared = request.run.vendor.frameworks.get(request.key.framework)
-    device = declared.device_type if declared is not None else ""
-    if device and engine.device_types and device not in engine.device_types:
-        what = f"{settings.compiler} computes on {', '.join(engine.device_types)}, the vendor's device is {device}"
-        able = ", ".join(name for name, each in engines.items() if device in (each.device_types or (device,)))
-        yield Problem(layers["compiler"].layer, "compiler", what, f"engines for it: {able}")
     is_here = request.run.launcher.is_localhost
     for name, value in settings.engine_options.items():
         if name in engine.options and (wrong := engine.options[name].problem(value)) is not None:
@@ -131,6 +126,18 @@ def _unusable(request: KeyRequest, settings: InferSettings, layers: Mapping[str,
         what = f"{settings.compiler} compiles an ONNX file, and {named!r} is none"
         hint = "null exports the model; or name a file"
         yield Problem(layers["exist_onnx_path"].layer, "exist_onnx_path", what, hint)
+
+
+def _check_device(request: KeyRequest, settings: InferSettings, layer: str) -> None:
+    """Note that the engine computes on other devices than the vendor's."""
+    engines = engine_specs(request.run.vendor_folder)
+    engine, declared = engines.get(settings.compiler or ""), request.run.vendor.frameworks.get(request.key.framework)
+    if engine is None or declared is None or declared.device_type in (engine.device_types or (declared.device_type,)):
+        return
+    device = declared.device_type
+    what = f"{settings.compiler} computes on {', '.join(engine.device_types)}, the vendor's device is {device}"
+    able = ", ".join(name for name, each in engines.items() if device in (each.device_types or (device,)))
+    request.missing.append(Problem(layer, "compiler", what, f"engines for it: {able}"))
 
 
 def _check_precision(settings: InferSettings, layer: str, vendor_folder: Path) -> None:

@@ -86,7 +86,7 @@ class KeyRequest:
     case: CaseSpec
     capabilities: Capabilities
     missing: list[Problem] = field(default_factory=list)
-    """Data and weights that are found to be missing while the key is planned; its settings do not depend on them."""
+    """Data, weights and devices that are found to be missing while the key is planned, whatever its settings."""
 
     @property
     def adaptation(self) -> Path:
