@@ -290,8 +290,9 @@ def probe(
             table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
     console = Console()
     where = f" on {len(found.hosts)} hosts" if len(found.hosts) > 1 else ""
+    device = here.hardware if found.device_type == "cpu" else found.device_name  # a CPU's is its architecture
     console.print(
-        f"{found.device_name}, {found.world_size} rank{'s' * (found.world_size > 1)}{where}, {found.framework}",
+        f"{device}, {found.world_size} rank{'s' * (found.world_size > 1)}{where}, {found.framework}",
         highlight=False,
     )
     console.print(table)

@@ -93,6 +93,8 @@ def show_summary(summary: SearchSummary) -> None:
     rules, running = f"rules {verdict.rules} (version {verdict.version})", summary.status == "running"
     style = "cyan" if running else "green" if verdict.verdict == "VALID" else "red"
     head = f"running: {rules} judge it at its end" if running else f"{verdict.verdict} by {rules}"
+    if summary.status in ("interrupted", "stopped"):
+        head = f"{summary.status}, {verdict.verdict} by {rules} as it stands"
     console.print(Text(head, style=style))
     reasons = [] if running else [(f"not valid: {reason}", "red") for reason in verdict.reasons]
     failures = [(failure, "yellow") for failure in summary.failures[-3:]]

@@ -83,7 +83,7 @@ def _follows(item: Any, items: Iterable[Any]) -> bool:
 
 def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     # For a union, pydantic inserts the tried type into the location: "[cluster]", "lax-or-strict[…]".
-    loc: tuple[int | str, ...] = tuple(part for part in item["loc"] if "[" not in str(part))
+    loc, _ = _located(model, [part for part in item["loc"] if "[" not in str(part)])
     key = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
         return Problem(where, key, _sentence(item), nearest(str(loc[-1]), _names_at(model, loc[:-1])))
@@ -105,14 +105,27 @@ def _sentence(item: Any) -> str:
 
 
 def _names_at(model: type[BaseModel], loc: Iterable[int | str]) -> set[str]:
+    _, reached = _located(model, loc)
+    return {info.alias or name for candidate in reached for name, info in candidate.model_fields.items()}
+
+
+def _located(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int | str], list[type[BaseModel]]]:
+    """Return the location without the tags of unions, which no file has, and the models that it leads to."""
+    keys: list[int | str] = []
     current = [model]
     for part in loc:
-        inner: list[type[BaseModel]] = []
-        for candidate in current:
-            field = candidate.model_fields.get(str(part))
-            inner.extend(_models_in(field.annotation) if field is not None else [])
-        current = inner or current
-    return {info.alias or name for candidate in current for name, info in candidate.model_fields.items()}
+        tagged = [candidate for candidate in current if len(current) > 1 and _has_tag(candidate, part)]
+        if tagged and not any(str(part) in candidate.model_fields for candidate in current):
+            current = tagged
+            continue
+        keys.append(part)
+        fields = (candidate.model_fields.get(str(part)) for candidate in current)
+        current = [inner for field in fields if field for inner in _models_in(field.annotation)] or current
+    return keys, current
+
+
+def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
+    return any(tag in get_args(field.annotation) for field in model.model_fields.values())
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
