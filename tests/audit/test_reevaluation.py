@@ -24,7 +24,7 @@ from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.job import NodeExit
-from accelmark.spec.log.events import Evaluated, Replayed, UpdateSquares
+from accelmark.spec.log.events import CheckpointHashes, Evaluated, Replayed, UpdateSquares
 from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
@@ -317,16 +317,58 @@ def test_an_interrupted_evaluation_says_nothing_about_checkpoints(run: Path, mon
     assert found["reevaluation"] == "the evaluation job did not complete: was cancelled"
 
 
-def test_a_resumed_round_without_a_pair_has_that_reason(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
+def resume_after(run: Path, num_windows: int, pairs: tuple[tuple[str | None, str], ...] | None = None) -> None:
+    """Divide the log of a made round into two attempts; the second logs ``pairs`` of checkpoints, named by step."""
     log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
     earlier = run / SLUG / "round1" / "attempt1" / log.parent.name / log.name
     earlier.parent.mkdir(parents=True)
-    earlier.write_text("".join(log.read_text().splitlines(keepends=True)[:6]))
-    log.write_text(re.sub(r'("TRAIN_START", ?"value": ?){}', r'\1{"resumed": true}', log.read_text()))
+    lines = log.read_text().splitlines(keepends=True)
+    begin = next(at for at, line in enumerate(lines) if '"STEP_END"' in line)
+    earlier.write_text("".join(lines[: begin + num_windows]))
+    start = re.sub(r'("TRAIN_START", ?"value": ?){}', r'\1{"resumed": true}', "".join(lines[:begin]))
+    log.write_text(start + "".join(lines[begin + num_windows :]))
+    if pairs is not None:
+        steps = {name: int(name) for pair in pairs for name in pair if name is not None}
+        hashes = CheckpointHashes(
+            sha256=dict.fromkeys(steps, "0" * 64), steps=steps, pairs=pairs, num_bytes=1, duration_s=1
+        )
+        meta = {"file": "x", "lineno": 1, "time_ms": 0, "mono_ms": 9e9, "rank": 0}
+        with log.open("a") as file:
+            file.write(encode_line("CHECKPOINTS_HASHED", hashes.model_dump(mode="json"), meta) + "\n")
+
+
+def test_a_resumed_round_without_a_pair_has_that_reason(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
+    resume_after(run, 3)
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
     assert found.actual.endswith("no pair of checkpoints was kept after the round was resumed")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "missing"),
+    [
+        (((None, "8"), ("8", "30"), ("30", "38")), []),
+        (((None, "8"), ("30", "38")), ["1 to 30"]),
+        ((("30", "38"),), ["1 to 30"]),
+        (((None, "8"), ("8", "30")), ["31 to 100"]),
+        (((None, "8"), ("24", "38")), ["1 to 30", "31 to 100"]),
+    ],
+)
+def test_each_attempt_at_a_resumed_round_needs_a_pair(
+    run: Path, monkeypatch: pytest.MonkeyPatch, pairs: tuple[tuple[str | None, str], ...], missing: list[str]
+) -> None:
+    """Else one could train to the target by other means, and resume from there."""
+    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 20)
+    resume_after(run, 3, pairs)
+    first = Replayed(checkpoint="30", end="38", first_step=31, losses=tuple(losses_of(run)[:8]), update=HONEST)
+    write_evaluation(run, evaluated(metric_of(run)), first)
+    case = judged(run)
+    found = [each for each in case.findings if each.rule == "replay"]
+    assert [each.actual for each in found] == [
+        f"no pair of checkpoints was kept of the attempt with steps {steps}" for steps in missing
+    ]
+    assert case.verdict == ("OPEN" if missing else "VALID"), case.reasons
 
 
 def test_samples_that_the_steps_do_not_have_are_found(run: Path) -> None:

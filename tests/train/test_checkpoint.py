@@ -1,4 +1,5 @@
 import errno
+import itertools
 import json
 import shutil
 import signal
@@ -77,7 +78,11 @@ def test_a_run_resumes_exactly_from_a_checkpoint_for_the_replay(
     assert resumed.losses() == whole[16:]
     (hashes,) = resumed.values("CHECKPOINTS_HASHED")
     left = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir())
-    assert left == sorted(hashes["sha256"]) == ["step000000024", "step000000028"], "none of the first attempt"
+    steps = [0, 8, 16, 24, 28]
+    names = [None, *(f"step{step:09d}" for step in steps[1:])]
+    assert left == sorted(hashes["sha256"]) == names[1:]
+    assert hashes["steps"] == dict(zip(names[1:], steps[1:], strict=True))
+    assert hashes["pairs"] == [list(pair) for pair in itertools.pairwise(names)], "those of the first attempt, too"
 
 
 def test_a_run_that_starts_again_leaves_no_checkpoint_to_resume_from_later(tmp_path: Path, run_here: RunHere) -> None:

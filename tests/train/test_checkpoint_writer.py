@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ class Writing:
 
     def __init__(self, directory: Path, clock: list[float], write_s: float, size: int) -> None:
         self._directory, self._clock, self._write_s, self._size = directory, clock, write_s, size
+        self.newest = Progress()
 
     def save(self, progress: Progress) -> str:
         name = f"step{progress.global_steps:09d}"
         (self._directory / name).mkdir(parents=True)
         (self._directory / name / "weights").write_bytes(bytes(self._size))
+        self.newest = copy.deepcopy(progress)
         self._clock[0] += self._write_s
         return name
 
@@ -53,26 +57,34 @@ def train(
     write_s: float = 0.001,
     size: int = 1000,
     claimed: int | None = None,
+    cut: int | None = None,
+    lost: int = 0,
     **settings: Any,
 ) -> tuple[CheckpointHashes, list[str]]:
-    """Take steps of 10 ms by a clock of its own; returns what was logged, and the directories that are left."""
+    """Take steps of 10 ms by a clock of its own; returns what was logged, and the directories that are left.
+
+    Training is cut off after the step ``cut``, and resumed from its newest checkpoint without that of ``lost``.
+    """
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     job = make_job(directory, {"end.max_steps": steps, **settings})
     assert isinstance(job.work, TrainJob)
-    account, log = Account(process_start=0.0, train_start=0.0), Log()
     backend: Any = Writing(directory / "c", clock, write_s, size)
-    work = job.work.model_copy(update={"is_checked": True})
-    writer = CheckpointWriter(work, backend, directory / "c", log, account)
-    writer.start(0)
-    for step in range(1, steps + 1):
-        clock[0] += 0.01
-        account.progress.global_steps = step
-        assert writer.next_due(step - 1) >= step, "no checkpoint was missed"
-        if writer.is_due(step):
-            writer.save_due()
-        if step == claimed:
-            writer.save_claimed()
+    work, log = job.work.model_copy(update={"is_checked": True}), Log()
+    for end in filter(None, (cut, steps)):
+        if lost and backend.newest.global_steps:
+            shutil.rmtree(directory / "c" / f"step{lost:09d}")
+        account = Account(process_start=0.0, train_start=clock[0], progress=backend.newest)
+        writer = CheckpointWriter(work, backend, directory / "c", log, account)
+        writer.start()
+        for step in range(account.progress.global_steps + 1, end + 1):
+            clock[0] += 0.01
+            account.progress.global_steps = step
+            assert writer.next_due(step - 1) >= step, "no checkpoint was missed"
+            if writer.is_due(step):
+                writer.save_due()
+            if step == claimed:
+                writer.save_claimed()
     writer.finish()
     (hashes,) = log.hashes
     return hashes, sorted(path.name for path in (directory / "c").iterdir())
@@ -144,3 +156,25 @@ def test_checkpoints_to_resume_from_are_removed_but_those_of_pairs_kept(
     hashes, left = train(tmp_path, monkeypatch, 100, **{"checkpoint.every_steps": 3, "checkpoint.keep": 2})
     assert {"step000000096", "step000000099"} <= set(left)
     assert set(left) == {*hashes.sha256, "step000000096", "step000000099"}
+
+
+@pytest.mark.parametrize(("every", "resumed"), [(None, 40), (3, 69)])
+def test_a_resumed_training_continues_the_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, resumed: int
+) -> None:
+    settings: dict[str, Any] = {"checkpoint.every_steps": every, "end.max_steps": 100}
+    hashes, left = train(tmp_path, monkeypatch, 100, cut=71, claimed=31, **settings)
+    steps = [(number(start), number(end)) for start, end in hashes.pairs]
+    assert (steps[0][0], steps[-1][1]) == (0, 100)
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(steps))
+    assert resumed in dict(steps)
+    assert hashes.claimed == "step000000031"
+    assert hashes.steps == {name: number(name) for name in hashes.sha256}
+    assert set(hashes.sha256) <= set(left)
+
+
+def test_pairs_of_a_checkpoint_that_was_lost_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes, left = train(tmp_path, monkeypatch, 100, cut=90, lost=8)
+    assert number(hashes.pairs[0][0]) == 40
+    assert sorted(hashes.sha256) == left
+    assert hashes.pairs[-1][1] == "step000000100"

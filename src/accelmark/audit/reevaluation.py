@@ -106,6 +106,10 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
         severity: Severity = "open" if entry.job is not None and entry.job.extern is not None else "warning"
         actual = f"{steps}: no pair of checkpoints was kept {why}"
         yield finding(severity, "replay", "steps between two checkpoints replayed", actual)
+    for attempt in found.unpaired:
+        if len(attempt) >= MIN_STEPS_WITH_PAIR:
+            actual = f"no pair of checkpoints was kept of the attempt with steps {attempt.start} to {attempt.stop - 1}"
+            yield finding("open", "replay", "pairs of checkpoints of every attempt", actual)
     for replay in found.replays:
         yield from _loss_findings(entry, replay, tolerance)
         yield from _update_findings(entry, replay, tolerance)

@@ -121,6 +121,8 @@ class Attack(BaseModel):
     """Python that runs before."""
     pth: str = ""
     """Content of a ``.pth`` file in the site-packages of an environment of its own."""
+    resume: bool = False
+    """Resume the run, which the attack has interrupted."""
     package: str = ""
     """Python that changes a copy of AccelMark at ``package``; it sets ``file`` and its ``edited`` text. A reader
     verifies the run with the original."""
@@ -160,6 +162,9 @@ class Attack(BaseModel):
             named = ("--compiler", compiler) if compiler else ()
             return bench.infer(directory, *named, *self.arguments, **how)
         outcome = bench.train(directory, *self.arguments, key=self.key, **how)
+        if self.resume:
+            assert outcome.exit_code, outcome.output
+            outcome = bench.resume(directory)
         return bench.verify(directory) if self.package and outcome.verdict == "VALID" else outcome
 
     def found(self, outcome: Outcome) -> tuple[str, ...]:

@@ -177,6 +177,10 @@ class Bench:
         """Train the short case on the vendor of ``directory``."""
         return self.start(directory, ("train", key, "--vendor", "acme", "--data", "data", *more), **options)
 
+    def resume(self, directory: Path) -> Outcome:
+        """Continue the run in ``directory``, and read its verdict."""
+        return read_outcome(directory / "run", self.accelmark(directory, "resume", "run", "--failed"))
+
     def infer(self, directory: Path, *more: str, **options: Any) -> Outcome:
         """Infer with the short case on the vendor of ``directory``."""
         return self.start(directory, ("infer", "short", "--vendor", "acme", "--data", "data", *more), **options)

@@ -63,6 +63,8 @@ class Reevaluation(NamedTuple):
     reported: Metrics
     """Metrics of the round's last evaluation."""
     replays: tuple[ReplayedSteps, ...]
+    unpaired: tuple[range, ...]
+    """Steps of each attempt at a resumed round of which no pair of checkpoints was kept."""
     warnings: tuple[str, ...]
     """Of its ranks."""
     duration_s: float | None
@@ -126,6 +128,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         claimed=evaluated[names[1]] if len(names) > 1 else None,
         reported=evaluations[-1].metrics if evaluations else {},
         replays=tuple(_merged(replayed, attempts)),
+        unpaired=tuple(_unpaired(round_dir, lead)) if len(lead) > 1 else (),
         warnings=tuple(warnings),
         duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),
     )
@@ -163,6 +166,20 @@ def _merged(
         yield ReplayedSteps(start, tuple(steps), _sum(updates) if updates else None)
 
 
+def _unpaired(round_dir: Path, attempts: Sequence[Attempt]) -> Iterator[range]:
+    """Yield the steps of each attempt, up to those that the next one repeated, that no pair of checkpoints has."""
+    saved = saved_checkpoints(round_dir)
+    if saved.hashes is None or saved.hashes.reason is not None:
+        return
+    known = [(start, end) for start, end in saved.hashes.pairs if start in saved.steps and end in saved.steps]
+    pairs = [(saved.steps[start] + 1, saved.steps[end]) for start, end in known if start is not None]
+    listed = [steps for attempt in attempts if (steps := list(attempt.loss_steps()))]
+    ends = [*(steps[0] for steps in listed[1:]), *(steps[-1] + 1 for steps in listed[-1:])]
+    for steps, stop in zip(listed, ends, strict=True):
+        if not any(steps[0] <= first and last < stop for first, last in pairs):
+            yield range(steps[0], stop)
+
+
 def _sum(updates: Sequence[UpdateSquares]) -> UpdateSquares:
     return UpdateSquares(
         replayed=sum(each.replayed for each in updates),
@@ -186,6 +203,7 @@ def saved_checkpoints(round_dir: Path) -> SavedCheckpoints:
                 steps[saved.name] = saved.global_steps
             elif record.event == Event.CHECKPOINTS_HASHED and number == 0:
                 hashes = record.value_as(CheckpointHashes)
+                steps |= hashes.steps
             elif record.event == Event.CHECKPOINTS_HASHED:
                 on_hosts[rank] = record.value_as(CheckpointHashes).sha256
     shared = hashes.sha256 if hashes is not None else {}

@@ -270,6 +270,8 @@ class CheckpointHashes(Spec):
 
     sha256: dict[str, str]
     """Name of each checkpoint -> SHA-256 over its files."""
+    steps: dict[str, int] = Field(default_factory=dict)
+    """Name -> optimizer steps done, also of those that an earlier attempt wrote; empty in logs of earlier versions."""
     pairs: tuple[tuple[str | None, str], ...]
     """Checkpoints between which steps can be replayed, in order; null: the initial weights."""
     claimed: str | None = None

@@ -84,6 +84,11 @@ def name_of(step: int) -> str:
     return f"step{step:09d}"
 
 
+def step_of(name: str) -> int:
+    """Return the optimizer steps done at the checkpoint of this name."""
+    return int(name.removeprefix("step"))
+
+
 def unreadable(checkpoint: Path, error: Exception) -> RunError:
     """Return the error of a checkpoint that is damaged or has another content than this job's."""
     return RunError(

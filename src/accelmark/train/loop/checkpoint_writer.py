@@ -14,6 +14,7 @@ from accelmark.spec.log.events import CheckpointHashes, Event, SavedCheckpoint
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.account import Account
+from accelmark.train.loop.checkpoint_directory import name_of, step_of
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.ends import total_steps
 
@@ -57,7 +58,7 @@ class CheckpointWriter:
         self._account = account
         self._is_checked = job.is_checked
         self._names: dict[int, str] = {}
-        """Optimizer steps done -> checkpoint written by this process."""
+        """Optimizer steps done -> checkpoint written by this process, or by an earlier one that it continues."""
         self._resumable: list[str] = []
         self._pairs: list[tuple[str | None, str]] = []
         self._begins: str | None = None
@@ -76,11 +77,18 @@ class CheckpointWriter:
         self._size: int | None = None
         """Bytes of the newest complete checkpoint."""
 
-    def start(self, step: int) -> None:
-        """Set the step at which training begins, after 0 where it resumes.
+    def start(self) -> None:
+        """Note the step at which training begins; where it resumes, also the checkpoints that it continues from.
 
-        Of the checkpoints of earlier processes, the newest stay where it resumes.
+        Of those that are in no pair the newest stay where it resumes, and none where it starts again.
         """
+        progress = self._account.progress
+        step = progress.global_steps
+        if step:
+            self._pairs = [(start, end) for start, end in progress.pairs]
+            self._claimed, self._begins = progress.claimed, name_of(step)
+            kept = {name for pair in self._pairs for name in pair if name is not None} - {self._begins}
+            self._names = {step_of(name): name for name in (*sorted(kept), self._begins)}
         if (self._every is not None or self._is_checked) and self._directory.is_dir():
             self._resumable = sorted(path.name for path in self._directory.iterdir() if path.suffix != ".tmp")
             self._remove_oldest(self._settings.checkpoint.keep if step else 0)
@@ -88,8 +96,11 @@ class CheckpointWriter:
         if not self._is_checked or not self._settings.checkpoint.replay_mib:
             self._reason = "checkpoint.replay_mib is 0" if self._is_checked else None
             return
-        self._is_open = step == 0
-        self._due = step + FIRST_STEPS
+        self._is_open = True
+        self._due = _next_multiple(step + max([FIRST_STEPS, *(_length(*pair) for pair in self._pairs)]))
+        if step:
+            size = sum(size_of(self._directory / name) for name in self._names.values())
+            (self._num_bytes,) = self._backend.mean([float(size)])
 
     def next_due(self, step: int) -> float:
         """Return the next step after ``step`` at which a checkpoint is due."""
@@ -114,14 +125,13 @@ class CheckpointWriter:
             self._pairs.append((self._begins, name))
         if self._size is None:
             self.settle()
-        num_bytes = self._size or 0
-        self._num_bytes += num_bytes
-        values = self._backend.mean([time.monotonic() - start, step_s, float(num_bytes)])
+        values = self._backend.mean([time.monotonic() - start, step_s, float(self._size or 0)])
         self._schedule(step, name, _Cost(*values))
         self._mark = (step, self._training_s())
 
     def _schedule(self, step: int, name: str, cost: _Cost) -> None:
-        """Set the step of the next checkpoint of a pair."""
+        """Set the step of the next checkpoint of a pair; the same on all ranks."""
+        self._num_bytes += cost.num_bytes
         bounds = self._settings.end
         by_steps = total_steps(bounds, self._backend.steps_per_epoch, self._backend.samples_per_step)
         by_time = bounds.max_duration_s / cost.step_s if bounds.max_duration_s and cost.step_s else None
@@ -136,7 +146,7 @@ class CheckpointWriter:
             return
         by_cost = cost.write_s / max(_LARGEST_SHARE * cost.step_s, 1e-9)
         distance = max(min(by_cost, total / _FEWEST), (total - step) / num_left, 1)
-        distance = FIRST_STEPS * math.ceil(distance / FIRST_STEPS)
+        distance = _next_multiple(distance)
         if distance <= MOST_STEPS:
             self._begins, self._is_open, self._due = name, True, step + distance
         elif self._is_open and self._begins != name and len(self._pairs) > 1:
@@ -161,7 +171,8 @@ class CheckpointWriter:
     def save_claimed(self) -> None:
         """Write the weights with which an evaluation reached the target for the first time."""
         if self._is_checked and self._claimed is None:
-            self._claimed = self._write()
+            self._claimed = name_of(self._account.progress.global_steps)
+            self._write()
 
     def settle(self) -> None:
         """Wait until the newest checkpoint is complete, log it, and remove the oldest beyond ``checkpoint.keep``."""
@@ -182,9 +193,7 @@ class CheckpointWriter:
         self.settle()
         if not self._is_checked or RankPlace.from_environment().local_rank != 0:
             return
-        last = self._account.progress.global_steps
-        steps = {name: step for step, name in self._names.items()}
-        if self._is_open and final != self._begins and last - steps.get(self._begins or "", 0) <= MOST_STEPS:
+        if self._is_open and final != self._begins and _length(self._begins, final) <= MOST_STEPS:
             self._pairs.append((self._begins, final))
         start = time.monotonic()
         names = sorted(self._needed() & {path.name for path in self._directory.iterdir()})
@@ -192,8 +201,9 @@ class CheckpointWriter:
         sizes = [file.stat().st_size for name in names for file in (self._directory / name).iterdir()]
         value = CheckpointHashes(
             sha256=hashes,
-            pairs=tuple(pair for pair in self._pairs if pair[1] in hashes),
-            claimed=self._claimed,
+            steps={name: step_of(name) for name in names},
+            pairs=tuple(pair for pair in self._pairs if {*pair} <= {None, *hashes}),
+            claimed=self._claimed if self._claimed in hashes else None,
             final=final,
             num_bytes=sum(sizes),
             duration_s=round(time.monotonic() - start, 6),
@@ -213,6 +223,8 @@ class CheckpointWriter:
         if name is None:
             start = time.monotonic()
             self.settle()
+            open_pair = [(self._begins, name_of(progress.global_steps))] if self._is_open else []
+            progress.pairs, progress.claimed = [*self._pairs, *open_pair], self._claimed
             name = self._names[progress.global_steps] = self._backend.save(progress)
             duration_s = round(time.monotonic() - start, 6)
             self._unfinished = SavedCheckpoint(name=name, global_steps=progress.global_steps, duration_s=duration_s)
@@ -222,6 +234,16 @@ class CheckpointWriter:
 
     def _training_s(self) -> float:
         return self._account.elapsed_s() - self._account.evaluation_s
+
+
+def _length(start: str | None, end: str) -> int:
+    """Return the number of steps of a pair."""
+    return step_of(end) - (0 if start is None else step_of(start))
+
+
+def _next_multiple(steps: float) -> int:
+    """Return the number of steps as a multiple of ``FIRST_STEPS``, at least ``steps``."""
+    return FIRST_STEPS * math.ceil(steps / FIRST_STEPS)
 
 
 def size_of(checkpoint: Path) -> int:

@@ -27,6 +27,10 @@ class Progress:
     """Of the last evaluation."""
     reference_losses: dict[int, float] = field(default_factory=dict)
     """Losses at the steps of the case's reference curve."""
+    pairs: list[tuple[str | None, str]] = field(default_factory=list)
+    """Checkpoints between which steps can be replayed, in order, up to this one; None: the initial weights."""
+    claimed: str | None = None
+    """The checkpoint of the first evaluation that reached the target."""
 
 
 class ForeignStateError(RunError):

@@ -113,7 +113,7 @@ class Driver:
         if limit_s is not None:
             self._deadline_ns = self._opened_ns + int(limit_s * 1e9)
         self._first_step = progress.global_steps
-        self._checkpoints.start(progress.global_steps)
+        self._checkpoints.start()
         if self._agreement is not None:
             self._agreement.start(progress.global_steps)
         backend = self._backend
