@@ -137,7 +137,7 @@ def test_a_typo_in_the_telemetry_section_is_named_with_its_place(tmp_path: Path)
     (folder / "vendor.yaml").write_text(text.replace("rows:", "rowz:"))
     with pytest.raises(SpecError) as error:
         read_vendor(folder)
-    assert "telemetry.tool" in str(error.value)
+    assert "telemetry.tool.forms.0.rowz" in str(error.value), "without the kind of form, which is not written there"
     assert "did you mean 'rows'" in str(error.value)
 
 

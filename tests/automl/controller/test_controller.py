@@ -167,7 +167,9 @@ def test_diverged_trials_are_recorded_and_not_retried(tmp_path: Path) -> None:
     assert summary.final.score == 0
 
 
-def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path) -> None:
+def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     schedule = ScheduleConfig(concurrency=2, max_duration=4.0, round_epochs=(100_000,), early_stop=False)
     wanted = config(tmp_path, schedule)
     run = new_run(tmp_path, wanted)
@@ -179,6 +181,8 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path
     ended = session(run, wanted, stop_after_an_epoch)
     assert (ended.reason, ended.over) == ("asked", False)
     stopped = run.state()
+    show_summary(summarise(run))
+    assert re.match(r"stopped, INVALID by rules .* as it stands\n", capsys.readouterr().out)
     assert {record.status for record in stopped.trials.values()} == {"cut"}
     assert not stopped.epochs[-1].complete or not stopped.epochs[0].complete
     run.stop_mark.unlink()
