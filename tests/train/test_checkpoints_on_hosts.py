@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import socket
@@ -114,9 +115,12 @@ def test_hosts_without_a_shared_directory_resume_evaluate_and_replay(tmp_path: P
 
     shutil.rmtree(final)  # the second host lost its newest checkpoint, and one more was being written
     (final.parent / "step000000020.tmp").mkdir()
-    resumed, _ = run_on_hosts(tmp_path, lambda place: train(place, resume=True))
-    assert resumed.values("TRAIN_START")[-1]["global_steps"] == 12, resumed.output + resumed.log()
+    resumed = run_on_hosts(tmp_path, lambda place: train(place, resume=True))
+    assert resumed[0].values("TRAIN_START")[-1]["global_steps"] == 12, resumed[0].output + resumed[0].log()
     assert names(tmp_path, "host0") == names(tmp_path, "host1")
+    pairs = [ran.values("CHECKPOINTS_HASHED", rank)[-1]["pairs"] for rank, ran in enumerate(resumed)]
+    chain = [None, "step000000008", "step000000012", "step000000014"]
+    assert pairs == [[list(pair) for pair in itertools.pairwise(chain)]] * 2
 
 
 def _ranks(directories: list[Path], per_host: int) -> list[RankPlace]:
