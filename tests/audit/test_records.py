@@ -176,7 +176,12 @@ def test_a_signature_is_checked_against_the_keys_that_the_reader_trusts(
     assert verify_run(run, Trust(allowed_signers=signers)).signature.text == "signed by lab@example.com"
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
-    assert verify_run(run, Trust(key=Path(f"{other}.pub"))).signature.status == "broken"
+    found = verify_run(run, Trust(key=Path(f"{other}.pub")))
+    assert (found.signature.status, found.is_intact) == ("untrusted", True)
+    done = runner.invoke(app, ["verify", str(run), "--key", f"{other}.pub"])
+    assert done.exit_code == 1
+    assert "is not a key that you named" in " ".join(done.stdout.split())
+    assert "no file was changed" in " ".join(done.stdout.split())
     bundle = tmp_path / "run.accelmark.tar"
     monkeypatch.delenv("ACCELMARK_SIGNING_KEY")
     write_bundle(run, bundle)

@@ -25,9 +25,15 @@ TWO = [{"address": "h1", "service_ports": [2222]}, {"address": "h2", "service_po
 
 
 def dry_run(
-    plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, *more: str, **environment: str
+    plugins: Path,
+    tmp_path: Path,
+    cluster: Mapping[str, object],
+    key: str,
+    *more: str,
+    lacks: str | None = None,
+    **environment: str,
 ) -> dict[str, Any]:
-    """Return what a dry run shows, with no program on the PATH that it could start."""
+    """Return what a dry run shows, with no program on the PATH that it could start; ``lacks``: one that is missed."""
     request = {"vendor": "acme", "cluster": dict(cluster), "cases": [{"key": key}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
     run = tmp_path / "run"
@@ -42,9 +48,11 @@ def dry_run(
         *more,
     )
     ended = accelmark(*arguments, "--json", PATH=str(tmp_path / "nothing"), **environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == (0 if lacks is None else 1), ended.stdout + ended.stderr
     assert not run.exists()
     shown: dict[str, Any] = json.loads(ended.stdout)
+    said = [] if lacks is None else [f"this machine: {lacks} is not on the PATH"]
+    assert [problem.partition(" (")[0] for problem in shown["problems"]] == said
     plain = accelmark(*arguments, PATH=str(tmp_path / "nothing"), **environment)
     assert all("import " not in line for line in plain.stdout.splitlines()), "programs are shown by name"
     return shown
@@ -92,6 +100,18 @@ def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -
         accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent), "--dry-run", "--json").returncode == 1
     )
     assert accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent)).returncode == 1
+
+
+def test_a_directory_without_the_layout_of_its_data_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    (tmp_path / "imagenet" / "train").mkdir(parents=True)
+    run = tmp_path / "run"
+    request = ("train", "resnet50", "--vendor", "cpu", "--data", str(tmp_path), "--out", str(run))
+    for more in ((), ("--dry-run",)):
+        ended = accelmark(*request, *more)
+        assert (ended.returncode, run.exists()) == (1, False), ended.stderr
+        said = " ".join(ended.stderr.split())
+        assert "found it empty, no such file" in said
+        assert "expected val/<class>/*" in said
 
 
 def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path) -> None:
@@ -168,7 +188,7 @@ def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_p
     recipe.mkdir(parents=True)
     (recipe / "Dockerfile").write_text("FROM scratch\n")
     container: dict[str, object] = {"engine": "podman", "shm_size": "1g", "python": "/opt/python"}
-    shown = dry_run(plugins, tmp_path, {"container": container}, "toy:pytorch:X1:1:2")
+    shown = dry_run(plugins, tmp_path, {"container": container}, "toy:pytorch:X1:1:2", lacks="podman")
     (commands,) = shown["commands"].values()
     lines = commands["localhost"]
     assert briefly(lines)[:3] == ["image inspect", "podman build", "podman run"]
@@ -187,7 +207,8 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
 ) -> None:
     cluster: dict[str, object] = {"launcher": "slurm", "hosts": TWO, "slurm_options": ["--partition=gpu"]}
     told = {"SLURM_JOB_ID": allocation} if allocation else {}
-    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", **told)
+    lacks = None if allocation else "sbatch"
+    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", lacks=lacks, **told)
     held = ["--exclusive", "--mem=0", "--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
     asked = ["sbatch", "--parsable", "--job-name=accelmark-file", "--nodes=2", "--nodelist=h1,h2", *held]
     asked.append("--partition=gpu")
@@ -208,7 +229,7 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
 
 def test_a_dry_run_of_a_submitted_run_shows_its_batch_script(plugins: Path, tmp_path: Path) -> None:
     cluster: dict[str, object] = {"launcher": "slurm", "hosts": TWO, "slurm_options": ["--partition=gpu"]}
-    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", "--submit")
+    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", "--submit", lacks="sbatch")
     assert shown["first"] == [], "the run is inside the job's allocation"
     lines = shown["batch_script"].splitlines()
     assert {"#SBATCH --nodelist=h1,h2", "#SBATCH --partition=gpu"} <= set(lines)

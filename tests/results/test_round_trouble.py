@@ -180,6 +180,9 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     earlier = round_dir / "attempt1" / log.parent.name / log.name
     earlier.parent.mkdir(parents=True)
     earlier.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))  # killed after window 7
+    end = json.loads((log.parent / "exit.json").read_text())
+    began = "2020-02-02T02:02:02.000Z"
+    (earlier.parent / "exit.json").write_text(json.dumps(end | {"started_at": began}))
     log.write_text(
         "".join(
             perflog(event, value | ({"resumed": is_continued} if event == "TRAIN_START" else {}), mono_ms, 0)
@@ -189,6 +192,7 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     )
     result = round_result(round_dir)
     assert ("resumed" in result.marks) == is_continued
+    assert result.started_at == (began if is_continued else end["started_at"])
     assert any(found.rule == "one-go" for found in result.findings) != is_continued, "it was started again"
     assert result.num_steps == 100
     assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(1.0 + (0.7 if is_continued else 0))

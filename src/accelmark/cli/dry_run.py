@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
             typer.echo(f"  {host}: {shlex.join(abridged(line))}")
 
 
-def _settings(job: PlannedJob, given: Sequence[Path]) -> Iterator[str]:
+def _settings(job: PlannedJob, given: Container[Path]) -> Iterator[str]:
     """Yield data, needs and settings of a job as lines; ``given`` are data directories that are not fetched."""
     for name, place in job.job.data_dirs.items():
         absent = "  (missing on this machine, and not fetched)" if place in given else "  (will be fetched)"

@@ -67,6 +67,19 @@ def verify(
     return [problem for file in spec.files for problem in _file_problems(spec, path, file, meter)]
 
 
+def outline(spec: DatasetSpec, path: Path) -> list[Problem]:
+    """Return what is missing in the directory ``path`` at a glance: files, and parts of a tree that have no sample.
+
+    Nothing is read or counted, so that it takes no time where there are millions of files.
+    """
+    try:
+        parts = [problem for part in spec.tree for problem in _part_outline(part, path)]
+    except OSError as error:
+        return [Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")]
+    missing = [file for file in spec.files if not (path / file.path).is_file()]
+    return parts + ([_layout_problem(spec, path, missing)] if missing else [])
+
+
 def fingerprint(spec: DatasetSpec, path: Path) -> str:
     """Return the SHA-256 over the sorted (path, sha256) of the files in ``path``.
 
@@ -118,15 +131,11 @@ def _remedy(spec: DatasetSpec, place: Path) -> str:
 
 
 def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[Problem]:
-    place = path / part.path
-    expected = f"expected {part.describe()}"
-    if not place.is_dir():
-        yield Problem(str(path), part.path, f"{expected}; {_listing(path)}", "give the directory that contains it")
+    if bare := list(_part_outline(part, path)):
+        yield from bare
         return
+    place, expected = path / part.path, f"expected {part.describe()}"
     names = [name for name, _ in _tree_files(part, path)]
-    if not names:
-        yield Problem(str(place), "", f"{expected}; {_listing(place)}, no such file")
-        return
     if part.by_class and not part.depth and not _is_sharded(part, path):
         filled = {name.split("/")[-2] for name in names}
         empty = sorted(_directories(place) - filled)
@@ -136,6 +145,15 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
             yield Problem(str(place), "", f"{expected}; found {len(filled):,} classes")
     if part.files and len(names) != part.files and not (allow_subset and len(names) < part.files):
         yield Problem(str(place), "", f"{expected}; found {len(names):,} files")
+
+
+def _part_outline(part: TreePart, path: Path) -> Iterator[Problem]:
+    """Yield the problem of a part whose directory is missing, or has no sample."""
+    place, expected = path / part.path, f"expected {part.describe()}"
+    if not place.is_dir():
+        yield Problem(str(path), part.path, f"{expected}; {_listing(path)}", "give the directory that contains it")
+    elif next(_tree_files(part, path), None) is None:
+        yield Problem(str(place), "", f"{expected}; {_listing(place)}, no such file")
 
 
 def _is_sharded(part: TreePart, root: Path) -> bool:
@@ -156,7 +174,7 @@ def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
                     yield f"{part.path}/{shard.name}/{member.name}", member.size
         return
     if part.depth:
-        for path in sorted((root / part.path).glob("*/" * part.depth + "*")):
+        for path in (root / part.path).glob("*/" * part.depth + "*"):
             if path.name.lower().endswith(suffixes):
                 yield path.relative_to(root).as_posix(), path.stat().st_size
         return

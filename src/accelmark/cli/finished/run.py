@@ -186,7 +186,7 @@ def _show(verification: Verification) -> None:
     for what in (*verification.changed, *verification.differences):
         print_hanging(console, Text(f"differs: {what}", style="red"))
     signature = verification.signature
-    style = {"trusted": "green", "signed": "green", "broken": "red"}.get(signature.status, "yellow")
+    style = {"trusted": "green", "signed": "green", "broken": "red", "untrusted": "red"}.get(signature.status, "yellow")
     console.print(Text(f"{signature.text[0].upper()}{signature.text[1:]}.", style=style))
     if signature.changed:
         listed = ", ".join(signature.changed[:5])

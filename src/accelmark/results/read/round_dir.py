@@ -118,6 +118,7 @@ def rank_logs(round_dir: Path) -> dict[int, Path]:
     return dict(sorted(log for node in node_dirs(round_dir) for log in node.rank_logs()))
 
 
-def was_started_before(round_dir: Path) -> bool:
-    """Return whether ranks wrote logs in an earlier attempt, which ``resume`` has moved to ``attempt<N>/``."""
-    return any(map(rank_logs, round_dir.glob("attempt*")))
+def earlier_attempts(round_dir: Path) -> list[Path]:
+    """Return the directories ``attempt<N>``, to which ``resume`` moves earlier attempts, in which ranks wrote logs."""
+    found = sorted(round_dir.glob("attempt*"), key=lambda path: int(path.name.removeprefix("attempt")))
+    return [path for path in found if rank_logs(path)]

@@ -24,7 +24,7 @@ def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Findi
     is compared with the median of the windows of each pair, so that interruptions raise no alarm. The pair from the
     initial weights is not compared, as the first steps are slower.
     """
-    if saved.hashes is None or timeline.num_attempts > 1:
+    if saved.hashes is None:
         return
     last, lengths, wall_s = (timeline.windows[name] for name in ("steps", "lengths", "wall_s"))
     outside, paces = np.ones(len(last), dtype=bool), []

@@ -23,7 +23,7 @@ from accelmark.results.figures.training import (
     value,
 )
 from accelmark.results.read.reevaluation import Reevaluation, saved_checkpoints
-from accelmark.results.read.round_dir import LedgerState, NodeDir, was_started_before
+from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attempts, node_dirs
 from accelmark.results.rounds.clocks import step_clock_findings
 from accelmark.results.rounds.consistency import agreement_findings, log_findings
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
@@ -52,6 +52,9 @@ def train_round(
     RunError if a rank's log cannot be read.
     """
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
+    earlier = earlier_attempts(round_dir)
+    num_continued = timeline.num_attempts - 1 if timeline is not None else 0
+    before = [node for attempt in earlier[len(earlier) - num_continued :] for node in node_dirs(attempt)]
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
@@ -59,7 +62,7 @@ def train_round(
     per_step = samples_per_step(job, work)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
-        if timeline.num_attempts == 1 and was_started_before(round_dir):
+        if timeline.num_attempts == 1 and earlier:
             actual = "the round was started again at step 1: figures are of its last attempt only"
             findings.append(finding("info", "one-go", "", actual))
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
@@ -92,7 +95,7 @@ def train_round(
         vendor=job.vendor,
         chip=job.chip,
         precision=_precision(job, timeline),
-        started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
+        started_at=min((node.exit.started_at for node in (*before, *nodes) if node.exit), default=""),
         figures=figures,
         curves=curves_of(timeline, work.units_per_sample, per_step) if timeline else {},
         step_ms_histogram=histogram(timeline.step_ms) if timeline else (),

@@ -27,8 +27,8 @@ _LOG_FOR_MLPERF: Final = "/mllog.log"
 class SignatureState(NamedTuple):
     """Whether a run is signed, and by whom."""
 
-    status: Literal["unsigned", "signed", "trusted", "broken", "unchecked"]
-    """``trusted``: by a key that the reader named. ``unchecked``: ssh-keygen could not be run."""
+    status: Literal["unsigned", "signed", "trusted", "untrusted", "broken", "unchecked"]
+    """``trusted``: by a key that the reader named; ``untrusted``: by another. ``unchecked``: without ssh-keygen."""
     text: str
     changed: tuple[str, ...] = ()
     """Files of a bundle that differ from the signed ones, because secrets were removed or they were edited."""
@@ -125,7 +125,7 @@ def _checked(signature: Path, content: bytes, trust: Trust) -> SignatureState:
             done = _ssh_keygen(command, content)
             if done is not None and done.returncode == 0:
                 return SignatureState("trusted", f"signed by {who if name == '*' else name}")
-    return SignatureState("broken", f"signed with {who}, which is not a key that you named")
+    return SignatureState("untrusted", f"signed with {who}, which is not a key that you named")
 
 
 def _public(key: Path) -> str:

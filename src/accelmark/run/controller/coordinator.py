@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.read.reevaluation import was_cancelled
-from accelmark.results.read.round_dir import was_started_before
+from accelmark.results.read.round_dir import earlier_attempts
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.ended import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
@@ -289,7 +289,7 @@ class Coordinator:
     async def _start(self, job: PlannedJob, *, go_on: bool) -> Sequence[AgentHandle] | None:
         """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
         nodes = await write_job(self.directory, job, self._launcher, go_on=go_on)
-        started = was_started_before(self.directory.round_dir(job))
+        started = earlier_attempts(self.directory.round_dir(job))
         if go_on and started and isinstance(job.job.work, TrainingWork) and not nodes[0].job.resume:
             what = "no checkpoint to resume from: it starts again at step 1"
             self._event_log.note("note", what, job.directory)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from accelmark.datasets.ensure import locate
-from accelmark.datasets.spec import dataset_specs
+from accelmark.datasets.spec import DatasetSpec, dataset_specs
+from accelmark.datasets.verify import outline
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.display.displays import RunObserver
+from accelmark.run.host import Host
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, grouped, missing_data
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.number_format import counted, duration
 from accelmark.spec.plugins.catalog import load_case
@@ -46,7 +49,11 @@ async def run_preflight(
     num_hosts = len({node.host for job in jobs for node in job.nodes})
     shown = asyncio.create_task(_show(observer, f"checking {counted(num_hosts, 'host')}"))
     try:
-        problems = await Preflight(directory, launcher, jobs, given_data(plan)).run()
+        given = given_data(plan)
+        problems = await Preflight(directory, launcher, jobs, list(given)).run()
+        if launcher.spec.is_localhost:
+            hosts = map(launcher.host, plan.cluster.hosts)
+            problems += await asyncio.to_thread(_wrong_data, hosts, given)
     finally:
         shown.cancel()
         observer.checking("")
@@ -75,14 +82,32 @@ async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = la
 
 
 async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[HostProblem]:
-    """Return the packages and data that the run's jobs lack on this machine; none where they run on other hosts."""
-    if not launcher.spec.is_localhost:
-        return []
+    """Return what this machine lacks for the run: programs, and where the jobs run here, packages and data."""
+    cluster, is_here = directory.plan.cluster, launcher.spec.is_localhost
+    programs = {command[0]: "run it on a machine of the cluster" for command in launcher.allocation_commands()}
+    if cluster.container is not None and is_here:
+        engine = CONTAINER_ENGINES[cluster.container.engine].check[0]
+        programs[engine] = "install it, or correct container.engine in the cluster file"
+    lacking = {program: hint for program, hint in programs.items() if shutil.which(program) is None}
+    problems = [HostProblem("this machine", f"{name} is not on the PATH", hint) for name, hint in lacking.items()]
+    if not is_here:
+        return problems
     preflight = Preflight(directory, launcher, directory.plan.jobs)
-    hosts = [launcher.host(spec) for spec in directory.plan.cluster.hosts]
-    absent = [str(path) for path in given_data(directory.plan) if not path.exists()]
-    problems = [missing_data(host.name, path) for host in hosts for path in absent]
+    hosts = [launcher.host(spec) for spec in cluster.hosts]
+    given = given_data(directory.plan)
+    problems += [missing_data(host.name, str(path)) for host in hosts for path in given if not path.exists()]
+    problems += _wrong_data(hosts, given)
     return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
+
+
+def _wrong_data(hosts: Iterable[Host], given: Mapping[Path, DatasetSpec]) -> list[HostProblem]:
+    """Return the problems of data directories on this machine that exist, but have not the layout of their data."""
+    found = [(spec, path, problem) for path, spec in given.items() if path.is_dir() for problem in outline(spec, path)]
+    return [
+        HostProblem(host.name, f"{spec.title} in {path}: {problem.what}", problem.hint or "correct --data")
+        for host in hosts
+        for spec, path, problem in found
+    ]
 
 
 def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
@@ -95,16 +120,16 @@ def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
         raise HostsNotReadyError(problems, strict=plan.strict)
 
 
-def given_data(plan: Plan) -> list[Path]:
-    """Return the data directories that hosts do not fetch themselves."""
-    found: dict[Path, None] = {}
+def given_data(plan: Plan) -> dict[Path, DatasetSpec]:
+    """Return the data directories that hosts do not fetch themselves, and what has to be in them."""
+    found: dict[Path, DatasetSpec] = {}
     for job in plan.jobs:
         try:
-            specs = dataset_specs(load_case(job.job.case.name).data, job.job.case.name)
+            specs = dataset_specs(load_case(job.job.case.name).all_data, job.job.case.name)
         except AccelmarkError:
             continue
         for spec in specs:
             place = job.job.data_dirs.get(spec.name)
             if place is not None and not (spec.sources and place == locate(spec)):
-                found[place] = None
-    return list(found)
+                found[place] = spec
+    return found
