@@ -263,7 +263,7 @@ def test_the_check_of_hosts_is_shown_while_it_goes_on(monkeypatch: pytest.Monkey
     seen: list[str] = []
     monkeypatch.setattr(shown, "_draw", lambda: seen.append(shown._board.checking))
     place: Any = SimpleNamespace(plan=plan, path=tmp_path)
-    launcher: Any = None
+    launcher: Any = SimpleNamespace(spec=SimpleNamespace(is_localhost=False))
     asyncio.run(report.run_preflight(place, launcher, plan.jobs, shown))
     assert len(seen) >= 3
     assert seen[0] == "checking 1 host, 0 s"
