@@ -273,8 +273,8 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
             remedy = f"--data DIRECTORY, the one that contains {side.weights}/ in Hugging Face's layout"
             request.missing.append(Problem(request.run.where, str(request.key), what, remedy))
         else:
-            where = file if file is not None else f"{side.weights} below --data"
-            warnings.append(f"no trained weights ({where}): the figures are of speed only")
+            place = file if file is not None else f"{side.weights} below --data"
+            warnings.append(f"no trained weights ({place}): the figures are of speed only")
     return found | benchmark_dirs(request, settings), warnings
 
 
