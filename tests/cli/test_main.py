@@ -214,6 +214,7 @@ def test_an_imported_flagperf_run_uses_several_hosts(tmp_path: Path) -> None:
 def test_an_imported_inference_run_of_flagperf_finds_its_data(tmp_path: Path) -> None:
     images = tmp_path / "imagenet" / "val" / "n01440764"
     images.mkdir(parents=True)
+    (images / "ILSVRC2012_val_00000293.JPEG").touch()
     (tmp_path / "host.yaml").write_text(
         f'VENDOR: cpu\nHOSTS: ["127.0.0.1"]\nCASES: {{"resnet50:pytorch": {images.parent}}}\n'
     )

@@ -163,7 +163,9 @@ def test_missing_archives_are_named_with_how_to_get_them(tmp_path: Path, ilsvrc:
 
 def test_an_incomplete_imagenet_is_reported_with_its_counts(tmp_path: Path, ilsvrc: Path) -> None:
     spec, preparation = own("imagenet", ilsvrc)
-    with pytest.raises(DataError, match=r"expected .*1,281,167 files\), or shards .* of them; found 4 files"):
+    with pytest.raises(
+        DataError, match=r"expected .*1,281,167 files\), or shards .* of them; found 2 classes, 4 files"
+    ):
         prepare(spec, preparation, ilsvrc, tmp_path / "to")
 
 

@@ -95,6 +95,7 @@ def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(bench: Be
     plain_losses, losses = ([point["value"] for point in result["curves"]["loss"]] for result in (plain, adapted))
     assert len(losses) == 4
     assert losses == pytest.approx(plain_losses, rel=1e-3)
+    assert re.search(rf"Final loss\s+{plain_losses[-1]:.4g}", bench.said["accelmark compare plain adapted"])
 
 
 def test_verify_shows_the_adaptation_cost_and_only_edited_data_against_the_run(bench: Bench) -> None:

@@ -100,7 +100,10 @@ def test_a_run_that_chooses_another_engine_gets_no_precision_in_which_that_one_d
 
 
 def _plan(
-    *requests: dict[str, Any], command_line: dict[str, Any] | None = None, cluster: Mapping[str, Any] | None = None
+    *requests: dict[str, Any],
+    command_line: dict[str, Any] | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    where: str = "run.yaml",
 ) -> Plan:
     return build_plan(
         RunSpec.model_validate({"vendor": "acme", "cases": [{"task": "infer"} | request for request in requests]}),
@@ -108,7 +111,7 @@ def _plan(
         detected=Detected("acme", "X1", None, 1),
         data_dirs=_data,
         created_at="2026-01-01T00:00:00Z",
-        where="run.yaml",
+        where=where,
         command_line=command_line or {},
     )
 
@@ -169,7 +172,18 @@ def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) ->
             {"compiler": "tensorrt"},
             ["compiler: tensorrt computes on cuda, the vendor's device is cpu (engines for it: openvino, onnxruntime,"],
         ),
-        ({"compiler": "openvino", "exist_compiler_path": "a.blob"}, ["exist_compiler_path: a.blob does not exist"]),
+        ({"compiler": "openvino", "exist_compiler_path": "/a.blob"}, ["exist_compiler_path: /a.blob does not exist"]),
+        (
+            {"compiler": "eager", "exist_onnx_path": "word", "no_validation": True},
+            ["no_validation: leaves eager without the PyTorch model that it compiles (set it to false)"],
+        ),
+        (
+            {"compiler": "aotinductor", "exist_onnx_path": "word", "no_validation": True},
+            [
+                "no_validation: leaves aotinductor without the PyTorch model that it compiles (set it to false, or "
+                "name its compiled engine (exist_compiler_path))"
+            ],
+        ),
         (
             {"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True},
             ["exist_onnx_path: openvino compiles an ONNX file, and 'a.onnx' is none (null exports the model;"],
@@ -188,6 +202,38 @@ def test_what_the_engine_does_not_take_is_refused_before_anything_runs(
     problems = [str(problem) for problem in caught.value.problems]
     assert len(problems) == len(told)
     assert all(f"run.yaml: {text}" in problem for text, problem in zip(told, problems, strict=True)), problems
+
+
+def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the_ranks_directory(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here/a.blob", "there/b.blob", "there/b.onnx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def files(given: str, settings: dict[str, Any], command_line: dict[str, Any]) -> list[str | None]:
+        settings = {"compiler": "openvino", "no_validation": True, "exist_onnx_path": "word"} | settings
+        (planned,) = _plan({"key": "toy", "settings": settings}, command_line=command_line, where=given).jobs
+        assert isinstance(planned.job.work, InferJob)
+        found = planned.job.work.settings
+        assert planned.job.provenance["exist_compiler_path"].value == found.exist_compiler_path
+        return [found.exist_compiler_path, found.exist_onnx_path]
+
+    run_file = str(tmp_path / "there" / "run.yaml")
+    in_file = {"exist_compiler_path": "b.blob", "exist_onnx_path": "b.onnx"}
+    there = [str(tmp_path / "there" / name) for name in ("b.blob", "b.onnx")]
+    assert files(run_file, in_file, {}) == there
+    assert files("../there/run.yaml", in_file, {}) == [
+        str(tmp_path / "here" / ".." / "there" / Path(name).name) for name in there
+    ]
+    here = str(tmp_path / "here" / "a.blob")
+    assert files(run_file, in_file, {"exist_compiler_path": "a.blob"}) == [here, there[1]]
+    assert files("command line", {"exist_compiler_path": "a.blob"}, {}) == [here, "word"]
+    with pytest.raises(SpecError, match=r"there/a\.blob does not exist"):
+        files(run_file, {"exist_compiler_path": "a.blob"}, {})
+    with pytest.raises(SpecError, match=r"'a\.blob' is none"):
+        _plan({"key": "toy", "settings": {"compiler": "openvino", "exist_onnx_path": "a.blob"}}, where=run_file)
 
 
 def test_an_option_that_the_engine_does_not_declare_is_a_warning_before_the_start(toy: Path) -> None:

@@ -25,9 +25,12 @@ from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, start_files, without_loaders
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher
+from accelmark.spec.errors import DataError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
 from accelmark.spec.plugins.catalog import SKIPPED, is_hashed, load_framework
 from tests.cases.infer_of import job_of
+from tests.cases.job_of import job_of as job_file
 
 OURS = str(Path(accelmark.__file__).parents[1])
 
@@ -223,3 +226,19 @@ def test_weights_which_no_case_declares_are_recorded(tmp_path: Path) -> None:
     second = DataFetcher()(job, print)
     assert second["weights"].fingerprint != first["weights"].fingerprint
     assert second["mmlu"] == first["mmlu"]
+
+
+def test_inference_needs_no_part_of_the_data_that_only_training_reads(tmp_path: Path) -> None:
+    image = tmp_path / "imagenet" / "val" / "n01440764" / "1.JPEG"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(b"jpeg")
+    data, fetcher = {"imagenet": tmp_path / "imagenet"}, DataFetcher()
+    inference = job_of("resnet50", tmp_path, data).model_copy(update={"open": True})
+    alone = fetcher(inference, print)["imagenet"]
+    training = JobSpec.model_validate_json(job_file("resnet50", tmp_path / "job", data, {}).read_bytes())
+    with pytest.raises(DataError, match="expected train/<class>"):
+        fetcher(training, print)
+    (tmp_path / "imagenet" / "train" / "n01440764").mkdir(parents=True)
+    (tmp_path / "imagenet" / "train" / "n01440764" / "2.JPEG").write_bytes(b"jpeg")
+    assert fetcher(inference, print)["imagenet"] == alone
+    assert fetcher(training, print)["imagenet"] != alone, "the records of a run with both tasks are separate"

@@ -24,6 +24,7 @@ from accelmark.results.schema import Figure, InferenceRound, RoundResult, findin
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result
 from accelmark.run.controller.tuning import continued
+from accelmark.run.display.live import Board, heading
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import register_plan
@@ -230,6 +231,8 @@ def test_a_search_ends_within_its_budget_of_trials_or_time(
 ) -> None:
     plan = carried_out(tmp_path, planned(plugins, budget=budget))
     assert sum(job.job.role == "trial" for job in plan.jobs) == expected
+    limit = "1 m 40 s" if budget.time_s == 100 else "20 s" if budget.time_s else "2"
+    assert heading(Board(plan, {})).plain.endswith(f", {expected} trials (limit: {limit})")
     if budget.time_s == 100:
         assert len(plan.jobs) * 10 <= 100, "every round takes ten seconds"
 
@@ -237,7 +240,7 @@ def test_a_search_ends_within_its_budget_of_trials_or_time(
 def test_a_budget_without_time_for_a_trial_is_reported_with_the_time_that_one_takes(
     plugins: Path, tmp_path: Path
 ) -> None:
-    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(60, None)))
+    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(19, None)))
     record_start(run.plan, run.path)
     run.replace_plan(carried_out(run.path, run.plan))
     register_plan(run.path)
@@ -246,7 +249,8 @@ def test_a_budget_without_time_for_a_trial_is_reported_with_the_time_that_one_ta
     assert isinstance(console.file, io.StringIO)
     page = render_page(load_run(run.path))
     for text in (console.file.getvalue(), page):
-        assert "one trial and the 6 rounds of the comparison take 1 m 10 s, and the budget was 1 m 00 s" in text
+        assert "one trial and the 6 rounds of the comparison take 1 m 10 s, and the budget was 19 s" in text
+        assert "which limits trials only: the rounds as shipped took 30 s; give a larger --budget" in text
     assert "Trials of the search" not in page
     assert "outcome" not in console.file.getvalue()
 

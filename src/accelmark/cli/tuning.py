@@ -71,7 +71,11 @@ def search_lines(plan: Plan) -> list[str]:
     if tuning is None:
         return []
     figure, unit = FigureName(tuning.figure), plan.jobs[0].job.work.unit
-    limits = [f"at most {duration(tuning.budget_s)} in all"] if tuning.budget_s is not None else []
+    limits = (
+        [f"trials while they and all other rounds fit into {duration(tuning.budget_s)}"]
+        if tuning.budget_s is not None
+        else []
+    )
     limits += [f"at most {tuning.max_trials} trials"] if tuning.max_trials is not None else []
     limits += [f"a round at most {duration(plan.timeout_s)}"] if plan.timeout_s is not None else []
     lines = [
@@ -86,6 +90,8 @@ def search_lines(plan: Plan) -> list[str]:
         lines.append(f"  {f'{choice.engine}: ' if choice.engine else ''}{names}: {tried}")
     rounds = tuning.num_rounds
     lines.append(f"then {rounds} rounds as shipped and {rounds} tuned in turn (the first as shipped begins the search)")
+    if tuning.budget_s is not None:
+        lines.append(f"without time for a trial, the {rounds} rounds as shipped only, which may exceed the limit")
     if tuning.settings_file is not None:
         lines.append(f"writes the best settings to {tuning.settings_file}")
     return lines

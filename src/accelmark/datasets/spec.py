@@ -133,6 +133,8 @@ class TreePart(Spec):
     """Files of the full set; null: any number."""
     shards: bool = False
     """The files may be in WebDataset's shards ``path``/*.tar instead, each image with its class in ``<key>.cls``."""
+    training: bool = False
+    """Only training reads it; inference runs without it."""
 
     @property
     def _between(self) -> str:
@@ -187,6 +189,10 @@ class DatasetSpec(Spec):
         """SHA-256 over the declared files' sorted (path, sha256); of a tree, over its layout."""
         lines = [f"{file.path}\0{file.sha256}" for file in self.files] or [part.describe() for part in self.tree]
         return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+    def for_inference(self) -> DatasetSpec:
+        """Return the data set without the parts that only training reads."""
+        return self.model_copy(update={"tree": tuple(part for part in self.tree if not part.training)})
 
     @model_validator(mode="before")
     @classmethod

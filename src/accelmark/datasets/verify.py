@@ -12,6 +12,7 @@ from typing import Final, final
 from accelmark.datasets.shards import members, shards_in
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
 from accelmark.spec.errors import Problem
+from accelmark.spec.number_format import counted
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the activity, the bytes done, and the total bytes (None: unknown)."""
@@ -136,15 +137,18 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
         return
     place, expected = path / part.path, f"expected {part.describe()}"
     names = [name for name, _ in _tree_files(part, path)]
+    found: list[str] = []
     if part.by_class and not part.depth and not _is_sharded(part, path):
         filled = {name.split("/")[-2] for name in names}
         empty = sorted(_directories(place) - filled)
         if empty:
             yield Problem(str(place), "", f"{expected}; these classes have no such file: {_some(empty)}")
         if part.classes and len(filled) != part.classes and not (allow_subset and len(filled) < part.classes):
-            yield Problem(str(place), "", f"{expected}; found {len(filled):,} classes")
+            found.append(f"{len(filled):,} {'class' if len(filled) == 1 else 'classes'}")
     if part.files and len(names) != part.files and not (allow_subset and len(names) < part.files):
-        yield Problem(str(place), "", f"{expected}; found {len(names):,} files")
+        found.append(counted(len(names), "file"))
+    if found:
+        yield Problem(str(place), "", f"{expected}; found {', '.join(found)}")
 
 
 def _part_outline(part: TreePart, path: Path) -> Iterator[Problem]:

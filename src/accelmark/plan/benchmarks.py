@@ -31,5 +31,5 @@ def benchmark_problems(
             where = f"{given}/{name}/ is not a directory" if given is not None else f"{name}/ is needed below --data"
             clone = f"git clone https://huggingface.co/datasets/{BENCHMARK_DATA[name].repository} {name} (with Git LFS)"
             what = f"no data of {name}: {where}"
-            remedy = f"in the directory given with --data: {clone}; or benchmarks: [], whose result is OPEN"
+            remedy = f"in the directory given with --data: {clone}; or --set benchmarks=[], whose result is OPEN"
             yield Problem(request.run.where, "benchmarks", what, remedy)

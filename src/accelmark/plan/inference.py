@@ -23,6 +23,8 @@ from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
 
 HF_CONFIG: Final = "config.json"
 """File by which a directory of weights in Hugging Face's layout is recognised."""
+_FILES: Final = {"exist_compiler_path": False, "exist_onnx_path": True}
+"""Settings that name a file -> whether they may be a word that is none."""
 
 
 def plan_inference(request: KeyRequest) -> PlannedWork:
@@ -35,7 +37,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     given = dict(run.command_line)
     if "loader.synthetic" in given:
         given["synthetic"] = given.pop("loader.synthetic")
-    over = [Layer.of(run.where, request.request.settings), Layer("command line", given)]
+    over = request.own_layers(given, _FILES)
     layers, files = _for_engine(layers, files, over, run.vendor_folder)
     resolved = resolve_inference(side, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
@@ -122,10 +124,15 @@ def _unusable(request: KeyRequest, settings: InferSettings, layers: Mapping[str,
         hint = f"engines that generate: {able}; or set generate_batches to []"
         yield Problem(layers["compiler"].layer, "compiler", f"{settings.compiler} generates no text", hint)
     named, onnx = settings.exist_onnx_path, any(each.startswith("onnxscript") for each in engine.requires)
-    if named is not None and compiled is None and onnx and is_here and not Path(named).expanduser().is_file():
+    file = Path(named or "").expanduser()
+    if named is not None and compiled is None and onnx and is_here and not (file.is_absolute() and file.is_file()):
         what = f"{settings.compiler} compiles an ONNX file, and {named!r} is none"
         hint = "null exports the model; or name a file"
         yield Problem(layers["exist_onnx_path"].layer, "exist_onnx_path", what, hint)
+    if settings.no_validation and not onnx and (engine.loads is False or (engine.loads and compiled is None)):
+        what = f"leaves {settings.compiler} without the PyTorch model that it compiles"
+        loads = ", or name its compiled engine (exist_compiler_path)" if engine.loads else ""
+        yield Problem(layers["no_validation"].layer, "no_validation", what, f"set it to false{loads}")
 
 
 def _check_device(request: KeyRequest, settings: InferSettings, layer: str) -> None:
@@ -266,8 +273,8 @@ def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> 
             remedy = f"--data DIRECTORY, the one that contains {side.weights}/ in Hugging Face's layout"
             request.missing.append(Problem(request.run.where, str(request.key), what, remedy))
         else:
-            where = f"{named}/" if named is not None else "the directory named with the run: "
-            warnings.append(f"no trained weights ({where}{side.weights}): the figures are of speed only")
+            place = file if file is not None else f"{side.weights} below --data"
+            warnings.append(f"no trained weights ({place}): the figures are of speed only")
     return found | benchmark_dirs(request, settings), warnings
 
 

@@ -13,7 +13,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, SpecError
 from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Provenance
+from accelmark.spec.layers import Layer, Provenance
 from accelmark.spec.log.records import Ceilings
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import Folder, folders, load_case
@@ -98,6 +98,21 @@ class KeyRequest:
         """Name of the case's file in errors and provenance."""
         return f"cases/{self.folder.name}/case.yaml"
 
+    def own_layers(self, command_line: Mapping[str, Any], files: Mapping[str, bool]) -> list[Layer]:
+        """Return the layers of the run file and of the command line with absolute paths: a rank runs elsewhere.
+
+        A relative path is below the directory of the run file, or the current one. ``files`` has the settings that name
+        a file, and whether they may be another word, which is kept where no such file exists.
+        """
+        run = self.run
+        # "command line" as a path has the current directory as its parent.
+        own = [(Layer.of(run.where, self.request.settings), Path(run.where).parent)]
+        own.append((Layer("command line", command_line), Path()))
+        return [
+            Layer(layer.name, {key: _absolute(key, value, base, files) for key, value in layer.values.items()})
+            for layer, base in own
+        ]
+
     def data_dirs(self, case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
         """Return the directories of a case's data; none, and an entry in ``missing``, where the user must give one."""
         try:
@@ -122,6 +137,13 @@ class KeyRequest:
             if name in names:
                 found |= self.data_dirs(case.model_copy(update={"data": (entry,)}), where)
         return found
+
+
+def _absolute(key: str, value: Any, base: Path, files: Mapping[str, bool]) -> Any:
+    if key not in files or not isinstance(value, str):
+        return value
+    path = (base / Path(value).expanduser()).absolute()
+    return value if files[key] and not path.is_file() else str(path)
 
 
 @final

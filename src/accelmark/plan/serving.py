@@ -21,13 +21,15 @@ from accelmark.spec.settings.serving import SLO_PRESETS, ServeCaseSpec, ServeSet
 
 MODEL_FILE: Final = "serve.py"
 """File of a case with packaged weights: ``write_model`` and ``prompt_text``."""
+_FILES: Final = ("prompts.file", "load.trace")
+"""Settings that name a file."""
 
 
 def plan_serving(request: KeyRequest) -> PlannedWork:
     """Merge the serving settings of a key, and find its data and weights."""
     run = request.run
     side = require_side(request, "serve", request.case.serve)
-    given = [Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
+    given = request.own_layers(run.command_line, dict.fromkeys(_FILES, False))
     base = Layer.of(request.case_file, side.settings)
     adapted, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "serve")
     over = [each for layer in (*adapted, *given) for each in (*_preset(layer), layer)]
@@ -38,7 +40,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     resolved = resolve_as(
         ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=_options(server)
     )
-    settings = _with_absolute_paths(resolved.settings)
+    settings = resolved.settings
     data_dirs = _data(request, side, settings)
     request.missing.extend(benchmark_problems(request, settings, data_dirs))
     if server is not None and "weights" not in data_dirs and not (request.folder.path / MODEL_FILE).is_file():
@@ -62,16 +64,6 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         requires=requires,
         warnings=tuple(_warnings(server, settings)),
     )
-
-
-def _with_absolute_paths(settings: ServeSettings) -> ServeSettings:
-    """Return the settings with the files that they name as the rank finds them, which has another working directory."""
-    file, trace = (
-        None if name is None else str(Path(name).expanduser().absolute())
-        for name in (settings.prompts.file, settings.load.trace)
-    )
-    prompts = settings.prompts.model_copy(update={"file": file})
-    return settings.model_copy(update={"prompts": prompts, "load": settings.load.model_copy(update={"trace": trace})})
 
 
 def servers_of(num_devices: int) -> list[str]:
@@ -129,8 +121,8 @@ def _problems(request: KeyRequest, server: ServerSpec | None, resolved: Resolved
     key, settings, where = request.key, resolved.settings, request.run.where
     if key.nnodes != 1:
         yield Problem(where, str(key), f"requests {key.nnodes} hosts; a server runs on one host")
-    for setting, file in (("prompts.file", settings.prompts.file), ("load.trace", settings.load.trace)):
-        if file is not None and request.run.is_here and not Path(file).expanduser().is_file():
+    for setting, file in zip(_FILES, (settings.prompts.file, settings.load.trace), strict=True):
+        if file is not None and request.run.is_here and not Path(file).is_file():
             yield Problem(resolved.provenance[setting].layer, setting, f"{file} is not a file")
     if server is None:
         if settings.served_model is None:

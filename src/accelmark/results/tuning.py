@@ -95,7 +95,8 @@ def _untried(tuning: TuningSpec, budget_s: float, shipped: CaseResult, rounds: M
     return (
         f"no other settings were tried: with rounds of {duration(longest_s)}, one trial and the "
         f"{2 * tuning.num_rounds} rounds of the comparison take {duration(tuning.num_least_rounds * longest_s)}, and "
-        f"the budget was {duration(budget_s)}; give a larger --budget"
+        f"the budget was {duration(budget_s)}, which limits trials only: the rounds as shipped took "
+        f"{duration(sum(took_s))}; give a larger --budget"
     )
 
 

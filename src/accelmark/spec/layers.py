@@ -192,8 +192,9 @@ class _Merger(Generic[S]):
         return Provenance(value=value, layer=history[-1][0], replaced=tuple(history[:-1]), forced=key in self.forced)
 
     def _blamed(self, problem: Problem) -> str:
-        """Return the strongest of the layers that last set the keys named in a problem."""
-        keys = {problem.key} | set(re.findall(r"\w+(?:\.\w+)*", problem.what))
+        """Return the strongest of the layers that last set the keys named in a problem, in its section or in full."""
+        named = re.findall(r"\w+(?:\.\w+)*", problem.what)
+        keys = {problem.key, *named, *(f"{problem.key}.{name}" for name in named)}
         changed = [self._layers.index(self._history[key][-1][0]) for key in keys if key in self._history]
         return self._layers[max(changed, default=0)]
 

@@ -17,7 +17,7 @@ from accelmark.datasets.ensure import ensure, locate
 from accelmark.datasets.spec import DatasetSpec, dataset_specs
 from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import AccelmarkError, DataError
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.records import DataRecord
 from accelmark.spec.number_format import percent, quantity
 from accelmark.spec.plugins.case import CaseSpec
@@ -30,6 +30,17 @@ def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
     Raises DataError: the user has to give a directory.
     """
     return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
+
+
+def datasets_of(job: JobSpec) -> Iterator[tuple[DatasetSpec, Path]]:
+    """Yield the data sets of a job with their directories; inference needs no part that only training reads.
+
+    Weights, and data of accuracy benchmarks, are declared nowhere.
+    """
+    name = job.case.name
+    for spec in dataset_specs(load_case(name).all_data, f"cases/{name}/case.yaml"):
+        if (place := job.data_dirs.get(spec.name)) is not None:
+            yield spec.for_inference() if isinstance(job.work, InferJob) else spec, place
 
 
 _FileState = tuple[str, int, int, int]
@@ -45,22 +56,20 @@ class DataFetcher:
     """
 
     offline: bool = False
-    _checked: dict[Path, tuple[DataRecord, frozenset[_FileState]]] = field(default_factory=dict)
+    _checked: dict[tuple[Path, str], tuple[DataRecord, frozenset[_FileState]]] = field(default_factory=dict)
 
     def __call__(self, job: JobSpec, report: Callable[[str], None]) -> dict[str, DataRecord]:
         """Fetch and verify the data of ``job``, reporting progress; returns a record of each of its directories.
 
-        Weights, and data of accuracy benchmarks, are declared nowhere and not verified.
+        Data that are declared nowhere are not verified.
 
         Raises DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """
         case = load_case(job.case.name)
         found: dict[str, DataRecord] = {}
-        for spec in dataset_specs(case.all_data, f"cases/{case.name}/case.yaml"):
-            place = job.data_dirs.get(spec.name)
-            if place is None:
-                continue
-            record, state = self._checked.get(place, (None, frozenset()))
+        for spec, place in datasets_of(job):
+            checked = place, spec.fingerprint
+            record, state = self._checked.get(checked, (None, frozenset()))
             if record is not None and state == _state_of(place):
                 found[spec.name] = record
                 continue
@@ -73,7 +82,7 @@ class DataFetcher:
                 progress=lambda what, done, total: report(f"{what} {_share(done, total)}"),
             )
             found[spec.name] = _record(spec, place)
-            self._checked[place] = found[spec.name], _state_of(place)
+            self._checked[checked] = found[spec.name], _state_of(place)
         return found | {name: _undeclared(place) for name, place in job.data_dirs.items() if name not in found}
 
 

@@ -20,7 +20,7 @@ from accelmark.run.display.progress import DeviceLoad, JobProgress
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.log.serving import LoadPhase
-from accelmark.spec.number_format import digits, duration, percent, quantity
+from accelmark.spec.number_format import counted, digits, duration, percent, quantity
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
     "queued": ("○", "dim"),
@@ -91,11 +91,15 @@ def _note(note: str, width: int, max_lines: int | None) -> Text:
 
 
 def heading(board: Board) -> Text:
-    """Return the heading: name, vendor and rounds of the run."""
+    """Return the heading: name, vendor and rounds of the run; of a search its trials so far and their limit, too."""
     ended = [status.state for status in board.statuses.values() if status.ended]
     unsuccessful = sum(state != "succeeded" for state in ended)
     done = f"{len(ended)} of {len(board.plan.jobs)} rounds ended"
     done += f", {unsuccessful} without success" if unsuccessful else ""
+    if (tuning := board.plan.tuning) is not None:
+        trials = counted(sum(job.job.role == "trial" for job in board.plan.jobs), "trial")
+        limit = f"{tuning.max_trials}" if tuning.budget_s is None else duration(tuning.budget_s)
+        done += f", {trials} (limit: {limit})"
     return Text.assemble(
         ("AccelMark", "bold"),
         (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done}", "dim"),

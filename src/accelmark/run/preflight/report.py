@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import time
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.datasets.ensure import locate
-from accelmark.datasets.spec import DatasetSpec, dataset_specs
+from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import outline
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.run.controller.data import datasets_of
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.host import Host
 from accelmark.run.launchers import create_launcher, plan_of_hosts
@@ -24,7 +26,6 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.number_format import counted, duration
-from accelmark.spec.plugins.catalog import load_case
 
 _SHOWN_EVERY_S: Final = 0.5
 
@@ -121,15 +122,13 @@ def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
 
 
 def given_data(plan: Plan) -> dict[Path, DatasetSpec]:
-    """Return the data directories that hosts do not fetch themselves, and what has to be in them."""
+    """Return the data directories that hosts do not fetch themselves, and what has to be in them for all jobs."""
     found: dict[Path, DatasetSpec] = {}
     for job in plan.jobs:
-        try:
-            specs = dataset_specs(load_case(job.job.case.name).all_data, job.job.case.name)
-        except AccelmarkError:
-            continue
-        for spec in specs:
-            place = job.job.data_dirs.get(spec.name)
-            if place is not None and not (spec.sources and place == locate(spec)):
-                found[place] = spec
+        with contextlib.suppress(AccelmarkError):  # a case that was removed since: a resumed run is refused for it
+            for spec, place in datasets_of(job.job):
+                known = found.get(place)
+                is_wider = known is None or len(spec.tree) > len(known.tree)
+                if is_wider and not (spec.sources and place == locate(spec)):
+                    found[place] = spec
     return found

@@ -128,7 +128,8 @@ class InferSettings(BenchmarkSettings):
     """Time for which the engine computes in its passes together, at least; whole passes are added until then. 0: only
     ``repeat`` passes."""
     no_validation: bool = False
-    """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
+    """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``, which may be any
+    word where ``exist_compiler_path`` is given."""
     exist_onnx_path: str | None = None
     """An ONNX file to compile instead of exporting one; any value but null skips the export."""
     exist_compiler_path: str | None = None
@@ -203,7 +204,7 @@ class InferSettings(BenchmarkSettings):
         if self.no_validation and self.exist_onnx_path is None:
             raise ValueError(
                 "no_validation needs exist_onnx_path: without a model there is nothing to export; "
-                "name an ONNX file (or any word, for an engine that reads none)"
+                "name an ONNX file (or any word, where exist_compiler_path names the compiled engine)"
             )
         if "server" in self.scenarios and self.server_latency_bound_ms is None:
             raise ValueError("scenarios: server needs server_latency_bound_ms")

@@ -115,9 +115,9 @@ class LoadSettings(FiniteSpec):
     @model_validator(mode="after")
     def _complete(self) -> LoadSettings:
         if self.arrival in ("constant", "poisson", "gamma") and not self.rates and not self.search:
-            raise ValueError(f"{self.arrival} arrivals need rates")
+            raise ValueError(f"arrival {self.arrival} needs load.rates (--rate)")
         if self.arrival == "trace" and self.trace is None:
-            raise ValueError("trace arrivals need trace, a file")
+            raise ValueError("arrival trace needs load.trace, a file")
         return self
 
 

@@ -42,7 +42,7 @@ class TuningSpec(FiniteSpec):
     """Name of the figure that is compared."""
     better: Literal["higher", "lower"]
     budget_s: PositiveFloat | None = None
-    """Time of all rounds together in seconds; null: no limit."""
+    """Time in seconds into which all rounds together have to fit for a trial to begin; null: no limit."""
     max_trials: PositiveInt | None = None
     """Number of trials; null: no limit."""
     num_rounds: int = Field(default=3, ge=2)

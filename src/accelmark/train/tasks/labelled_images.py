@@ -14,6 +14,7 @@ from PIL import Image
 
 from accelmark.datasets.shards import members, shards_in
 from accelmark.spec.errors import DataError
+from accelmark.spec.number_format import counted
 
 _SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 
@@ -61,7 +62,7 @@ class ClassFolders:
     def __init__(self, folder: Path, num_classes: int) -> None:
         classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         if len(classes) != num_classes:
-            found = f"{len(classes)} class folders" if folder.is_dir() else "no such directory"
+            found = counted(len(classes), "class folder") if folder.is_dir() else "no such directory"
             expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar)"
             raise DataError(f"{folder}: expected {expected} here, found {found}")
         self._files = [
