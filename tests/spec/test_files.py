@@ -70,6 +70,18 @@ def test_unknown_names_come_with_the_nearest(plugins: Path) -> None:
         find("cases", "waves")
 
 
+def test_a_directory_of_folders_that_is_absent_or_too_deep_is_named(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory in (plugins / "cases", plugins / "cases" / "toy"):
+        monkeypatch.setenv("ACCELMARK_PLUGINS", str(directory))
+        with pytest.raises(RequestError, match=f"the directory above 'cases': {plugins}, not {directory}"):
+            find("cases", "toy")
+    monkeypatch.setenv("ACCELMARK_PLUGINS", f"{plugins}:{plugins / 'none'}")
+    with pytest.raises(RequestError, match=f"; {plugins / 'none'} is no directory"):
+        find("cases", "tou")
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
