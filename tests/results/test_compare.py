@@ -134,7 +134,7 @@ def test_initial_weights_are_compared_seed_by_seed(tmp_path: Path) -> None:
     other = replace(five, rounds=five.rounds | {name: first.model_copy(update={"environment": environment})})
     lines = context_lines(compare([one, other]).pairs[0].differing)
     assert [line for line in lines if "weights" in line] == [
-        f"source: initial weights of seed 1000: {'01' * 6}… -> {'0a' * 6}…"
+        f"source: initial weights of seed 1: {'01' * 6}… -> {'0a' * 6}…"
     ]
 
 

@@ -58,7 +58,7 @@ def context_differences(baseline: Context, other: Context) -> tuple[ContextDiffe
         ContextDifference(area=area, name=name, baseline=before, other=after)
         for area, name in names
         if (before := baseline.get((area, name), ())) != (after := other.get((area, name), ()))
-        and (before and after or not name.startswith(_WEIGHTS))
+        and ((before and after) or not name.startswith(_WEIGHTS))
     )
 
 
@@ -96,7 +96,9 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
         if started.get(name) is not None:
             yield area, title, value_text(started[name])
     if started.get("checkpoint_hash") is not None:
-        yield "source", f"{_WEIGHTS}{started.get('seed')}", value_text(started["checkpoint_hash"])
+        seed = result.settings.get("seed")  # of round 1; each round adds one
+        number = result.round - 1 + (seed.value if seed is not None and isinstance(seed.value, int) else 1)
+        yield "source", f"{_WEIGHTS}{number}", value_text(started["checkpoint_hash"])
     for library, version in sorted((started.get("library_versions") or {}).items()):
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):

@@ -56,7 +56,9 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     models = sorted({job.key.model for job, _, _ in found.values()})
     if benchmark is not None and len(models) > 1:
         cases = " and ".join(models)
-        raise RequestError(f"{run_dir}: has {cases}, and not all are {benchmark!r}; name the benchmark of one case only")
+        raise RequestError(
+            f"{run_dir}: has {cases}, and not all are {benchmark!r}; name the benchmark of one case only"
+        )
     for path, (job, work, events) in found.items():
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, work, events, benchmark)))
     update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in found))

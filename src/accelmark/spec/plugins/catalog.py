@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -299,6 +299,18 @@ def load_trainer(name: str) -> TrainerSpec:
 def load_server(name: str) -> ServerSpec:
     """Return the declaration of the server ``name``; raises SpecError if it is unknown or wrong."""
     return load_spec("servers", name, ServerSpec)
+
+
+def readable(kind: Kind, load: Callable[[str], M]) -> tuple[dict[str, M], list[str]]:
+    """Return all plug-ins of ``kind`` that ``load`` can read, by name, and the problems of the others."""
+    specs: dict[str, M] = {}
+    problems: list[str] = []
+    for name in folders(kind):
+        try:
+            specs[name] = load(name)
+        except SpecError as error:
+            problems.append(str(error))
+    return specs, problems
 
 
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
