@@ -169,12 +169,18 @@ def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(framework
     assert not list(Path.cwd().glob("rank_*")), "MindSpore's dumps belong to a job's directory"
 
 
-def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, plays: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, num_ranks: int, plays: Path, tmp_path: Path) -> None:
     over = {**SMALL, "end.max_steps": 100000, "log_every_steps": 5}
     job = rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, over)
     python = str(framework_python(framework))
     variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent), COORDINATOR: ""}
-    command = [python, "-m", "accelmark.train.loop.rank", str(job)]
+    if num_ranks > 1:
+        del variables[COORDINATOR]
+    launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks)]
+    launcher += ["--free-port", COORDINATOR, "--"]
+    rank_command = [python, "-m", "accelmark.train.loop.rank", str(job)]
+    command = rank_command if num_ranks == 1 else [*launcher, *rank_command]
     log = job.parent / "rank0.out.log"
     with subprocess.Popen(command, env={**os.environ, **variables}, cwd=job.parent) as rank:
         while not (log.exists() and "STEP_END" in log.read_text()):
