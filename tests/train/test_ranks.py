@@ -221,7 +221,12 @@ def test_signals_that_native_code_took_are_handled_again(tmp_path: Path) -> None
         "    print(cancelled)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == "SIGTERM\n"
 

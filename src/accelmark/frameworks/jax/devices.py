@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from accelmark.frameworks.jax.launch import COORDINATOR
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.train.loop.process import handle_signals_again
 
 _DATA: Final = "data"
 _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}
@@ -42,7 +41,6 @@ class Devices:
                 process_id=place.rank,
                 local_device_ids=None if device_type == "cpu" else [place.local_rank],
             )
-            handle_signals_again()
         self.own = jax.local_devices()[0]
         self.mesh = Mesh(np.array(jax.devices() if self._is_one_of_many else [self.own]), (_DATA,))
         self._whole, self._split = (NamedSharding(self.mesh, spec) for spec in (PartitionSpec(), PartitionSpec(_DATA)))

@@ -18,7 +18,6 @@ from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.train.loop.process import handle_signals_again
 
 _JOIN_S: Final = 300.0
 _LEAVE_S: Final = 60.0
@@ -49,7 +48,6 @@ class Ranks:
             kind = getattr(kinds, _KINDS.get(job.collective_backend, "AUTO"))
             options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-            handle_signals_again()
         self._gather: Any = tf.function(lambda values: self.run(self._gathered, (values,)), autograph=False)
 
     def _open(self, job: JobSpec, place: RankPlace) -> None:

@@ -108,7 +108,8 @@ class StopRequest:
 def handle_signals_again() -> None:
     """Set the handlers of :class:`StopRequest` again, where they were installed.
 
-    Call it after native code that takes SIGTERM for itself, as services for preemptions of JAX and TensorFlow do.
+    Call it after native code that may take SIGTERM for itself: the services for preemptions of JAX and TensorFlow do,
+    and Paddle's report of a crash.
     """
     for number in _STOPPING:
         handler = signal.getsignal(number)
