@@ -15,7 +15,7 @@ from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.seeds import resnet50, small
 from accelmark.datasets.images import LabeledFiles, imagenet_identity, read_arrays, read_weights
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, RequestError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 
 
@@ -71,7 +71,7 @@ def test_wrong_shapes_and_class_counts_are_reported(tmp_path: Path) -> None:
         open_dataset(config, resnet50())
     with pytest.raises(DataError, match="has 7 classes"):
         open_dataset(config, small((1, SIDE, SIDE), 7))
-    with pytest.raises(DataError, match="give its location"):
+    with pytest.raises(RequestError, match="give its location"):
         open_dataset(DatasetConfig(name="cifar-10"), small((3, 32, 32)))
     with pytest.raises(DataError, match="there is no"):
         open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path / "none"), small((3, 32, 32)))

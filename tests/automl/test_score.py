@@ -13,7 +13,7 @@ from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig,
 from accelmark.automl.controller.journal import SearchState, SessionBegan
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
 from accelmark.automl.scoring.score import PRESETS, Scoreboard, regulated, utilisation, verdict
-from accelmark.results.rounds.search import SearchVerdict
+from accelmark.results.rounds.search import SearchVerdict, search_consumption
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
 
@@ -118,6 +118,13 @@ def test_the_series_is_sampled_and_ends_with_the_final_figures() -> None:
     assert [point.time_h * 3600 for point in points] == pytest.approx([15.0, 30.0, 40.0])
     assert points[-1] == BOARD.final()
     assert Scoreboard(SearchState()).series(15.0) == ()
+
+
+def test_power_of_a_session_in_which_no_epoch_ended_has_that_reason() -> None:
+    telemetry = Path(__file__).parents[1] / "results" / "recorded" / "search" / "telemetry" / "session1"
+    found = search_consumption(telemetry, "here", (10.0, 9.0), 0)
+    assert found.mean_power_w is None
+    assert found.reasons["cpu_utilisation"] == "no epoch ended in the last session"
 
 
 def test_idle_time_is_without_training_and_evaluation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import accelmark
 from accelmark.cli.checks import equivalence
 from accelmark.cli.checks.equivalence import CheckRequest, _show, compare_frameworks
 from accelmark.cli.folders import new_folder
+from accelmark.cli.main import app
 from accelmark.results.equivalence import describe, equivalence_finding
 from accelmark.results.store.loaded_run import load_round
 from accelmark.spec.equivalence import EquivalenceCheck
@@ -66,11 +69,36 @@ def planned(place: Path, *more: str) -> list[dict[str, Any]]:
 def test_each_precision_is_announced_with_its_jobs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(equivalence, "check_equivalence", lambda *_: ())  # the jobs are run by the tests below
+    async def ready(*_: object) -> None: ...
+
+    def none_computed(plan: Any, path: Path, fetch: Any, preflight: Any, observer: Any, *_: int) -> tuple[()]:
+        asyncio.run(preflight(None, None, plan.jobs, observer))
+        return ()
+
+    monkeypatch.setattr(equivalence, "run_preflight", ready)
+    monkeypatch.setattr(equivalence, "check_equivalence", none_computed)  # the jobs are run by the tests below
     with pytest.raises(RequestError, match="no job computed in fp32, bf16"):
         compare_frameworks(CheckRequest("llama_mini", "pytorch", None, "cpu", (), True, 8), None, as_json=False)
     announced = [f"{precision}: 2 jobs of 8 steps each, one after the other" for precision in ("fp32", "bf16")]
     assert capsys.readouterr().out.splitlines() == announced
+
+
+def test_a_framework_that_the_case_has_not_is_one_problem() -> None:
+    with pytest.raises(RequestError, match=r"'minilm_finetune' has no framework 'jax' \(it has: pytorch\)") as caught:
+        compare_frameworks(CheckRequest("minilm_finetune", "jax", None, "cpu", (), True, 8), None, as_json=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_check_that_the_user_ends_says_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(equivalence, "check_equivalence", interrupted)
+    for more, kept in ((), "nothing was kept"), (("--out", "there"), "there has what was computed"):
+        arguments = ["check", "case", "llama_mini", "--frameworks", "pytorch", "--synthetic", "--vendor", "cpu", *more]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code != 0
+        assert f"the check was stopped before its end; {kept}" in done.stderr
 
 
 def test_the_table_of_errors_fits_80_columns(

@@ -22,6 +22,7 @@ from accelmark.cli.machine import doctor, inventory_lines, monitor, preflight, v
 from accelmark.cli.main import app
 from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
+from accelmark.run.environments.inspect import broken_frameworks
 from accelmark.run.environments.registry import FrameworkEnvironment, register
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
@@ -320,6 +321,18 @@ def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
     assert planned.exit_code == 1, planned.output
     assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
     assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr
+
+
+def test_a_broken_framework_is_named_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "frameworks" / "foo").mkdir(parents=True)
+    (tmp_path / "frameworks" / "foo" / "framework.yaml").write_text("name: foo\ntitle: Foo\n")
+    monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
+    seen = look_around({})
+    assert "pytorch" in [one.name for one in seen.frameworks]
+    assert any("frameworks/foo/framework.yaml: module: is missing" in problem for problem in seen.problems)
+    assert broken_frameworks() == []
+    planned = CliRunner().invoke(app, ["train", "resnet_mini:foo:CPU:1:1", "--dry-run"])
+    assert "framework.yaml: module: is missing" in str(planned.exception)
 
 
 def test_a_terminal_shows_what_a_long_command_does(monkeypatch: pytest.MonkeyPatch) -> None:

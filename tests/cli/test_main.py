@@ -289,10 +289,13 @@ def test_a_broken_plug_in_is_named_and_the_other_cases_are_listed(tmp_path: Path
     folder = tmp_path / "cases" / "bad"
     folder.mkdir(parents=True)
     (folder / "case.yaml").write_text("name: bad\n")
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "worse.yaml").write_text("name: worse\n")
     done = accelmark("cases", ACCELMARK_PLUGINS=str(tmp_path))
     assert done.returncode == 1
     assert "resnet_mini" in done.stdout
     assert f"case bad ({tmp_path}) is left out" in done.stderr
+    assert f"a trainer is left out: {tmp_path / 'trainers' / 'worse.yaml'}: " in done.stderr
 
 
 def test_one_case_is_shown_with_its_settings() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,20 +48,36 @@ def rank_job(
     return path
 
 
-def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
-    """Run the ranks of a job in the environment, and return rank 0's events."""
+def _command(job: Path, num_ranks: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs the ranks of a job in the environment of its framework, and its environment."""
     framework = JobSpec.model_validate_json(job.read_text()).key.framework
     python = str(framework_python(framework))
     rank = [python, "-m", "accelmark.train.loop.rank", str(job)]
     launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks)]
     launcher += ["--free-port", COORDINATORS.get(framework, COORDINATOR), "--"]
+    variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
+    return ([*launcher, *rank] if num_ranks > 1 else rank), {**os.environ, **variables}
+
+
+def stop_job(job: Path, num_ranks: int) -> str:
+    """Run the ranks of a job, stop them after a window of steps, and return rank 0's log."""
+    command, variables = _command(job, num_ranks)
+    log = job.parent / "rank0.out.log"
+    with subprocess.Popen(command, env=variables, cwd=job.parent) as ranks:
+        while not (log.exists() and "STEP_END" in log.read_text(encoding="utf-8")):
+            assert ranks.poll() is None
+            time.sleep(0.1)
+        ranks.send_signal(signal.SIGTERM)
+        assert ranks.wait(60) == 130
+    return log.read_text(encoding="utf-8")
+
+
+def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
+    """Run the ranks of a job in the environment, and return rank 0's events."""
+    command, variables = _command(job, num_ranks)
     log = job.parent / "rank0.out.log"
     log.unlink(missing_ok=True)
-    variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
-    command = [*launcher, *rank] if num_ranks > 1 else rank
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, cwd=job.parent, timeout=timeout_s, check=False, capture_output=True
-    )
+    done = subprocess.run(command, env=variables, cwd=job.parent, timeout=timeout_s, check=False, capture_output=True)
     assert log.is_file(), done.stderr.decode()
     lines = log.read_text(encoding="utf-8").splitlines()
     events = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.cases.test_mini import write_idx
-from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
+from tests.frameworks.environments import framework_environment, run_accelmark
+from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
 from tests.frameworks.rank_jobs import (
-    COORDINATOR,
     Events,
     final_state,
     losses,
     rank_job,
     run_job,
+    stop_job,
     values,
     write_plays,
 )
-from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -169,16 +166,8 @@ def test_a_run_with_two_ranks_is_followed_evaluated_again_and_verified(framework
     assert not list(Path.cwd().glob("rank_*")), "MindSpore's dumps belong to a job's directory"
 
 
-def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, plays: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, num_ranks: int, plays: Path, tmp_path: Path) -> None:
     over = {**SMALL, "end.max_steps": 100000, "log_every_steps": 5}
     job = rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, over)
-    python = str(framework_python(framework))
-    variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent), COORDINATOR: ""}
-    command = [python, "-m", "accelmark.train.loop.rank", str(job)]
-    log = job.parent / "rank0.out.log"
-    with subprocess.Popen(command, env={**os.environ, **variables}, cwd=job.parent) as rank:
-        while not (log.exists() and "STEP_END" in log.read_text()):
-            assert rank.poll() is None
-        rank.send_signal(signal.SIGTERM)
-        assert rank.wait(60) == 130
-    assert '"end_reason": "cancelled"' in log.read_text()
+    assert '"end_reason": "cancelled"' in stop_job(job, num_ranks)

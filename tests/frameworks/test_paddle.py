@@ -18,6 +18,8 @@ from accelmark.spec.plugins.framework import HostPlace
 from tests.cases.flops import published_flops
 from tests.cases.test_full_size import PARAMETERS
 from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
+from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL_PLAYS
+from tests.frameworks.rank_jobs import rank_job, stop_job, write_plays
 
 SMALL_LLAMA = {
     "batch_size": 8, "gradient_accumulation_steps": 1, "end.max_steps": 12, "log_every_steps": 4, "eval_batch_size": 4,
@@ -291,6 +293,14 @@ def test_optimizers_compute_what_pytorchs_compute(settings: dict[str, Any], clip
         optimizer.zero_grad()
     np.testing.assert_allclose(weight, model.weight.detach().numpy().T, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(bias, model.bias.detach().numpy(), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_stopped_rank_ends_in_step_and_says_so(num_ranks: int, tmp_path: Path) -> None:
+    over = {**SMALL_PLAYS, "end.max_steps": 100000, "log_every_steps": 5}
+    job = rank_job("paddle", tmp_path / "j", "llama_mini", {"shakespeare": write_plays(tmp_path)}, over)
+    assert '"end_reason": "cancelled"' in stop_job(job, num_ranks)
 
 
 @pytest.mark.heavy

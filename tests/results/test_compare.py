@@ -125,6 +125,19 @@ def test_the_same_run_twice_is_within_noise_everywhere(tmp_path: Path) -> None:
     assert pair.differing == ()
 
 
+def test_initial_weights_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    one, five = loaded(tmp_path / "one", rounds=1), loaded(tmp_path / "five", rounds=5)
+    assert [line for line in context_lines(compare([one, five]).pairs[0].differing) if "weights" in line] == []
+    name, first = next(iter(five.rounds.items()))
+    started = first.environment.started | {"checkpoint_hash": "0a" * 32}
+    environment = first.environment.model_copy(update={"started": started})
+    other = replace(five, rounds=five.rounds | {name: first.model_copy(update={"environment": environment})})
+    lines = context_lines(compare([one, other]).pairs[0].differing)
+    assert [line for line in lines if "weights" in line] == [
+        f"source: initial weights of seed 1: {'01' * 6}… -> {'0a' * 6}…"
+    ]
+
+
 def test_the_address_at_which_ranks_meet_is_no_difference(tmp_path: Path) -> None:
     sides = []
     for number, framework in ((1, "jax"), (2, "jax"), (3, "elsewhere")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.results.export.mllog import RULESET, write_mllog
+from accelmark.results.export.mllog import KNOWN_BENCHMARKS, RULESET, write_mllog
 from accelmark.results.store.bundle import check_manifest, write_manifest
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
-from tests.made_run import Made, make_run
+from tests.made_run import Made, make_round, make_run
 from tests.train.jobs import make_job, node_dir_of
 
 
@@ -96,6 +97,29 @@ def test_the_checker_refuses_what_is_broken(tmp_path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if '"run_stop"' not in line))
     assert check(path, tmp_path).returncode != 0
+
+
+def test_the_known_benchmarks_are_those_of_the_checker() -> None:
+    package = importlib.util.find_spec("mlperf_logging.compliance_checker")
+    assert package is not None
+    assert package.origin is not None
+    rules = Path(package.origin).parent / f"training_{RULESET}"
+    names = {path.stem.removeprefix("open_") for path in rules.glob("open_*.yaml")} - {"common"}
+    assert set(KNOWN_BENCHMARKS) == names
+
+
+def test_a_benchmark_that_mlperf_has_not_is_refused_with_the_nearest(trained: Path) -> None:
+    with pytest.raises(RequestError, match=r"no benchmark 'resnet50' \(did you mean 'resnet'\?\)"):
+        write_mllog(trained, benchmark="resnet50")
+
+
+def test_one_name_for_several_cases_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(model="resnet50"))
+    make_round(run / "bert-pytorch-X1x1x1" / "round1", Made(model="bert"))
+    with pytest.raises(RequestError, match="has bert and resnet50"):
+        write_mllog(run, benchmark="resnet")
+    assert not list(run.rglob("mllog.log"))
+    assert len(write_mllog(run)) == 2
 
 
 def test_a_run_that_did_not_finish_has_none(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_missing_rounds_are_reported(tmp_path: Path, told: str | None, state: st
     assert any("1 of 2 planned rounds succeeded, 1 has no result" in reason for reason in case.reasons)
 
 
+def test_an_inference_that_did_not_start_has_its_variant(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    plan = json.loads((run / "plan.json").read_text())
+    settings = {"precision": "fp32", "compiler": "openvino", "batch_size": 100, "engine_options": {"streams": 2}}
+    work = {"kind": "infer", "settings": settings}
+    plan["jobs"].append({"directory": "toy-infer/round1", "job": plan["jobs"][0]["job"] | {"work": work}, "nodes": []})
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert [case.variant for case in measure_run(run).cases] == [None, "openvino fp32 batch 100 streams=2"]
+
+
 def test_written_records_read_back_unchanged(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     summary = measure_run(run)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from accelmark.cli.main import app
 from accelmark.results.figure_names import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir
+from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.run.agent.rank_exit import escaped_line
 from accelmark.run.controller.coordinator import Coordinator
@@ -33,6 +34,7 @@ from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import InferJob, NodeExit, ServeJob, TrainJob
 from accelmark.spec.log.perflog import decode_line, encode_line
 from accelmark.spec.settings.training import EndSettings
+from tests.made_run import Made, make_run
 from tests.run.fakes import job_spec, make_plan
 
 
@@ -167,7 +169,7 @@ def test_the_status_of_a_run_says_that_weights_are_evaluated(tmp_path: Path) -> 
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()[0]
 
-    assert "running  finished  step 10" in status()
+    assert "running  its ranks have ended  step 10" in status()
     evaluating = reevaluation_dir(directory.round_dir(job)) / node.name
     evaluating.mkdir(parents=True)
     assert "running  evaluating weights  step 10" in status()
@@ -175,7 +177,7 @@ def test_the_status_of_a_run_says_that_weights_are_evaluated(tmp_path: Path) -> 
         host="localhost", noderank=0, state="succeeded", reason=None, started_at="", duration_s=1.0, ranks=()
     )
     (evaluating / "exit.json").write_text(ended.model_dump_json())
-    assert "running  finished  step 10" in status()
+    assert "running  its ranks have ended  step 10" in status()
 
 
 def test_the_status_of_a_round_continues_indented_on_a_narrow_terminal(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_a_load_has_a_place_a_share_and_an_eta_in_both_displays() -> None:
     assert plain_progress(progress, job) == "scenario server  1,234 requests  25\u202f%  ETA 1 m 15 s"
     unset: Any = {}
     served = job.model_copy(update={"job": job.job.model_copy(update={"work": ServeJob.model_construct(**unset)})})
-    assert plain_progress(JobProgress("finished", samples=40), served) == "finished  40 requests"
+    assert plain_progress(JobProgress("finished", samples=40), served) == "its ranks have ended  40 requests"
     console = Console(width=80, force_terminal=True, color_system=None)
     with console.capture() as capture:
         console.print(draw(Board(plan, statuses, progress=progress), 80))
@@ -403,7 +405,18 @@ def test_without_a_terminal_unchanged_progress_is_repeated_every_minute_only(mon
     for now[0] in range(100, 230, 5):
         shown.progress(job, JobProgress(phase="evaluating" if now[0] < 160 else "finished"))
     said = [text.split()[-1] for text in out.getvalue().splitlines()]
-    assert said == ["evaluating", "finished", "finished"]
+    assert said == ["evaluating", "ended", "ended"]
+
+
+def test_without_a_terminal_a_round_without_figures_has_no_line_of_results(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run", Made()), io.StringIO()
+    result = write_round(next(run.glob("*/round1")))
+    (job,) = make_plan(("toy",)).jobs
+    shown = PlainDisplay(Console(file=out, width=120))
+    shown.result(job, result.model_copy(update={"figures": {}, "converged": None}))
+    assert out.getvalue() == ""
+    shown.result(job, result)
+    assert out.getvalue()
 
 
 def test_without_a_terminal_a_long_check_of_hosts_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from accelmark.automl.records import Splits
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.images import READERS, Images, imagenet_identity, read_imagenet
 from accelmark.datasets.spec import known_dataset
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, RequestError
 
 _FETCHED: Final = {"fashion-mnist": "fashion_mnist"}
 _SPLIT_SEED: Final = 20_240_601
@@ -45,7 +45,10 @@ class Dataset:
 
 
 def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
-    """Open, split and check the data; raises DataError where a split is missing, malformed or of another shape."""
+    """Open, split and check the data; raises DataError where a split is missing, malformed or of another shape.
+
+    Raises RequestError where the configuration does not say where the data are.
+    """
     everything, held_out = _read(config, network)
     for split, images in (("training", everything), ("held-out", held_out)):
         _check(images, network, f"data set {config.name}", split)
@@ -72,7 +75,7 @@ def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
     if directory is None and config.name in _FETCHED:
         directory = ensure(known_dataset(_FETCHED[config.name], "dataset.name"))
     if directory is None:
-        raise DataError(f"data set {config.name}: give its location in dataset.directory")
+        raise RequestError(f"data set {config.name}: give its location in dataset.directory")
     if not directory.exists():
         raise DataError(f"data set {config.name}: there is no {directory}")
     return READERS[config.name](directory)

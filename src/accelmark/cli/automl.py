@@ -12,7 +12,7 @@ import typer
 
 from accelmark.cli import completion
 from accelmark.cli.help import Verb, Verbs
-from accelmark.cli.options import setting_text, shipped_file
+from accelmark.cli.options import echo_wrapped, setting_text, shipped_file
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -142,11 +142,9 @@ def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
     if as_json:
         typer.echo(verified.model_dump_json(indent=2))
     else:
-        typer.echo(f"{verified.verdict} by rules {verified.rules} (version {verified.version})")
-        for reason in verified.reasons:
-            typer.echo(f"  not valid: {reason}")
-        for line in (*verified.disclosures, *verified.checked):
-            typer.echo(f"  {line}")
+        echo_wrapped(f"{verified.verdict} by rules {verified.rules} (version {verified.version})")
+        for line in (*(f"not valid: {each}" for each in verified.reasons), *verified.disclosures, *verified.checked):
+            echo_wrapped(f"  {line}")
     if verified.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)
 

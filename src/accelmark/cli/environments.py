@@ -63,7 +63,7 @@ def create(
     versions = _on_hosts(cluster, body)
     for host, found in versions.items():
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
-        typer.echo(f"{host}: {place} has {listed}")
+        options.echo_in_rows(f"{host}: {place} has {listed}")
     if hosts is None:
         from accelmark.run.environments.registry import FrameworkEnvironment, register
 
@@ -74,8 +74,8 @@ def create(
             )
         )
     elif cluster.environments.get(framework) != place:
-        typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
-        typer.echo(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
+        options.echo_in_rows(f"add to {hosts}:  environments: {{{framework}: {place}}}")
+        options.echo_in_rows(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
 
 
 @app.command("list", cls=Verb)
@@ -88,10 +88,10 @@ def list_environments(as_json: options.AsJson = False) -> None:
         typer.echo(json.dumps([one.to_json() for one in found], indent=2))
         return
     if not found:
-        typer.echo("no environment on this machine; create one: accelmark env create FRAMEWORK")
+        options.echo_in_rows("no environment on this machine; create one: accelmark env create FRAMEWORK")
         return
     for one in found:
-        typer.echo(f"{one.framework}: {one.path}, created {one.created_at}")  # unbroken, so that it can be copied
+        options.echo_in_rows(f"{one.framework}: {one.path}, created {one.created_at}")
         options.echo_wrapped(f"  {one.title}")
 
 
@@ -115,7 +115,7 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
     _on_hosts(cluster, body)
     if hosts is None and framework in known and known[framework].path == place:
         unregister(framework)
-    typer.echo(f"removed {place}")
+    options.echo_in_rows(f"removed {place}")
 
 
 def _cluster(file: Path | None) -> ClusterSpec:
@@ -179,9 +179,9 @@ def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
     from accelmark.run.environments.create import constraints_file
     from accelmark.spec.plugins.launcher import load_launcher
 
-    typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
-    typer.echo(shlex.join([cluster.python, "-m", "venv", str(place)]))
+    options.echo_in_rows(f"# on {', '.join(host.name for host in cluster.hosts)}")
+    options.echo_in_rows(shlex.join([cluster.python, "-m", "venv", str(place)]))
     if recipe.constraints is not None:
         copied = shlex.join([str(recipe.constraints), str(constraints_file(place))])
-        typer.echo(f"cp {copied}" if load_launcher(cluster.launcher).is_localhost else f"# send {copied}")
-    typer.echo(shlex.join(recipe.install_command(place)))
+        options.echo_in_rows(f"cp {copied}" if load_launcher(cluster.launcher).is_localhost else f"# send {copied}")
+    options.echo_in_rows(shlex.join(recipe.install_command(place)))

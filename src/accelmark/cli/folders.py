@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
@@ -60,17 +61,19 @@ def cases(
         _list_flagperf(as_json=as_json)
         return
     from accelmark.spec.plugins.case import Family
-    from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer
+    from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer, readable
 
     if family is not None and family not in get_args(Family):
         raise RequestError(f"--family: unknown family {family!r} ({nearest(family, get_args(Family))})")
-    trainers = {trainer: load_trainer(trainer).cases for trainer in folders("trainers")}
+    trainers, unreadable = readable("trainers", load_trainer)
+    for problem in unreadable:
+        options.warn(f"a trainer is left out: {problem}")
     rows: list[dict[str, Any]] = []
     for each, folder in ({name: find("cases", name)} if name else folders("cases")).items():
         try:
             case = load_case(each)
             if family in (None, case.family):
-                own = [trainer for trainer, known in trainers.items() if case.name in known]
+                own = [trainer for trainer, known in trainers.items() if case.name in known.cases]
                 rows.append(_row(case, folder) | {"trainers": own})
         except AccelmarkError as error:
             if name:
@@ -265,7 +268,9 @@ def check(
         from accelmark.cli.checks.equivalence import CheckRequest, compare_frameworks
 
         request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
-        if not compare_frameworks(request, out, as_json=as_json):
+        with _stop_told(f"{out} has what was computed" if out is not None else "nothing was kept"):
+            is_equivalent = compare_frameworks(request, out, as_json=as_json)
+        if not is_equivalent:
             raise typer.Exit(EXIT_FAILED)
         return
     if data or vendor or settings or synthetic or out:
@@ -275,13 +280,24 @@ def check(
     from accelmark.cli.checks.conformance import case_checks, vendor_checks
 
     started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
-    if as_json:
-        checks = list(started)
-        typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
-    else:
-        checks = list(_shown(started, "training three steps on synthetic data" if run else "checking"))
+    with _stop_told("nothing was kept"):
+        if as_json:
+            checks = list(started)
+            typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
+        else:
+            checks = list(_shown(started, "training three steps on synthetic data" if run else "checking"))
     if any(found.state == "missing" for found in checks):
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _stop_told(kept: str) -> Iterator[None]:
+    """Where the user ends a check, print that it is not complete, and what was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        options.echo_error(f"the check was stopped before its end; {kept}", fg="yellow")
+        raise
 
 
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:

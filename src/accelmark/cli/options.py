@@ -131,9 +131,15 @@ def warn(text: str) -> None:
 
 def echo_error(text: str, fg: str | None = None) -> None:
     """Print lines to stderr, on a terminal in whole words."""
-    width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+    echo_in_rows(text, fg, err=True)
+
+
+def echo_in_rows(text: str, fg: str | None = None, *, err: bool = False) -> None:
+    """Print lines to stdout or stderr, on a terminal in whole words, so that each can be copied as one line."""
+    stream = sys.stderr if err else sys.stdout
+    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     for line in text.split("\n"):
-        typer.secho(in_rows(line, width) if width else line, fg=fg, err=True)
+        typer.secho(in_rows(line, width) if width else line, fg=fg, err=err)
 
 
 def in_rows(line: str, width: int) -> str:

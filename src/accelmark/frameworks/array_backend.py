@@ -34,6 +34,7 @@ from accelmark.train.loop.checkpoints import (
 from accelmark.train.loop.clocks import HostLosses
 from accelmark.train.loop.contract import LossReader, Progress, Replay, StepClock, StepTracer
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
+from accelmark.train.loop.process import handle_signals_again
 from accelmark.train.tasks.array_case import ArrayCase, Batches
 from accelmark.train.tasks.arrays import Arrays, SyntheticArrayBatches
 from accelmark.train.tasks.case_file import case_class
@@ -173,6 +174,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
             raise RequestError(f"{job.extern.path / 'extern'}: the {self.title} backend has no hooks to replace")
         found = case_class(job.case, self.framework, self.case_base)
         device = self._device = self.open_device()
+        handle_signals_again()
         if device.precision != settings.precision:
             message = f"{self.title} has no {settings.precision} on {device.label}; computing in {device.precision}"
             log.event(Event.WARNING, {"message": message})

@@ -15,7 +15,7 @@ from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
 from accelmark.spec.model import parse, read_yaml
-from accelmark.spec.plugins.catalog import find, folders, load_server
+from accelmark.spec.plugins.catalog import find, load_server, readable
 from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
 from accelmark.spec.settings.serving import SLO_PRESETS, ServeCaseSpec, ServeSettings
 
@@ -68,8 +68,8 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
 
 def servers_of(num_devices: int) -> list[str]:
     """Return the servers that use ``num_devices`` devices for one model."""
-    found = {name: load_server(name).max_devices for name in folders("servers")}
-    return sorted(name for name, most in found.items() if most is None or most >= num_devices)
+    found = readable("servers", load_server)[0]
+    return sorted(name for name, one in found.items() if one.max_devices is None or one.max_devices >= num_devices)
 
 
 def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:

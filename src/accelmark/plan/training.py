@@ -26,6 +26,8 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
     problems: list[Problem] = []
     if trainer is None and not (request.folder.path / f"{key.framework}.py").is_file():
+        if key.framework in folders("frameworks"):
+            load_framework(key.framework)  # what is wrong in its file is the first thing to correct
         present = [
             file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))
         ]

@@ -96,7 +96,7 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     is_named = isinstance(found, str) and repr(found) in sentence
     if isinstance(found, str | int | float | bool | None) and not is_named:
         sentence = f"{sentence}, found {found!r}"
-    return Problem(where, key, sentence)
+    return Problem(where, key, sentence.replace("\\\\", "\\"))  # a regular expression as the file has it
 
 
 def _sentence(item: Any) -> str:

@@ -56,7 +56,7 @@ class Inventory:
     """Container engine -> its path, or None."""
     support: tuple[Support, ...]
     problems: tuple[str, ...] = ()
-    """Errors in vendor catalog.folders."""
+    """Errors in the files of vendors and frameworks."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the inventory as JSON values."""
@@ -73,12 +73,12 @@ def inventory(environments: Mapping[str, Path]) -> Inventory:
     ``environments`` are the virtual environments of frameworks, which their ranks use.
     """
     found = detect()
-    frameworks = [catalog.load_framework(name) for name in catalog.folders("frameworks")]
+    frameworks, unreadable = catalog.readable("frameworks", catalog.load_framework)
     support = [
         *(
             _on_devices(entry, catalog.load_vendor(entry.vendor), spec, environments.get(spec.name))
             for entry in found
-            for spec in frameworks
+            for spec in frameworks.values()
         ),
         *(_readable(entry) for entry in found),
         *(_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in found if entry.problem is None),
@@ -86,14 +86,14 @@ def inventory(environments: Mapping[str, Path]) -> Inventory:
     ]
     return Inventory(
         found,
-        tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks),
+        tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks.values()),
         tuple(
             Installed(name, spec.module, _version(spec), tuple(spec.options))
             for name, spec in catalog.engine_specs().items()
         ),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(support),
-        tuple(_vendor_problems()),
+        (*_vendor_problems(), *unreadable),
     )
 
 

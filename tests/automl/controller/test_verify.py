@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, TrainingConfig
 from accelmark.automl.controller.journal import (
@@ -22,6 +23,7 @@ from accelmark.automl.controller.journal import (
     read_journal,
 )
 from accelmark.automl.scoring.score import verify_search
+from accelmark.cli.main import app
 from tests.automl.controller.made_run import Lines, forge, made_config, made_run
 
 Change = Callable[[Lines], None]
@@ -83,6 +85,15 @@ def both(*changes: Change) -> Change:
 def after_the_last_proposal(lines: Lines) -> None:
     lines[:] = [line for line in lines if not (line["event"] == "trial" and line["trial"]["trial"] == 0)]
     lines[:] = [line for line in lines if not (line["event"] == "epoch" and line["epoch"]["trial"] == 0)]
+
+
+def test_no_word_of_a_verification_is_broken_on_a_narrow_terminal(tmp_path: Path) -> None:
+    run = made_run(tmp_path).path
+    done = CliRunner().invoke(app, ["automl", "verify", str(run)], env={"COLUMNS": "50"})
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert max(map(len, lines)) <= 50
+    assert "journal lines have the hash of the line before" in " ".join(line.strip() for line in lines)
 
 
 def test_a_consistent_run_is_valid(tmp_path: Path) -> None:

@@ -16,18 +16,21 @@ from rich.text import Text
 from accelmark.cli import options
 from accelmark.cli.machine import detect_devices
 from accelmark.cli.runs import plan_request, setting_values
-from accelmark.plan.plan import Plan
+from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.equivalence import describe
+from accelmark.run.controller.coordinator import PreflightCheck
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.controller.equivalence import check_equivalence
 from accelmark.run.controller.equivalence_cache import remember
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.display.rows import print_hanging
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.report import run_preflight
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.layers import flatten
-from accelmark.spec.plugins.catalog import folders, load_case, load_framework
+from accelmark.spec.plugins.catalog import find, folders, load_case, load_framework
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.settings.training import TrainSettings
 
@@ -66,9 +69,10 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
 
     ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
     """
-    frameworks, train = _frameworks(request.frameworks), load_case(request.case).train
+    train = load_case(request.case).train
     if train is None:
         raise RequestError(f"case {request.case!r} is not trained: there are no steps to compare")
+    frameworks = _frameworks(request)
     standard = flatten(TrainSettings.model_validate(train.settings).model_dump(mode="json"))
     given = setting_values(request.settings, synthetic=request.synthetic)
     values = standard | given
@@ -86,10 +90,10 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
             path = (out or Path(temporary)) / precision
             console = Console(highlight=False, quiet=as_json)
             notes = _Notes(console)
-            notes.note(f"{precision}: {len(plan.jobs)} jobs of {request.num_steps} steps each, one after the other")
-            with console.status(f"{precision}: training …"):
+            announced = f"{precision}: {len(plan.jobs)} jobs of {request.num_steps} steps each, one after the other"
+            with console.status(f"{precision}: checking, then training …"):
                 checks += check_equivalence(
-                    plan, path, DataFetcher(), run_preflight, notes, request.num_steps, _NUM_BATCHES
+                    plan, path, DataFetcher(), _preflight(announced), notes, request.num_steps, _NUM_BATCHES
                 )
     if not checks:
         raise RequestError(
@@ -101,13 +105,32 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
     return all(check.equivalent for check in checks)
 
 
-def _frameworks(given: str) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
+def _preflight(announced: str) -> PreflightCheck:
+    """Return the check of hosts that notes afterwards what begins."""
+
+    async def check(
+        directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver
+    ) -> None:
+        await run_preflight(directory, launcher, jobs, observer)
+        observer.note(announced)
+
+    return check
+
+
+def _frameworks(request: CheckRequest) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in request.frameworks.split(",") if part.strip()))
+    known, folder = folders("frameworks"), find("cases", request.case).path
+    own = [name for name in known if (folder / f"{name}.py").is_file()]
     for name in names:
-        if name not in folders("frameworks"):
-            raise RequestError(f"--frameworks: unknown framework {name!r} ({nearest(name, folders('frameworks'))})")
+        if name not in known:
+            raise RequestError(f"--frameworks: unknown framework {name!r} ({nearest(name, known)})")
+        if name not in own:
+            has = ", ".join(own) or "none"
+            raise RequestError(f"--frameworks: the case {request.case!r} has no framework {name!r} (it has: {has})")
     if not names:
         raise RequestError("--frameworks: name at least one framework")
+    if REFERENCE not in own:
+        raise RequestError(f"the case {request.case!r} has no {REFERENCE}, with which frameworks are compared")
     return names
 
 

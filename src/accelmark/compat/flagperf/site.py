@@ -14,7 +14,7 @@ from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, flag,
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer, load_vendor
+from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer, load_vendor, readable
 from accelmark.spec.plugins.launcher import parse_cluster
 from accelmark.spec.plugins.vendor import ContainerDefaults
 from accelmark.spec.runfile import RunSpec
@@ -218,7 +218,8 @@ def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
         return f"AccelMark has no such case ({nearest(key.model, folders('cases'))})"
     folder, task, prefix = find("cases", key.model).path, *(("infer", "infer_") if is_inference else ("train", ""))
     known = [name for name in folders("frameworks") if (folder / f"{prefix}{name}.py").is_file()]
-    trainers = [] if is_inference else [name for name in folders("trainers") if key.model in load_trainer(name).cases]
+    known_trainers = readable("trainers", load_trainer)[0].items()
+    trainers = [] if is_inference else [name for name, trainer in known_trainers if key.model in trainer.cases]
     if getattr(load_case(key.model), task) is None:
         return f"the case has no {'inference' if is_inference else 'training'} side"
     if key.framework not in (*known, *trainers):

@@ -33,8 +33,9 @@ _NAMES: Final[dict[str, tuple[Area, str]]] = {
     "model_class": ("source", "model class"),
     "optimizer_class": ("source", "optimizer class"),
     "parameter_hash": ("source", "structure of the model"),
-    "checkpoint_hash": ("source", "initial weights"),
 }
+_WEIGHTS: Final = "initial weights of seed "
+"""Rounds of different seeds start from different weights: compared only where both sides have the seed."""
 
 Context = dict[tuple[Area, str], tuple[str, ...]]
 """(area, name) -> value; several where it varies over rounds or hosts."""
@@ -50,13 +51,14 @@ class ContextDifference(Spec):
 
 
 def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
-    """Return the values that differ, by area and name."""
+    """Return the values that differ, by area and name; weights only of seeds that both sides have."""
     areas = get_args(Area)
     names = sorted(baseline.keys() | other.keys(), key=lambda item: (areas.index(item[0]), item[1]))
     return tuple(
         ContextDifference(area=area, name=name, baseline=before, other=after)
         for area, name in names
         if (before := baseline.get((area, name), ())) != (after := other.get((area, name), ()))
+        and ((before and after) or not name.startswith(_WEIGHTS))
     )
 
 
@@ -93,6 +95,10 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     for name, (area, title) in _NAMES.items():
         if started.get(name) is not None:
             yield area, title, value_text(started[name])
+    if started.get("checkpoint_hash") is not None:
+        seed = result.settings.get("seed")  # of round 1; each round adds one
+        number = result.round - 1 + (seed.value if seed is not None and isinstance(seed.value, int) else 1)
+        yield "source", f"{_WEIGHTS}{number}", value_text(started["checkpoint_hash"])
     for library, version in sorted((started.get("library_versions") or {}).items()):
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):

@@ -11,7 +11,7 @@ from accelmark.results.read.rank_log import logs_of_attempts
 from accelmark.results.read.round_dir import node_dirs, read_job
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
@@ -24,15 +24,23 @@ RULESET: Final = "4.0.0"
 """The last MLPerf Training rules with ResNet and BERT."""
 BENCHMARKS: Final = {"resnet50": "resnet", "bert": "bert", "bert_large": "bert"}
 """Case -> MLPerf benchmark; other cases keep their name, which the MLPerf checker rejects."""
+KNOWN_BENCHMARKS: Final = (
+    "bert", "dlrm_dcnv2", "gnn", "gpt3", "llama2_70b_lora", "resnet", "ssd", "stable_diffusion", "unet3d",
+)  # fmt: skip
+"""MLPerf's benchmarks under :data:`RULESET`."""
 
 
 def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     """Write ``mllog.log`` into the directory of every training round that trained to its end; return the files.
 
     ``benchmark`` is MLPerf's name of the benchmark, by default that of the case in :data:`BENCHMARKS`, or its name.
-    Raises RunError if no training round of the run did.
+    Raises RunError if no training round of the run did, RequestError if MLPerf has no such benchmark, or it would be
+    the name of several cases.
     """
-    written = []
+    if benchmark is not None and benchmark not in KNOWN_BENCHMARKS:
+        known = nearest(benchmark, KNOWN_BENCHMARKS)
+        raise RequestError(f"MLPerf Training {RULESET} has no benchmark {benchmark!r} ({known})")
+    found: dict[Path, tuple[JobSpec, TrainingWork, list[PerfLogRecord]]] = {}
     for job_file in sorted(run_dir.glob("*/round*/job.json")):
         round_dir = job_file.parent
         job = read_job(round_dir)
@@ -42,13 +50,19 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         events = _events(logs[0])
         if not any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
             continue
-        path = round_dir / MLLOG_FILE
-        write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, job.work, events, benchmark)))
-        written.append(path)
-    if not written:
+        found[round_dir / MLLOG_FILE] = job, job.work, events
+    if not found:
         raise RunError(f"{run_dir}: no training round was completed, so there is nothing to export as MLLOG")
-    update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in written))
-    return written
+    models = sorted({job.key.model for job, _, _ in found.values()})
+    if benchmark is not None and len(models) > 1:
+        cases = " and ".join(models)
+        raise RequestError(
+            f"{run_dir}: has {cases}, and not all are {benchmark!r}; name the benchmark of one case only"
+        )
+    for path, (job, work, events) in found.items():
+        write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, work, events, benchmark)))
+    update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in found))
+    return list(found)
 
 
 def _events(log: Path) -> list[PerfLogRecord]:

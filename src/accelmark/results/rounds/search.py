@@ -151,7 +151,7 @@ def search_consumption(
     if telemetry is None or not (telemetry / _RECORD).is_file():
         reason = "no telemetry was recorded; hosts of a cluster have their own monitoring"
     elif window[1] <= window[0]:
-        reason = "no trial ran in the last session"
+        reason = "no epoch ended in the last session"
     else:
         try:
             from accelmark.results.figures.consumption import consumption_figures  # imports numpy

@@ -5,6 +5,7 @@ A summary groups rounds by key and has the audit of each case.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.key import CaseKey
+from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.tuning import OPTIONS, TUNING_LAYER, TrialRole, TuningSpec
 
 _IN_VARIANT: Final = ("compiler", "precision", "batch_size")
@@ -184,7 +186,7 @@ def _case(
         key=key,
         task=first.task if first else _task(planned),
         unit=first.unit if first else "sample",
-        variant=_variant(first) if first else None,
+        variant=_variant(first) if first else _planned_variant(planned),
         role=first.role if first else _role(planned),
         state=worst(states),
         converged=False if False in answers else True if answers == {True} else None,
@@ -224,6 +226,16 @@ def _variant(result: RoundResult) -> str | None:
         elif setting.layer == TUNING_LAYER and name not in _IN_VARIANT:
             words.append(f"{name}={setting.value}")
     return " ".join(words)
+
+
+def _planned_variant(planned: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the variant of an inference of which no round started."""
+    for job in planned:
+        work = job.get("work") or {}
+        if work.get("kind") == "infer":
+            with contextlib.suppress(KeyError, ValidationError):
+                return InferSettings.model_validate(work["settings"]).title
+    return None
 
 
 def _role(planned: Iterable[Mapping[str, Any]]) -> TrialRole | None:

@@ -197,8 +197,9 @@ class PlainDisplay(RunObserver):
         self._print_rarely(job, plain_progress(progress, job))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Print the round's result."""
-        self._print(f"  {job_name(job)}  {headline(result)}")
+        """Print the round's result, where it has one."""
+        if line := headline(result):
+            self._print(f"  {job_name(job)}  {line}")
 
     def note(self, text: str) -> None:
         """Print the note."""
@@ -216,7 +217,8 @@ class PlainDisplay(RunObserver):
 
 def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
     """Return a job's progress in one line."""
-    parts: list[str] = [progress.phase, *place_and_eta(progress, job)]
+    phase = "its ranks have ended" if progress.phase == "finished" else progress.phase  # beside the state "running"
+    parts: list[str] = [phase, *place_and_eta(progress, job)]
     if progress.loss is not None:
         parts.append(f"loss {digits(progress.loss)}")
     if progress.metric is not None:

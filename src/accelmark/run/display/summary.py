@@ -297,6 +297,6 @@ def print_status(run: RunStatus, console: Console | None = None) -> None:
         console.print(Text(f"Coordinator: process {run.elsewhere.pid} on {run.elsewhere.hostname}.", style="dim"))
     elif not ended:
         advice = f"No coordinator is running: continue with 'accelmark resume {_relative(run.directory.path)}'."
-        console.print(Text(advice, style="yellow"), soft_wrap=True)
+        print_hanging(console, Text(advice, style="yellow"))
     elif advice := how_to_continue(run.directory.path, {status.state for status in run.statuses.values()}):
-        console.print(Text(advice, style="yellow"), soft_wrap=True)
+        print_hanging(console, Text(advice, style="yellow"))

@@ -18,7 +18,7 @@ from accelmark.run.preflight.packages import (
 )
 from accelmark.spec.cluster import HostSpec, environment_python
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
+from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor, readable
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import Need, distributions
 from accelmark.telemetry.detect import default_vendor
@@ -36,9 +36,9 @@ def broken_frameworks() -> list[str]:
 
 
 async def _all() -> list[str]:
-    names, vendor = folders("frameworks"), default_vendor()
-    checks = [_broken_here(load_framework(name)) for name in names]
-    checks += [_broken_environment(one, vendor) for one in registered().values() if one.framework in names]
+    frameworks, vendor = readable("frameworks", load_framework)[0], default_vendor()
+    checks = [_broken_here(framework) for framework in frameworks.values()]
+    checks += [_broken_environment(one, vendor) for one in registered().values() if one.framework in frameworks]
     return [line for found in await asyncio.gather(*checks) for line in found]
 
 

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -231,8 +231,19 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
         if hint.startswith("known"):  # none is close
             hint = f"'accelmark {kind}' lists them" if kind in ("cases", "vendors") else hint
             hint += f"; folders of your own: {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE) or 'not set'}"
+        hint = "; ".join([hint, *_wrong_directories()])
         raise RequestError(f"{where}: unknown {singular} {name!r} ({hint})")
     return known[name]
+
+
+def _wrong_directories() -> Iterator[str]:
+    """Yield what is wrong with directories of the environment variable: absent, or inside the folder of a kind."""
+    for directory in map(Path, filter(None, os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep))):
+        above = next((path for path in (directory, *directory.parents) if path.name in _PACKAGE), None)
+        if not directory.is_dir():
+            yield f"{directory} is no directory"
+        elif above is not None and not any((directory / kind).is_dir() for kind in _PACKAGE):
+            yield f"{PLUGINS_VARIABLE} names the directory above {above.name!r}: {above.parent}, not {directory}"
 
 
 def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line") -> M:
@@ -288,6 +299,18 @@ def load_trainer(name: str) -> TrainerSpec:
 def load_server(name: str) -> ServerSpec:
     """Return the declaration of the server ``name``; raises SpecError if it is unknown or wrong."""
     return load_spec("servers", name, ServerSpec)
+
+
+def readable(kind: Kind, load: Callable[[str], M]) -> tuple[dict[str, M], list[str]]:
+    """Return all plug-ins of ``kind`` that ``load`` can read, by name, and the problems of the others."""
+    specs: dict[str, M] = {}
+    problems: list[str] = []
+    for name in folders(kind):
+        try:
+            specs[name] = load(name)
+        except SpecError as error:
+            problems.append(str(error))
+    return specs, problems
 
 
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:

@@ -105,6 +105,18 @@ class StopRequest:
             raise Cancelled(self.requested)
 
 
+def handle_signals_again() -> None:
+    """Set the handlers of :class:`StopRequest` again, where they were installed.
+
+    Call it after native code that may take SIGTERM for itself: the services for preemptions of JAX and TensorFlow do,
+    and Paddle's report of a crash.
+    """
+    for number in _STOPPING:
+        handler = signal.getsignal(number)
+        if isinstance(getattr(handler, "__self__", None), StopRequest):
+            signal.signal(number, handler)
+
+
 def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> None:
     name = ""
     first = 0.0
