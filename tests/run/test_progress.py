@@ -250,6 +250,12 @@ def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypat
     assert "evaluating weights, replaying steps, 12 s" in drawn()
     shown.progress(job, JobProgress("training", 1))
     assert "training" in drawn()
+    shown.state(job, JobStatus("succeeded"))
+    for now[0] in (400.0, 407.0):  # a resumed run checks its weights again
+        shown.preparing(job, "evaluating weights, replaying steps")
+    assert "evaluating weights, replaying steps, 7 s" in drawn()
+    shown.result(job, RoundResult.model_construct(converged=None, figures={}, unit="token", target=None))
+    assert "evaluating" not in drawn()
 
 
 def test_the_check_of_hosts_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

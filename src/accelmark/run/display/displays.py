@@ -17,7 +17,7 @@ from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name, place_and_eta
 from accelmark.run.display.progress import JobProgress, metric_text
 from accelmark.run.record.states import JobStatus, utc_now
-from accelmark.spec.number_format import digits, percent, quantity
+from accelmark.spec.number_format import digits, duration, percent, quantity
 
 _PLAIN_EVERY_S: Final = 10.0
 _CHECKED_WITHIN_S: Final = 2.0
@@ -135,9 +135,12 @@ class LiveDisplay(RunObserver):
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Draw the step, at most a few times a second; after a job has run, with its own time."""
-        if self._board.preparing != what and self._board.statuses[job.directory].state == "running":
+        status = self._board.statuses[job.directory]
+        if self._board.preparing != what and status.state != "preparing":
             self._since = time.monotonic()
         self._board.preparing = what
+        if status.ended:  # resumed to check its weights
+            self._board.checking = f"{job_name(job)}: {what}, {duration(time.monotonic() - self._since)}"
         if time.monotonic() - self._drawn > _DRAWN_EVERY_S:
             self._draw()
 
@@ -152,7 +155,7 @@ class LiveDisplay(RunObserver):
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
         """Draw the round's result."""
-        self._board.headlines[job.directory] = headline(result)
+        self._board.headlines[job.directory], self._board.checking = headline(result), ""
         self._draw()
 
     def note(self, text: str) -> None:
