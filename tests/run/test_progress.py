@@ -254,7 +254,8 @@ def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypat
     for now[0] in (400.0, 407.0):  # a resumed run checks its weights again
         shown.preparing(job, "evaluating weights, replaying steps")
     assert "evaluating weights, replaying steps, 7 s" in drawn()
-    shown.result(job, RoundResult.model_construct(converged=None, figures={}, unit="token", target=None))
+    fields: Any = {"converged": None, "figures": {}, "unit": "token", "target": None}
+    shown.result(job, RoundResult.model_construct(**fields))
     assert "evaluating" not in drawn()
 
 

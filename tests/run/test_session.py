@@ -349,7 +349,7 @@ def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Pa
     ]
     for read in readers:
         with pytest.raises(
-            RunError, match=r"has not ended since its summary: it is in progress; see 'accelmark status"
+            RunError, match=r"was resumed and has not ended again: it is in progress; see 'accelmark status"
         ):
             read()
     process.kill()

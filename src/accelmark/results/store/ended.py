@@ -50,7 +50,8 @@ def require_ended(run_dir: Path) -> None:
     if not (run_dir / SUMMARY_FILE).is_file() and not (run_dir / PLAN_FILE).is_file():
         raise RunError(f"{run_dir}: is not a run directory: it has neither {PLAN_FILE} nor {SUMMARY_FILE}")
     if not has_ended(run_dir):
-        what = f"has no {SUMMARY_FILE}" if not (run_dir / SUMMARY_FILE).is_file() else "has not ended since its summary"
+        is_resumed = (run_dir / SUMMARY_FILE).is_file()
+        what = "was resumed and has not ended again" if is_resumed else f"has no {SUMMARY_FILE}"
         state = "it is in progress" if is_in_progress(run_dir) else "it is in progress, or was interrupted"
         raise RunError(f"{run_dir}: {what}: {state}; see 'accelmark status {run_dir}'")
 
