@@ -16,7 +16,7 @@ import pytest
 import accelmark
 from accelmark.run.agent.virtual_environment import environment_variables
 from accelmark.run.environments import registry
-from accelmark.run.environments.create import create, recipe_of
+from accelmark.run.environments.create import MARKER, create, recipe_of
 from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.spec.cluster import HostSpec
@@ -140,6 +140,19 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     done = run_accelmark("env", "remove", "jax", "--path", str(other), ACCELMARK_CACHE=cache)
     assert "was not created by accelmark env create" in done.stderr
     assert (other / "thesis.txt").exists()
+
+
+def test_what_an_interrupted_removal_leaves_is_made_again(cache: Path, tmp_path: Path) -> None:
+    place, wheels = tmp_path / "venv", tmp_path / "wheels"
+    wheels.mkdir()
+    (place / "lib").mkdir(parents=True)
+    (place / "lib" / "half").touch()
+    (place / MARKER).touch()
+    create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(place), "--wheels", str(wheels))
+    done = run_accelmark(*create, ACCELMARK_CACHE=cache)
+    assert "not empty" not in done.stderr, "only the wheels are missing"
+    assert (place / "pyvenv.cfg").is_file()
+    assert not (place / "lib" / "half").exists()
 
 
 def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:

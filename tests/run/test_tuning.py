@@ -203,6 +203,18 @@ def test_a_search_that_was_interrupted_does_not_say_that_nothing_was_better(plug
     assert "none was better" not in page
 
 
+def test_a_search_that_was_interrupted_before_its_first_trial_does_not_blame_its_budget(
+    plugins: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(1200.0, None)))
+    record_start(run.plan, run.path)
+    measured(run.path, run.plan.jobs[0], 100.0)
+    register_plan(run.path)
+    found = tuned_result(summarise(run.path, audit_case), load_run(run.path, curves=False).rounds)
+    assert found is not None
+    assert found.conclusion == "0 trials: the search has not ended"
+
+
 def test_a_search_whose_trials_are_all_invalid_does_not_say_that_none_was_better(plugins: Path, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 2)))
     record_start(run.plan, run.path)

@@ -67,6 +67,8 @@ def test_unknown_names_come_with_the_nearest(plugins: Path) -> None:
         find("cases", "tou")
     with pytest.raises(RequestError, match=r"unknown vendor 'acne' .did you mean 'acme'"):
         find("vendors", "acne")
+    with pytest.raises(RequestError, match=r"a run file is run with 'accelmark run engines.yaml'"):
+        find("cases", "engines.yaml")
     with pytest.raises(RequestError, match=f"unknown case 'waves' .*lists them; .*ACCELMARK_PLUGINS is {plugins}"):
         find("cases", "waves")
 

@@ -112,9 +112,9 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
         report(host.name, f"removing {place}")
         await clear(place, host)
 
-    _on_hosts(cluster, body)
     if hosts is None and framework in known and known[framework].path == place:
-        unregister(framework)
+        unregister(framework)  # first: what is left of an interrupted removal is no environment
+    _on_hosts(cluster, body)
     options.echo_in_rows(f"removed {place}")
 
 

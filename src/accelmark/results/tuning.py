@@ -59,11 +59,11 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
     figure = FigureName(summary.tuning.figure)
     shipped, tuned = by_role["as shipped"][0], next(iter(by_role.get("tuned", ())), None)
     trials = [_trial(number, case, figure) for number, case in enumerate(by_role.get("trial", ()), start=1)]
-    if not trials and summary.tuning.budget_s is not None:
-        conclusion = _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds)
-        return Tuned(shipped, tuned, trials, conclusion, is_better=False)
     if any(case.state in _NOT_ENDED for case in summary.cases):
         conclusion, is_better = "the search has not ended", False
+    elif not trials and summary.tuning.budget_s is not None:
+        conclusion = _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds)
+        return Tuned(shipped, tuned, trials, conclusion, is_better=False)
     elif tuned is None:
         barred = sum(not is_eligible(case.state, case.findings) for case in by_role.get("trial", ()))
         conclusion = "none was better than the settings as shipped by more than 1 %, which are the tuned ones"

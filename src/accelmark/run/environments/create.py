@@ -23,7 +23,7 @@ MARKER: Final = "accelmark-environment"
 _CONSTRAINTS: Final = "constraints.txt"
 _PREPARE: Final = """\
 if [ -n "$5" ] && [ ! -d "$5" ]; then echo "--wheels $5: no such directory on this host" >&2; exit 6; fi
-if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ -n "$(ls -A "$1")" ]; then
+if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ ! -f "$1/$3" ] && [ -n "$(ls -A "$1")" ]; then
   echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
 fi
 command -v "$2" >/dev/null || {
@@ -32,7 +32,9 @@ command -v "$2" >/dev/null || {
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "$2 is older than Python 3.11: set python in the cluster file" >&2; exit 4
 }
-"$2" -m venv -- "$1" || {
+clear=
+[ -f "$1/pyvenv.cfg" ] || clear=--clear  # what is left of a removal that was interrupted
+"$2" -m venv $clear -- "$1" || {
   echo "$2 -m venv failed: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 5
 }
 touch -- "$1/$3"
@@ -43,8 +45,11 @@ the directory with wheels or nothing."""
 _REMOVE: Final = """\
 [ -e "$1" ] || exit 0
 [ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
+rm -f -- "$1/pyvenv.cfg"
+find "$1" -mindepth 1 -maxdepth 1 ! -name "$2" -exec rm -rf -- {} +
 rm -rf -- "$1"
 """
+"""Arguments: the directory and the marker, which goes last: what an interrupted removal leaves has it."""
 _UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
 """pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
 _INSTALL_TIMEOUT_S: Final = 4 * 3600.0

@@ -232,6 +232,8 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
             hint = f"'accelmark {kind}' lists them" if kind in ("cases", "vendors") else hint
             hint += f"; folders of your own: {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE) or 'not set'}"
         hint = "; ".join([hint, *_wrong_directories()])
+        if kind == "cases" and Path(name).suffix in (".yaml", ".yml"):
+            hint = f"a run file is run with 'accelmark run {name}'"
         raise RequestError(f"{where}: unknown {singular} {name!r} ({hint})")
     return known[name]
 
