@@ -291,6 +291,15 @@ def test_a_monitor_says_that_devices_cannot_be_read(tmp_path: Path, monkeypatch:
         _call("monitor", "stop", "-l", logs)
 
 
+def test_preflight_of_this_machine_takes_its_own_vendor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "local.yaml"
+    file.write_text("launcher: local\nmin_disk_mib: 0\n")
+    preflight(file)
+    shown = capsys.readouterr()
+    assert shown.out == "1 of 1 hosts are ready\n"
+    assert "devices were not checked" not in shown.err
+
+
 def test_preflight_refuses_an_engine_that_the_launcher_cannot_use(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text("launcher: ssh\nhosts: [{address: h1}]\ncontainer: {engine: pyxis, image: box}\n")

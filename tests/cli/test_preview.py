@@ -114,6 +114,17 @@ def test_a_directory_without_the_layout_of_its_data_is_refused_before_a_run_is_m
         assert "expected val/<class>/*" in said
 
 
+def test_a_dry_run_names_a_variable_that_an_external_trainer_lacks(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "tokens.bin").touch()
+    request = ("train", "llama3_1_8b:megatron-lm:CPU:1:1", "--vendor", "cpu", "--set", "parallelism=ddp", "--dry-run")
+    request = (*request, "--data", str(tmp_path))
+    ended = accelmark(*request)
+    assert (ended.returncode, "MEGATRON_PATH, which trainer megatron-lm needs, is not set" in ended.stderr) == (1, True)
+    assert accelmark(*request, MEGATRON_PATH="/opt/megatron").returncode == 0
+
+
 def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     ended = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", "--out", str(tmp_path))

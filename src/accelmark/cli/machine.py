@@ -14,6 +14,7 @@ from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, Spe
 
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
+    from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.plugins.vendor import VendorSpec
     from accelmark.telemetry.inventory import Inventory
 
@@ -162,6 +163,16 @@ def inventory_lines(seen: Inventory) -> list[str]:
     return lines
 
 
+def _cluster_of(file: Path, vendor: str | None) -> ClusterSpec:
+    """Return a cluster with the given vendor, else its own, else where it is this machine that of the machine."""
+    from accelmark.spec.plugins.launcher import load_launcher, read_cluster
+    from accelmark.telemetry.detect import default_vendor
+
+    spec = read_cluster(file)
+    own = default_vendor() if load_launcher(spec.launcher).is_localhost else None
+    return spec.model_copy(update={"vendor": vendor or spec.vendor or own})
+
+
 def preflight(
     cluster: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
     vendor: options.Vendor = None,
@@ -173,10 +184,9 @@ def preflight(
     from accelmark.run.controller.waiting import run_until_signal
     from accelmark.run.preflight.report import check_cluster
     from accelmark.spec.number_format import counted
-    from accelmark.spec.plugins.launcher import read_cluster, unusable_parts
+    from accelmark.spec.plugins.launcher import unusable_parts
 
-    spec = read_cluster(cluster)
-    spec = spec.model_copy(update={"vendor": vendor or spec.vendor})
+    spec = _cluster_of(cluster, vendor)
     if unusable := unusable_parts(spec):
         raise SpecError(unusable)
     num_hosts = len(spec.hosts) + len(spec.spares)
@@ -255,16 +265,15 @@ def probe(
     from accelmark.spec.log.records import ProbeItem
     from accelmark.spec.number_format import duration, quantity
     from accelmark.spec.plugins.catalog import load_vendor
-    from accelmark.spec.plugins.launcher import read_cluster
 
     known = get_args(ProbeItem)
     items = only or list(known)
     for item in items:
         if item not in known:
             raise RequestError(f"--only {item}: unknown item ({nearest(item, known)})")
-    hosts = read_cluster(cluster) if cluster is not None else None
+    hosts = _cluster_of(cluster, vendor) if cluster is not None else None
     here = detect_devices(vendor or (hosts.vendor if hosts is not None else None))
-    if hosts is not None and vendor is None and hosts.vendor is None:
+    if hosts is not None and hosts.vendor is None:
         raise RequestError(f"{cluster}: names no vendor: add 'vendor: NAME', or give --vendor")
     if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")

@@ -118,7 +118,8 @@ class KeyRequest:
         try:
             return self.run.data_dirs(case, given)
         except DataError as error:
-            hint = "data: DIRECTORY next to the key in a run file; --data of train, infer; --synthetic for speed only"
+            hint = "data: DIRECTORY next to the key in a run file; --data of train, infer"
+            hint += "" if self.key.framework in folders("trainers") else "; --synthetic for speed only"
             self.missing.append(Problem(self.run.where, self.request.key, str(error), hint))
             return {}
 

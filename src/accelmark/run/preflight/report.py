@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -25,7 +26,9 @@ from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, group
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.job import ExternalJob
 from accelmark.spec.number_format import counted, duration
+from accelmark.spec.plugins.trainer import placeholders
 
 _SHOWN_EVERY_S: Final = 0.5
 
@@ -53,8 +56,9 @@ async def run_preflight(
         given = given_data(plan)
         problems = await Preflight(directory, launcher, jobs, list(given)).run()
         if launcher.spec.is_localhost:
-            hosts = map(launcher.host, plan.cluster.hosts)
+            hosts = [launcher.host(spec) for spec in plan.cluster.hosts]
             problems += await asyncio.to_thread(_wrong_data, hosts, given)
+            problems += _unset_variables(plan, hosts)
     finally:
         shown.cancel()
         observer.checking("")
@@ -98,6 +102,7 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
     given = given_data(directory.plan)
     problems += [missing_data(host.name, str(path)) for host in hosts for path in given if not path.exists()]
     problems += _wrong_data(hosts, given)
+    problems += _unset_variables(directory.plan, hosts)
     return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
 
 
@@ -108,6 +113,24 @@ def _wrong_data(hosts: Iterable[Host], given: Mapping[Path, DatasetSpec]) -> lis
         HostProblem(host.name, f"{spec.title} in {path}: {problem.what}", problem.hint or "correct --data")
         for host in hosts
         for spec, path, problem in found
+    ]
+
+
+def _unset_variables(plan: Plan, hosts: Iterable[Host]) -> list[HostProblem]:
+    """Return the variables that commands of external trainers name, and that ranks on this machine would not have."""
+    needed: dict[str, str] = {}
+    for job in (planned.job for planned in plan.jobs):
+        if isinstance(job.work, ExternalJob):
+            trainer = job.work.trainer
+            names = placeholders((*trainer.command, *trainer.cases.get(job.key.model, ())))
+            given = {*os.environ, *plan.cluster.environment, *trainer.environment, *job.vendor_environment}
+            variables = (name.removeprefix("env:") for name in names if name.startswith("env:"))
+            needed |= {name: trainer.name for name in variables if name not in given}
+    hint = "set it in the environment of the cluster file, or before the command"
+    return [
+        HostProblem(host.name, f"the variable {name}, which trainer {trainer} needs, is not set", hint)
+        for host in hosts
+        for name, trainer in needed.items()
     ]
 
 
