@@ -118,11 +118,11 @@ def test_a_dry_run_names_a_variable_that_an_external_trainer_lacks(tmp_path: Pat
     for part in ("train", "val"):
         (tmp_path / part).mkdir()
         (tmp_path / part / "tokens.bin").touch()
-    request = ("train", "llama3_1_8b:megatron-lm:CPU:1:1", "--vendor", "cpu", "--set", "parallelism=ddp", "--dry-run")
-    request = (*request, "--data", str(tmp_path))
-    ended = accelmark(*request)
+    key = "llama3_1_8b:megatron-lm:CPU:1:1"
+    more = ("--set", "parallelism=ddp", "--data", str(tmp_path), "--dry-run")
+    ended = accelmark("train", key, "--vendor", "cpu", *more)
     assert (ended.returncode, "MEGATRON_PATH, which trainer megatron-lm needs, is not set" in ended.stderr) == (1, True)
-    assert accelmark(*request, MEGATRON_PATH="/opt/megatron").returncode == 0
+    assert accelmark("train", key, "--vendor", "cpu", *more, MEGATRON_PATH="/opt/megatron").returncode == 0
 
 
 def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path) -> None:
