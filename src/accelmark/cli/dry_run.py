@@ -80,7 +80,7 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = No
     for line in search:
         options.echo_wrapped(f"  {line}")
     printed: dict[tuple[str, ...], str] = {}
-    given = given_data(plan)
+    given = {path for _, path in given_data(plan)}
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
         _print_commands({"here": common[job.directory]} | commands[job.directory])

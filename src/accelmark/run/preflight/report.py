@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,6 @@ from accelmark.datasets.verify import outline
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.data import datasets_of
 from accelmark.run.display.displays import RunObserver
-from accelmark.run.host import Host
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
@@ -53,12 +52,9 @@ async def run_preflight(
     num_hosts = len({node.host for job in jobs for node in job.nodes})
     shown = asyncio.create_task(_show(observer, f"checking {counted(num_hosts, 'host')}"))
     try:
-        given = given_data(plan)
-        problems = await Preflight(directory, launcher, jobs, list(given)).run()
-        if launcher.spec.is_localhost:
-            hosts = [launcher.host(spec) for spec in plan.cluster.hosts]
-            problems += await asyncio.to_thread(_wrong_data, hosts, given)
-            problems += _unset_variables(plan, hosts)
+        paths = list(dict.fromkeys(path for _, path in given_data(plan)))
+        problems = await Preflight(directory, launcher, jobs, paths).run()
+        problems += await asyncio.to_thread(_wrong_here, plan, launcher)
     finally:
         shown.cancel()
         observer.checking("")
@@ -99,39 +95,38 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
         return problems
     preflight = Preflight(directory, launcher, directory.plan.jobs)
     hosts = [launcher.host(spec) for spec in cluster.hosts]
-    given = given_data(directory.plan)
-    problems += [missing_data(host.name, str(path)) for host in hosts for path in given if not path.exists()]
-    problems += _wrong_data(hosts, given)
-    problems += _unset_variables(directory.plan, hosts)
+    absent = dict.fromkeys(str(path) for _, path in given_data(directory.plan) if not path.exists())
+    problems += [missing_data(host.name, path) for host in hosts for path in absent]
+    problems += _wrong_here(directory.plan, launcher)
     return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
 
 
-def _wrong_data(hosts: Iterable[Host], given: Mapping[Path, DatasetSpec]) -> list[HostProblem]:
-    """Return the problems of data directories on this machine that exist, but have not the layout of their data."""
-    found = [(spec, path, problem) for path, spec in given.items() if path.is_dir() for problem in outline(spec, path)]
-    return [
-        HostProblem(host.name, f"{spec.title} in {path}: {problem.what}", problem.hint or "correct --data")
-        for host in hosts
-        for spec, path, problem in found
+def _wrong_here(plan: Plan, launcher: Launcher) -> list[HostProblem]:
+    """Return what keeps jobs on this machine from running: data of another layout, unset variables of trainers."""
+    if not launcher.spec.is_localhost:
+        return []
+    found = [
+        (f"{spec.title} in {path}: {problem.what}", problem.hint or "correct --data")
+        for spec, path in given_data(plan)
+        if path.is_dir()
+        for problem in outline(spec, path)
     ]
+    hint = "set it in the environment of the cluster file, or before the command"
+    found += [(f"the variable {name}, which trainer {user} needs, is not set", hint) for name, user in _unset(plan)]
+    hosts = [launcher.host(spec) for spec in plan.cluster.hosts]
+    return [HostProblem(host.name, what, remedy) for host in hosts for what, remedy in dict.fromkeys(found)]
 
 
-def _unset_variables(plan: Plan, hosts: Iterable[Host]) -> list[HostProblem]:
-    """Return the variables that commands of external trainers name, and that ranks on this machine would not have."""
-    needed: dict[str, str] = {}
+def _unset(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the variables that commands of external trainers name, and that the ranks would not have."""
+    inherited = () if plan.cluster.container is not None else os.environ
     for job in (planned.job for planned in plan.jobs):
         if isinstance(job.work, ExternalJob):
             trainer = job.work.trainer
-            names = placeholders((*trainer.command, *trainer.cases.get(job.key.model, ())))
-            given = {*os.environ, *plan.cluster.environment, *trainer.environment, *job.vendor_environment}
-            variables = (name.removeprefix("env:") for name in names if name.startswith("env:"))
-            needed |= {name: trainer.name for name in variables if name not in given}
-    hint = "set it in the environment of the cluster file, or before the command"
-    return [
-        HostProblem(host.name, f"the variable {name}, which trainer {trainer} needs, is not set", hint)
-        for host in hosts
-        for name, trainer in needed.items()
-    ]
+            given = {*inherited, *plan.cluster.environment, *trainer.environment, *job.vendor_environment}
+            for name in placeholders((*trainer.command, *trainer.cases.get(job.key.model, ()))):
+                if name.startswith("env:") and name.removeprefix("env:") not in given:
+                    yield name.removeprefix("env:"), trainer.name
 
 
 def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
@@ -144,14 +139,11 @@ def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
         raise HostsNotReadyError(problems, strict=plan.strict)
 
 
-def given_data(plan: Plan) -> dict[Path, DatasetSpec]:
-    """Return the data directories that hosts do not fetch themselves, and what has to be in them for all jobs."""
-    found: dict[Path, DatasetSpec] = {}
+def given_data(plan: Plan) -> list[tuple[DatasetSpec, Path]]:
+    """Return the data sets that hosts do not fetch themselves, with their directories."""
+    found: dict[tuple[DatasetSpec, Path], None] = {}
     for job in plan.jobs:
         with contextlib.suppress(AccelmarkError):  # a case that was removed since: a resumed run is refused for it
-            for spec, place in datasets_of(job.job):
-                known = found.get(place)
-                is_wider = known is None or len(spec.tree) > len(known.tree)
-                if is_wider and not (spec.sources and place == locate(spec)):
-                    found[place] = spec
-    return found
+            pairs = datasets_of(job.job)
+            found |= dict.fromkeys((spec, path) for spec, path in pairs if not (spec.sources and path == locate(spec)))
+    return list(found)
