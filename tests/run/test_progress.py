@@ -29,6 +29,7 @@ from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.display.summary import print_status, read_status
 from accelmark.run.preflight import report
 from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.facts import HostProblem
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import InferJob, NodeExit, ServeJob, TrainJob
@@ -260,9 +261,9 @@ def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypat
 
 
 def test_the_check_of_hosts_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def slow(_: Preflight) -> tuple[()]:
+    async def slow(_: Preflight) -> list[HostProblem]:
         await asyncio.sleep(0.05)
-        return ()
+        return []
 
     monkeypatch.setattr(Preflight, "__init__", lambda *_: None)
     monkeypatch.setattr(Preflight, "run", slow)
