@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from accelmark.cli.folders import new_folder
 from accelmark.cli.main import app
 from accelmark.results.equivalence import describe, equivalence_finding
 from accelmark.results.store.loaded_run import load_round
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import EquivalenceCheck
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
@@ -69,17 +69,16 @@ def planned(place: Path, *more: str) -> list[dict[str, Any]]:
 def test_each_precision_is_announced_with_its_jobs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def ready(*_: object) -> None: ...
-
     def none_computed(plan: Any, path: Path, fetch: Any, preflight: Any, observer: Any, *_: int) -> tuple[()]:
-        asyncio.run(preflight(None, None, plan.jobs, observer))
+        for job in plan.jobs:
+            observer.state(job, JobStatus(state="running"))
         return ()
 
-    monkeypatch.setattr(equivalence, "run_preflight", ready)
     monkeypatch.setattr(equivalence, "check_equivalence", none_computed)  # the jobs are run by the tests below
     with pytest.raises(RequestError, match="no job computed in fp32, bf16"):
         compare_frameworks(CheckRequest("llama_mini", "pytorch", None, "cpu", (), True, 8), None, as_json=False)
-    announced = [f"{precision}: 2 jobs of 8 steps each, one after the other" for precision in ("fp32", "bf16")]
+    jobs = [f"llama_mini:pytorch:CPU:1:{nproc}:1: running" for nproc in (1, 2)]
+    announced = [f"{precision}: {job}" for precision in ("fp32", "bf16") for job in jobs]
     assert capsys.readouterr().out.splitlines() == announced
 
 

@@ -243,8 +243,8 @@ def test_a_search_ends_within_its_budget_of_trials_or_time(
 ) -> None:
     plan = carried_out(tmp_path, planned(plugins, budget=budget))
     assert sum(job.job.role == "trial" for job in plan.jobs) == expected
-    limit = "1 m 40 s" if budget.time_s == 100 else "20 s" if budget.time_s else "2"
-    assert heading(Board(plan, {})).plain.endswith(f", {expected} trials (limit: {limit})")
+    limit = "within 1 m 40 s" if budget.time_s == 100 else "within 20 s" if budget.time_s else "of 2"
+    assert heading(Board(plan, {})).plain.endswith(f", {expected} trials {limit}")
     if budget.time_s == 100:
         assert len(plan.jobs) * 10 <= 100, "every round takes ten seconds"
 

@@ -11,6 +11,7 @@ from typing import Final, final
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from accelmark.cli import options
@@ -18,15 +19,13 @@ from accelmark.cli.machine import detect_devices
 from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.equivalence import describe
-from accelmark.run.controller.coordinator import PreflightCheck
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.controller.equivalence import check_equivalence
 from accelmark.run.controller.equivalence_cache import remember
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.display.rows import print_hanging
-from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.report import run_preflight
-from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.layers import flatten
@@ -40,9 +39,18 @@ _NUM_BATCHES: Final = 2
 """Batches of an optimizer step, so that one rank accumulates over what two ranks divide."""
 
 
-class _Notes(RunObserver):
-    def __init__(self, console: Console) -> None:
-        self._console = console
+class _Progress(RunObserver):
+    """Prints each job when it starts, and how many there are beside a sign that moves."""
+
+    def __init__(self, console: Console, status: Status, precision: str, num_jobs: int) -> None:
+        self._console, self._status, self._precision, self._num_jobs = console, status, precision, num_jobs
+        self._started = 0
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Print that a job has started."""
+        self._started += 1
+        self._status.update(f"{self._precision}: job {self._started} of {self._num_jobs} …")
+        self.note(f"{self._precision}: {job.job.key}: {status.state}")
 
     def note(self, text: str) -> None:
         """Print a note."""
@@ -89,11 +97,10 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
             plan = _plan(request, frameworks, changed | {"precision": precision})
             path = (out or Path(temporary)) / precision
             console = Console(highlight=False, quiet=as_json)
-            notes = _Notes(console)
-            announced = f"{precision}: {len(plan.jobs)} jobs of {request.num_steps} steps each, one after the other"
-            with console.status(f"{precision}: checking, then training …"):
+            with console.status(f"{precision}: checking this machine …") as status:
+                progress = _Progress(console, status, precision, len(plan.jobs))
                 checks += check_equivalence(
-                    plan, path, DataFetcher(), _preflight(announced), notes, request.num_steps, _NUM_BATCHES
+                    plan, path, DataFetcher(), run_preflight, progress, request.num_steps, _NUM_BATCHES
                 )
     if not checks:
         raise RequestError(
@@ -103,18 +110,6 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
         remember(check)
     _show(checks, as_json=as_json)
     return all(check.equivalent for check in checks)
-
-
-def _preflight(announced: str) -> PreflightCheck:
-    """Return the check of hosts that notes afterwards what begins."""
-
-    async def check(
-        directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver
-    ) -> None:
-        await run_preflight(directory, launcher, jobs, observer)
-        observer.note(announced)
-
-    return check
 
 
 def _frameworks(request: CheckRequest) -> list[str]:

@@ -71,6 +71,8 @@ class Parsed:
 
 def parse_file(path: Path) -> Parsed:
     """Read a ``.py`` or ``.yaml`` file of FlagPerf; raise SpecError if it is neither or cannot be read."""
+    if path.is_dir():
+        raise SpecError([Problem(str(path), "", "is a directory", "name the files to convert, as they lie in it")])
     if path.suffix in (".yaml", ".yml"):
         return Parsed(str(path), read_yaml(path))
     if path.suffix != ".py":

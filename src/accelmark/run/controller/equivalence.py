@@ -19,6 +19,7 @@ from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, ComparedJob, EquivalenceCheck, settings_hash
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
@@ -157,7 +158,7 @@ def _compare_job(
 async def _run(
     directory: RunDirectory, job: PlannedJob, launcher: Launcher, fetch: FetchData, observer: RunObserver
 ) -> _Done:
-    observer.note(f"{job.job.key}: running")
+    observer.state(job, JobStatus(state="running"))
     nodes = await write_job(directory, job, launcher)
     await asyncio.to_thread(fetch, nodes[0].job, observer.note)
     state, reason = classify_job(await run_agents(launcher.agents(nodes)))

@@ -97,15 +97,10 @@ def heading(board: Board) -> Text:
     done = f"{len(ended)} of {len(board.plan.jobs)} rounds ended"
     done += f", {unsuccessful} without success" if unsuccessful else ""
     if (tuning := board.plan.tuning) is not None:
-        trials = counted(sum(job.job.role == "trial" for job in board.plan.jobs), "trial")
-        limit = f"{tuning.max_trials}" if tuning.budget_s is None else duration(tuning.budget_s)
-        done += f", {trials} (limit: {limit})"
-    return Text.assemble(
-        ("AccelMark", "bold"),
-        (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done}", "dim"),
-        no_wrap=True,
-        overflow="ellipsis",
-    )
+        num_trials = sum(job.job.role == "trial" for job in board.plan.jobs)
+        limit = f"of {tuning.max_trials}" if tuning.budget_s is None else f"within {duration(tuning.budget_s)}"
+        done += f", {counted(num_trials, 'trial')} {limit}"
+    return Text.assemble(("AccelMark", "bold"), (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done}", "dim"))
 
 
 def job_line(board: Board, job: PlannedJob, width: int) -> Text:

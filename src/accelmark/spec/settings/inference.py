@@ -207,7 +207,9 @@ class InferSettings(BenchmarkSettings):
                 "name an ONNX file (or any word, where exist_compiler_path names the compiled engine)"
             )
         if "server" in self.scenarios and self.server_latency_bound_ms is None:
-            raise ValueError("scenarios: server needs server_latency_bound_ms")
+            raise ValueError(
+                "scenarios: server needs server_latency_bound_ms; generated tokens are measured by generate_scenarios"
+            )
         if self.compiler is None and self.no_validation:
             raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
         if self.generate_batches and (self.compiler is None or self.no_validation):
