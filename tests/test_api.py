@@ -34,6 +34,9 @@ def test_a_run_is_loaded_as_typed_objects_and_data_frames(trained: Run) -> None:
     assert list(losses["step"]) == sorted(losses["step"])
     assert len(losses)
     assert set(again.telemetry().columns) >= {"quantity", "time_s", "value"}
+    assert {str(again.frame()[name].dtype) for name in ("throughput_train", "mfu", "mfu_half95")} == {"float64"}
+    with pytest.raises(RequestError, match="no curve 'los'; it has: loss, throughput"):
+        again.curves("los")
 
 
 def test_runs_are_compared(tmp_path: Path) -> None:
@@ -42,6 +45,7 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     one, two = load_all(tmp_path)
     comparison = compare(one, two)
     assert comparison.pairs
+    assert compare(str(tmp_path / "a"), tmp_path / "b").pairs == comparison.pairs
     assert len(frame([one, two])) == 2
     assert repr(one).startswith(f"Run({str(one.path)!r}, succeeded, {one.cases[0].key}: ")
     with pytest.raises(RequestError, match="has 2 runs: use load_all"):
@@ -63,6 +67,8 @@ def test_a_wrong_request_names_its_problem(tmp_path: Path) -> None:
         run("resnet_mimi", vendor="cpu")
     with pytest.raises(RequestError, match="either keys of cases or a run file"):
         run()
+    with pytest.raises(RequestError, match="a run file names the data of each"):
+        run(file="quickstart", data=tmp_path)
     with pytest.raises(RequestError, match="no such run"):
         accelmark.load(tmp_path / "nothing")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from accelmark.results.compare.comparison import RunComparison
 from accelmark.results.compare.comparison import compare as _compare
-from accelmark.results.compare.table import rows_of
+from accelmark.results.compare.table import COLUMNS, rows_of
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.results.sources import find_sources, load_source, open_sources
 from accelmark.results.store.loaded_run import LoadedRun
@@ -71,10 +71,14 @@ class Run:
         return frame([self])
 
     def curves(self, name: str = "loss") -> pd.DataFrame:
-        """Return a curve of every round: ``loss``, ``throughput`` or a metric.
+        """Return a curve of every round: of training ``loss``, ``throughput`` or a metric.
 
-        Columns: case, round, step (optimizer steps), time_s (seconds of raw training time), value.
+        Columns: case, round, step (optimizer steps), time_s (seconds of raw training time; of serving since the load
+        began), value. Raises RequestError where no round has this curve and some have others, which it names.
         """
+        known = {each for result in self.rounds.values() for each in result.curves}
+        if known and name not in known:
+            raise RequestError(f"{self.path}: has no curve {name!r}; it has: {', '.join(sorted(known))}")
         columns = ("case", "round", "step", "time_s", "value")
         rows = [
             (str(result.key), result.round, point.step, point.time_s, point.value)
@@ -130,8 +134,9 @@ def load_all(*paths: str | Path) -> Iterator[Run]:
 
 
 def frame(runs: Iterable[Run]) -> pd.DataFrame:
-    """Return one row for each case of ``runs``, oldest run first."""
-    return _frame(rows_of(run.loaded for run in runs))
+    """Return one row for each case of ``runs``, oldest run first; figures are floats, NaN where null."""
+    figures = {name: kind for name, kind in COLUMNS.items() if kind is float}
+    return _frame(rows_of(run.loaded for run in runs), tuple(COLUMNS)).astype(figures)
 
 
 def run(
@@ -165,6 +170,8 @@ def run(
 
     if (file is None) == (not keys):
         raise RequestError("name either keys of cases or a run file")
+    if file is not None and data is not None:
+        raise RequestError("data belongs to keys: a run file names the data of each of its cases")
     base = Path()
     if file is not None:
         path = shipped_file(Path(file), "suites")
@@ -181,13 +188,16 @@ def run(
     return load(outcome.directory)
 
 
-def compare(baseline: Run, *others: Run, across_scales: bool = False, force: bool = False) -> RunComparison:
-    """Compare runs with ``baseline``: differences of figures with 95 % intervals, and what else differs.
+def compare(
+    baseline: Run | str | Path, *others: Run | str | Path, across_scales: bool = False, force: bool = False
+) -> RunComparison:
+    """Compare runs, or those at paths, with ``baseline``: differences of figures with 95 % intervals, and what differs.
 
     Raises:
         RequestError: they have no case in common, or cases are not comparable and ``force`` is not set.
     """
-    return _compare([run.loaded for run in (baseline, *others)], across_scales=across_scales, force=force)
+    runs = [each if isinstance(each, Run) else load(each) for each in (baseline, *others)]
+    return _compare([run.loaded for run in runs], across_scales=across_scales, force=force)
 
 
 def _as_yaml(value: Any) -> str:

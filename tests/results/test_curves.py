@@ -52,3 +52,12 @@ def test_telemetry_of_a_load_begins_and_ends_with_it() -> None:
     (of_training,) = telemetry_series(hosts)
     assert of_training.points[0] == (-10, 0.5)
     assert telemetry_series(hosts, (200.0, 210.0)) == ()
+
+
+def test_telemetry_of_attempts_lies_on_the_axis_of_raw_training_time() -> None:
+    samples = Samples(t=array("d", range(100, 160)), host={"cpu": array("d", [0.5] * 60)})
+    (series,) = telemetry_series({"n1": (samples, ((110.0, 112.0), (150.0, 152.0)))})
+    assert [at for at, _ in series.points] == [*range(-10, 3), *range(2, 12)], "nothing between the attempts"
+    for earlier in ((50.0, 70.0), (9000.0, 9020.0)):  # without samples of it; before a restart of the machine
+        (series,) = telemetry_series({"n1": (samples, (earlier, (110.0, 112.0)))})
+        assert series.points[0][0] == 10, "the earlier attempt took 20 s"

@@ -183,9 +183,14 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     end = json.loads((log.parent / "exit.json").read_text())
     began = "2020-02-02T02:02:02.000Z"
     (earlier.parent / "exit.json").write_text(json.dumps(end | {"started_at": began}))
+    record, later_ms = log.with_name("telemetry.jsonl"), 100_000
+    entries = [json.loads(line) for line in record.read_text().splitlines()]
+    (earlier.parent / record.name).write_text(record.read_text())
+    later = [entry | ({"t": entry["t"] + later_ms / 1e3} if "t" in entry else {}) for entry in entries]
+    record.write_text("".join(f"{json.dumps(entry)}\n" for entry in later))
     log.write_text(
         "".join(
-            perflog(event, value | ({"resumed": is_continued} if event == "TRAIN_START" else {}), mono_ms, 0)
+            perflog(event, value | ({"resumed": is_continued} if event == "TRAIN_START" else {}), mono_ms + later_ms, 0)
             for event, value, mono_ms in rank_events(made, 0)
             if event != "STEP_END" or not is_continued or value["global_steps"] > 50
         )
@@ -198,6 +203,13 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(1.0 + (0.7 if is_continued else 0))
     assert result.figures[F.E2E_TIME].value == pytest.approx(3.1 + (2.7 if is_continued else 0))
     assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(12800 / (1.7 if is_continued else 1))
+    assert result.figures[F.TELEMETRY_CPU_TIME].value == pytest.approx(0.125 * (2 if is_continued else 1))
+    assert result.figures[F.ENERGY].value == pytest.approx(made.power_w * (1.7 if is_continued else 1))
+    (power,) = (series for series in result.telemetry if series.quantity == "power")
+    times = [time_s for time_s, _ in power.points]
+    assert times == sorted(times), "one axis with the curves: raw training time of both attempts"
+    assert times[0] == pytest.approx(-3, abs=0.3)
+    assert times[-1] == pytest.approx((1.7 if is_continued else 1) + 1.1, abs=0.3)
 
 
 def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) -> None:

@@ -13,7 +13,7 @@ from accelmark.report.templating import fill, inline
 from accelmark.results.compare.comparison import Effect, FigureDifference, Pair, RunComparison, Side
 from accelmark.results.compare.context import Area, ContextDifference
 from accelmark.results.compare.load_curve import LoadCurvePoint
-from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
+from accelmark.results.figure_names import FIGURES, in_groups
 from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, percent, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {
@@ -149,9 +149,8 @@ def _areas(pair: Pair) -> list[tuple[str, list[ContextDifference]]]:
 
 def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:
     found = {difference.figure: difference for difference in pair.differences}
-    for title, names in FIGURE_GROUPS.items():
-        if lines := [_line(found[name]) for name in names if name in found]:
-            yield title, lines
+    for title, names in in_groups(found).items():
+        yield title, [_line(found[name]) for name in names]
 
 
 def _line(found: FigureDifference) -> Line:

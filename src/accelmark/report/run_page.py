@@ -15,7 +15,15 @@ from accelmark.report.rank_table import RankTable, rank_table
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.equivalence import EQUIVALENCE_RULE
-from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
+from accelmark.results.figure_names import (
+    FIGURE_GROUPS,
+    FIGURES,
+    HEADLINES,
+    FigureName,
+    format_figure,
+    title_of,
+    unit_of,
+)
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
@@ -31,13 +39,6 @@ from accelmark.spec.number_format import NOTHING, digits, percent, quantity, sca
 REPORT_FILE: Final = "report.html"
 
 F = FigureName
-HEADLINES: Final = (
-    F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.ENGINE_METRIC, F.LATENCY_P50,
-    F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.SLO_RATE, F.REQUEST_RATE, F.ANSWER_AGREEMENT, F.UNITS_PER_JOULE,
-    F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
-    F.FINAL_LOSS, F.COMPILE_TIME, F.RAW_TRAIN_TIME,
-)  # fmt: skip
-"""Figures for the tiles in order of preference; figures without a value are skipped."""
 NUM_TILES: Final = 6
 
 _MARKS: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
@@ -156,6 +157,24 @@ SERVE_FIGURES: Final = (*_NAMES[_SERVE:_SEARCH], *(name for name in _SHARED if n
 """The figures of a serving round; a server reports no FLOPs."""
 TRAIN_FIGURES: Final = _NAMES[:_INFER]
 """The figures of a training round."""
+HEADLINES: Final = (
+    F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.ENGINE_METRIC, F.LATENCY_P50,
+    F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.SLO_RATE, F.REQUEST_RATE, F.ANSWER_AGREEMENT, F.UNITS_PER_JOULE,
+    F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
+    F.FINAL_LOSS, F.COMPILE_TIME, F.RAW_TRAIN_TIME,
+)  # fmt: skip
+"""The figures that say most, in order of preference; those without a value are skipped."""
+_NUM_FIRST: Final = 3
+
+
+def in_groups(names: Collection[FigureName]) -> dict[str, list[FigureName]]:
+    """Return figures by title of their group, as a comparison shows them: first the three that say most."""
+    first = [name for name in HEADLINES if name in names][:_NUM_FIRST]
+    left = set(names) - set(first)
+    groups = {"Headline figures": first} | {
+        title: [name for name in group if name in left] for title, group in FIGURE_GROUPS.items()
+    }
+    return {title: group for title, group in groups.items() if group}
 
 
 def title_of(name: FigureName, unit: str, metric: str | None = None) -> str:

@@ -24,7 +24,7 @@ class Detect(Spec):
     modules: tuple[str, ...] = ()
     """Python modules that read the devices; a missing one is named when the devices cannot be read."""
     always: bool = False
-    """Every machine has this device (the CPU)."""
+    """Every machine has this device, as the CPU."""
 
 
 class Identify(Spec):
@@ -69,6 +69,8 @@ class VendorTelemetry(Spec):
     """How a vendor's devices are detected and read. A ``telemetry.py`` next to ``vendor.yaml`` takes precedence."""
 
     detect: Detect = Detect()
+    of_cpus: bool = False
+    """The devices are the host's CPUs, whose utilisation and power are those of the host."""
     tool: ToolRule | None = None
     script: ScriptRule | None = None
     reasons: dict[Literal["devices"], str] = Field(default_factory=dict)

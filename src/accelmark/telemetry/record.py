@@ -85,8 +85,7 @@ class Recorder:
         script_log = False
         try:
             _, telemetry = read_vendor(config.vendor_folder)
-            reads_own = telemetry.tool is not None or telemetry.script is not None
-            self._devices_are_cpus = telemetry.detect.always and not reads_own
+            self._devices_are_cpus = telemetry.of_cpus
             sources = device_sources(config.vendor_folder, telemetry, node_dir)
             script_log = telemetry.script is not None and len(sources) == 1
         except (AccelmarkError, SourceError) as error:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from accelmark.results.compare.context import ContextDifference, context_differences, context_of, value_text
 from accelmark.results.compare.load_curve import LoadCurvePoint, load_curve
 from accelmark.results.compare.statistics import mean_difference, relative_difference
-from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
+from accelmark.results.figure_names import FIGURES, FigureName, in_groups, title_of, unit_of
 from accelmark.results.schema import Mark, RoundResult, Task
 from accelmark.results.sources import is_copy
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
@@ -201,13 +201,13 @@ def _precision_and_batch(case: LoadedCase) -> tuple[str, int] | None:
 
 
 def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
-    differences: list[FigureDifference] = []
+    found: dict[FigureName, FigureDifference] = {}
     one_sided: dict[str, list[str]] = {}
     unit, metric = case.result.unit, case.first.metric_title if case.first else None
     for name in FigureName:
         before, after = _values(case, name), _values(match, name)
         if before and after:
-            differences.append(_difference(name, title_of(name, unit, metric), before, after, unit))
+            found[name] = _difference(name, title_of(name, unit, metric), before, after, unit)
         elif before or after:
             without = match if before else case
             spread = without.result.figures.get(name)
@@ -217,7 +217,7 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
         baseline=_side(case),
         other=_side(match),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
-        differences=tuple(differences),
+        differences=tuple(found[name] for names in in_groups(found).values() for name in names),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
         differing=context_differences(context_of(case), context_of(match)) if case.rounds and match.rounds else (),
         is_same_run=is_copy(case.run, match.run),

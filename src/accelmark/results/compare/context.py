@@ -108,7 +108,7 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
         yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name), ignored))
     for name, setting in result.settings.items():
         if setting.value is not None:
-            yield "settings", name, value_text(setting.value) + (" (fixed by the case)" if setting.forced else "")
+            yield "settings", name, value_text(setting.value) + (" (changed with --open)" if setting.forced else "")
     for finding in result.findings:
         if finding.severity != "info":
             yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"

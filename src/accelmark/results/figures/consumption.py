@@ -233,8 +233,8 @@ def _none(samples: Samples, name: str) -> Integral:
 def _telemetry_cpu_time(hosts: HostSamples) -> Figure:
     total = 0.0
     for host, (samples, _) in hosts.items():
-        used = (samples.footer or {}).get("cpu_time_s")
-        if not isinstance(used, int | float):
+        known = [used for used in samples.cpu_times if used is not None]
+        if not known or len(known) < len(samples.cpu_times):
             return value(None, _on(host, hosts, "the telemetry recorder was killed before it reported it"))
-        total += used
+        total += sum(known)
     return Figure(value=total)

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from accelmark.results.figures.consumption import HostSamples
+from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
 from accelmark.results.schema import Point, TelemetrySeries
 
@@ -117,25 +117,26 @@ class _Line(NamedTuple):
 
 
 def telemetry_series(hosts: HostSamples, span_s: tuple[float, float] | None = None) -> tuple[TelemetrySeries, ...]:
-    """Return telemetry of each host and device as series over seconds since TRAIN_START.
+    """Return telemetry of each host and device as series over raw training time in seconds.
 
-    With ``span_s`` (monotonic time of the host of a load) the series have what was sampled in it, from its beginning.
+    What was sampled between two attempts has no place on this axis and is left out. With ``span_s`` (monotonic time of
+    the host of a load) the series have what was sampled in it, from its beginning.
     """
     if span_s is not None:
         hosts = {host: (samples, (span_s,)) for host, (samples, _) in hosts.items()}
     found: list[TelemetrySeries] = []
     for column, (quantity, unit) in _DEVICE.items():
         lines = [
-            _line(f"device {index}" if len(hosts) == 1 else f"{host} device {index}", times, columns[column], begin_s)
-            for host, (samples, ((begin_s, _), *_)) in hosts.items()
+            _line(f"device {index}" if len(hosts) == 1 else f"{host} device {index}", times, columns[column], spans)
+            for host, (samples, spans) in hosts.items()
             for index, columns in samples.devices.items()
             if column in columns and (times := samples.times(columns))
         ]
         found += _series(quantity, unit, lines, span_s)
     for column, (quantity, unit) in _HOST.items():
         lines = [
-            _line(host, samples.t, samples.host[column], begin_s)
-            for host, (samples, ((begin_s, _), *_)) in hosts.items()
+            _line(host, samples.t, samples.host[column], spans)
+            for host, (samples, spans) in hosts.items()
             if column in samples.host
         ]
         found += _series(quantity, unit, lines, span_s)
@@ -150,11 +151,22 @@ def _package_lines(hosts: HostSamples) -> Iterable[_Line]:
         counter = np.asarray(samples.host.get("rapl_j", ()), dtype=np.float64)
         if len(counter) > 1:
             times = np.asarray(samples.t, dtype=np.float64)
-            yield _line(f"{host} CPU packages", times[1:], np.diff(counter) / np.diff(times), spans[0][0])
+            yield _line(f"{host} CPU packages", times[1:], np.diff(counter) / np.diff(times), spans)
 
 
-def _line(label: str, times: Column, values: Column, zero_s: float) -> _Line:
-    return _Line(label, np.asarray(times, dtype=np.float64) - zero_s, np.asarray(values, dtype=np.float64))
+def _line(label: str, times: Column, values: Column, spans: Spans) -> _Line:
+    """Return samples over the time in ``spans``; before the first time is negative, after the last it goes on."""
+    t, measured = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    clock_began = max((at for at in range(1, len(spans)) if spans[at][0] < spans[at - 1][1]), default=0)
+    first = next((at for at in range(clock_began, len(spans)) if not len(t) or spans[at][1] >= t[0]), len(spans) - 1)
+    placed, before_s = np.full(len(t), np.nan), sum(end - begin for begin, end in spans[:first])
+    for at, (begin, end) in enumerate(spans[first:], first):
+        low, high = begin if at > first else -np.inf, end if at < len(spans) - 1 else np.inf
+        inside = (t >= low) & (t <= high)
+        placed[inside] = t[inside] - begin + before_s
+        before_s += end - begin
+    kept = np.isfinite(placed)
+    return _Line(label, placed[kept], measured[kept])
 
 
 def _series(

@@ -25,8 +25,11 @@ class Samples:
     """The samples of one host, in columns of the length of ``t``; NaN where a value is missing."""
 
     header: dict[str, Any] = field(default_factory=dict)
+    """Of the last recorder."""
     footer: dict[str, Any] | None = None
-    """None where the recorder was killed."""
+    """Of the last recorder; None where it was killed."""
+    cpu_times: list[float | None] = field(default_factory=list)
+    """CPU seconds of each recorder, None where it was killed."""
     t: array[float] = field(default_factory=lambda: array("d"))
     """Monotonic seconds, increasing."""
     host: dict[str, array[float]] = field(default_factory=dict)
@@ -45,8 +48,8 @@ class Samples:
         return float(self.header.get("interval_s") or 1.0)
 
     def measures_cpus(self, device_type: str) -> bool:
-        """Return whether the host's CPUs are the devices; a vendor of ``device_type`` cpu may read its own."""
-        return device_type == "cpu" and (not self.devices or bool(self.header.get("devices_are_cpus", True)))
+        """Return whether the host's CPUs are the devices; a vendor of ``device_type`` cpu may have others."""
+        return device_type == "cpu" and bool(self.header.get("devices_are_cpus", True))
 
     def reason(self, name: str) -> str:
         """Return why ``name`` is missing; the reasons of devices take precedence."""
@@ -87,12 +90,18 @@ class Samples:
         return f"device {index}: all {len(readings)} readings of power are {readings[0]:g} W, idle and busy"
 
 
-def read_samples(path: Path) -> Samples:
-    """Read one host's ``telemetry.jsonl``; malformed lines are counted and skipped.
+def read_samples(*paths: Path) -> Samples:
+    """Read one host's ``telemetry.jsonl`` of each attempt, in order; malformed lines are counted and skipped.
 
-    Raises RunError if the file cannot be read.
+    Raises RunError if a file cannot be read.
     """
     samples = Samples()
+    for path in paths:
+        _read_on(samples, path)
+    return samples
+
+
+def _read_on(samples: Samples, path: Path) -> None:
     try:
         digest, is_redacted = hashlib.sha256(), False
         with path.open("rb") as file:
@@ -108,7 +117,6 @@ def read_samples(path: Path) -> Samples:
                 digest.update(line)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-    return samples
 
 
 def _take(samples: Samples, line: bytes) -> bool:
@@ -119,9 +127,12 @@ def _take(samples: Samples, line: bytes) -> bool:
     if not isinstance(entry, dict):
         return False
     if isinstance(entry.get("header"), dict):
-        samples.header = entry["header"]
+        samples.header, samples.footer = entry["header"], None
+        samples.cpu_times.append(None)
     elif isinstance(entry.get("footer"), dict):
         samples.footer = entry["footer"]
+        used = entry["footer"].get("cpu_time_s")
+        samples.cpu_times[-1:] = [used if isinstance(used, int | float) else None]
     elif isinstance(entry.get("note"), dict):
         samples.notes.append(str(entry["note"].get("what")))
     elif isinstance(entry.get("t"), int | float):

@@ -5,7 +5,8 @@ Other work is detected on a host before the round, on its devices, and by waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from accelmark.results.figures.consumption import HostSamples, Spans
@@ -41,12 +42,13 @@ def host_infos(nodes: Iterable[NodeDir]) -> tuple[dict[str, Any], ...]:
 
 
 def read_telemetry(
-    nodes: list[NodeDir], spans_by_node: Mapping[str, Spans], findings: list[Finding]
+    nodes: list[NodeDir], spans_by_node: Mapping[str, Spans], findings: list[Finding], before: Sequence[NodeDir] = ()
 ) -> tuple[HostSamples, str]:
     """Return the samples of every host, and the reason where there are none.
 
-    ``spans_by_node`` has the measured time of each node directory in seconds of that host's monotonic clock. Problems
-    of the telemetry are appended to ``findings``.
+    ``spans_by_node`` has the measured time of each node directory in seconds of that host's monotonic clock, of every
+    attempt. ``before`` has the hosts of the attempts that the last one continued; where a host was restarted since,
+    its clock began again, and its earlier samples are left out. Problems of the telemetry are appended to ``findings``.
     """
     hosts: dict[str, tuple[Samples, Spans]] = {}
     missing: list[tuple[NodeDir, str]] = []
@@ -56,7 +58,9 @@ def read_telemetry(
         if not path.is_file():
             missing.append((node, f"{node.host}: telemetry.jsonl is missing"))
             continue
-        samples = read_samples(path)
+        is_one_clock = all(earlier < later for (_, earlier), (later, _) in itertools.pairwise(spans))
+        earlier = [each.path / path.name for each in before if each.path.name == node.path.name and is_one_clock]
+        samples = read_samples(*(record for record in earlier if record.is_file()), path)
         if not len(samples.t):
             missing.append((node, f"{node.host}: telemetry.jsonl has no samples"))
         if not len(samples.t) or not spans:

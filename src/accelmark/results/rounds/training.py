@@ -57,7 +57,7 @@ def train_round(
     before = [node for attempt in earlier[len(earlier) - num_continued :] for node in node_dirs(attempt)]
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
     findings: list[Finding] = []
-    hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
+    hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings, before)
     figures = _figures(job, work, timeline, checked, hosts, no_telemetry, findings)
     per_step = samples_per_step(job, work)
     if timeline is not None:
