@@ -12,14 +12,17 @@ from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
 from accelmark.automl.records import Hyperparameters, WeightMode
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import FiniteSpec
-from accelmark.spec.number_format import duration_s
+from accelmark.spec.number_format import DURATION, duration_s
 
 SearchName = Literal["bayesian", "random", "evolution", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
 
 
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
-Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0, strict=True)]
+_WrittenDuration = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=rf"^{DURATION}$")]
+Duration = Annotated[
+    float, BeforeValidator(duration_s, json_schema_input_type=_WrittenDuration), Field(gt=0, strict=True)
+]
 
 
 class DatasetConfig(FiniteSpec):

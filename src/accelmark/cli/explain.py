@@ -8,12 +8,15 @@ from itertools import groupby
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
+
+if TYPE_CHECKING:
+    from accelmark.spec.cluster import ClusterSpec
 
 RUN_FILE: Final = "run.yaml"
 CLUSTER_FILE: Final = "cluster.yaml"
@@ -68,36 +71,20 @@ def init(
     ] = None,
     into: Annotated[Path, Option(metavar="DIR", help="Where to write run.yaml and cluster.yaml.")] = Path(),
     vendor: options.Vendor = None,
-    chip: Annotated[str | None, Option(help="Chip of the hosts; default: the vendor's first one.")] = None,
-    devices: Annotated[int, Option(min=1, help="Devices of each host.")] = 1,
+    chip: Annotated[str | None, Option(help="Chip; default: that of this machine, or the vendor's first one.")] = None,
+    devices: Annotated[
+        int | None,
+        Option(
+            min=1, help="Devices of each host, or ranks on a CPU; default: those of this machine, 1 on hosts or a CPU."
+        ),
+    ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a run file, and a cluster file for hosts, that fit this machine or the given hosts."""
-    import yaml
-
     from accelmark.results.store.files import make_directory, write_atomic
-    from accelmark.spec.errors import RequestError, nearest
-    from accelmark.spec.plugins.catalog import load_vendor
-    from accelmark.spec.plugins.launcher import parse_cluster
-    from accelmark.telemetry.detect import detect
+    from accelmark.spec.errors import RequestError
 
-    if hosts:
-        if vendor is None:
-            raise RequestError("name the vendor of the hosts' chips with --vendor; `accelmark vendors` lists them")
-        chips = [known.name for known in load_vendor(vendor).chips]
-        if chip is not None and chips and chip not in chips:
-            raise RequestError(f"--chip {chip}: vendor {vendor} describes no such chip ({nearest(chip, chips)})")
-        hardware = chip or (chips[0] if chips else vendor.upper())
-        if chip is None and len(chips) > 1:
-            options.warn(
-                f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip"
-            )
-        texts = {RUN_FILE: _run_file(hardware, devices, len(hosts)), CLUSTER_FILE: _cluster_file(hosts, vendor)}
-        parse_cluster(yaml.safe_load(texts[CLUSTER_FILE]), "HOST")
-    else:
-        found = next(here for here in detect() if vendor in (None, here.vendor))
-        hardware = chip or found.hardware or found.vendor.upper()
-        texts = {RUN_FILE: _run_file(hardware, 1 if found.fallback else len(found.devices), 0)}
+    texts = _files_for_hosts(hosts, vendor, chip, devices or 1) if hosts else _files_for_here(vendor, chip, devices)
     if (taken := [name for name in texts if (into / name).exists()]) and not force:
         raise RequestError(f"{into}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --into")
     make_directory(into)
@@ -112,7 +99,64 @@ def init(
         typer.echo(f"\nNext:  accelmark run {into / RUN_FILE}")
 
 
-def _run_file(hardware: str, devices: int, num_hosts: int) -> str:
+def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, devices: int) -> dict[str, str]:
+    """Return file name -> text; raise RequestError for what no run could be made of."""
+    from accelmark.spec.errors import RequestError, nearest
+    from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.spec.plugins.launcher import parse_cluster
+
+    if vendor is None:
+        raise RequestError("name the vendor of the hosts' chips with --vendor; `accelmark vendors` lists them")
+    chips = load_vendor(vendor).chips
+    if chip is not None and chips and not any(chip.lower() in known.key_names for known in chips):
+        hint = nearest(chip, (known.name for known in chips))
+        raise RequestError(f"--chip {chip}: vendor {vendor} describes no such chip ({hint})")
+    hardware = chip or (chips[0].name if chips else vendor.upper())
+    if chip is None and len(chips) > 1:
+        options.warn(f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip")
+    given = {"launcher": "ssh", "vendor": vendor, "hosts": [{"address": host} for host in hosts]}
+    text = _run_file(hardware, devices, num_hosts=len(hosts))
+    _check(text, cluster=parse_cluster(given, "HOST"))
+    return {RUN_FILE: text, CLUSTER_FILE: _cluster_file(hosts, vendor)}
+
+
+def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -> dict[str, str]:
+    """Return file name -> text; raise RequestError for what this machine has not."""
+    from accelmark.cli.machine import detect_devices
+    from accelmark.spec.errors import RequestError
+    from accelmark.spec.plugins.catalog import load_vendor
+
+    if vendor is not None:
+        load_vendor(vendor)
+    found = detect_devices(vendor)
+    if not found.is_present or found.num_devices == 0:
+        what = "can be read" if found.is_present else "was found"
+        raise RequestError(
+            f"--vendor {vendor}: no device of it {what} on this machine; `accelmark doctor` lists what was found, and "
+            "`accelmark init HOST...` writes files for other machines"
+        )
+    names = {found.hardware.lower(), *(found.chip.key_names if found.chip is not None else ())}
+    if chip is not None and chip.lower() not in names:
+        raise RequestError(f"--chip {chip}: this machine has {found.hardware}; name hosts that have {chip}")
+    if devices is not None and found.num_devices is not None and devices > found.num_devices:
+        raise RequestError(f"--devices {devices}: this machine has {found.num_devices} of {found.vendor}")
+    text = _run_file(chip or found.hardware, devices or found.num_devices or 1, vendor=vendor)
+    _check(text)
+    return {RUN_FILE: text}
+
+
+def _check(text: str, **given: ClusterSpec) -> None:
+    """Plan the run of a run file, and raise RequestError where it cannot be planned."""
+    import yaml
+
+    from accelmark.cli.runs import plan_request
+    from accelmark.spec.model import parse
+    from accelmark.spec.runfile import RunSpec
+
+    plan_request(parse(RunSpec, yaml.safe_load(text) | given, RUN_FILE), [], synthetic=False, where=RUN_FILE)
+
+
+def _run_file(hardware: str, devices: int, *, num_hosts: int = 0, vendor: str | None = None) -> str:
     from accelmark.explain.schemas import schema_line
 
     scales = dict.fromkeys([(1, 1), (1, devices), (max(1, num_hosts), devices)])
@@ -125,14 +169,18 @@ def _run_file(hardware: str, devices: int, num_hosts: int) -> str:
         f"{schema_line('run')}\n"
         "name: first\n"
         f"{f'cluster: {CLUSTER_FILE}{chr(10)}' if num_hosts else ''}"
+        f"{f'vendor: {vendor}{chr(10)}' if vendor is not None else ''}"
         "# model:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`\n"
         f"cases:\n{''.join(keys)}"
     )
 
 
 def _cluster_file(hosts: list[str], vendor: str) -> str:
+    import yaml
+
     from accelmark.explain.schemas import schema_line
 
+    entries = "".join("  - " + yaml.safe_dump({"address": host}, default_flow_style=True) for host in hosts)
     return (
         f"{schema_line('cluster')}\n"
         "launcher: ssh\n"
@@ -141,5 +189,5 @@ def _cluster_file(hosts: list[str], vendor: str) -> str:
         "# key: ~/.ssh/bench\n"
         "# python: /opt/venv/bin/python    # of ranks outside containers; needs psutil, pydantic, PyYAML and PyTorch\n"
         "#     all hosts get one by: accelmark env create pytorch --hosts FILE --path /opt/venv\n"
-        f"hosts:\n{''.join(f'  - {{address: {host}}}{chr(10)}' for host in hosts)}"
+        f"hosts:\n{entries}"
     )

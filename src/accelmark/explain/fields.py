@@ -6,7 +6,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -18,7 +18,6 @@ from pydantic import BaseModel
 SCHEMA_DIRECTORY: Final = Path(__file__).parents[1] / "schemas"
 _ROLE: Final = re.compile(r":\w+:`(?:\w+\.)*(\w+)`")
 """A reference in a documentation string: its last name is what users know."""
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 @final
@@ -74,11 +73,8 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
 
 
-def json_schema(model: type[BaseModel], title: str, added: Iterable[type[BaseModel]] = ()) -> str:
-    """Return the JSON schema of a file, with the fields' documentation strings as descriptions.
-
-    The file has the keys of ``model`` and those of the models ``added``, which have plain values.
-    """
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a model, with the fields' documentation strings as descriptions."""
     schema = model.model_json_schema()
     found = {model.__name__: model}
     waiting = [model]
@@ -93,10 +89,7 @@ def json_schema(model: type[BaseModel], title: str, added: Iterable[type[BaseMod
         for key, text in field_texts(found[name]).items():
             if key in part.get("properties", {}):
                 part["properties"][key]["description"] = text
-    for other in added:
-        for key, value in other.model_json_schema()["properties"].items():
-            schema["properties"][key] = value | {"description": field_texts(other).get(key, "")}
-    return json.dumps({"$schema": _DIALECT} | schema | {"title": title}, indent=1) + "\n"
+    return schema
 
 
 def _as_yaml(value: Any) -> str:

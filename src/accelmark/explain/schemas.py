@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from accelmark.automl.config import AutomlConfig
+from accelmark.datasets.spec import Checkpoint, DatasetSpec
 from accelmark.explain.fields import SCHEMA_DIRECTORY, json_schema
 from accelmark.results.schema import json_schema as results_schema
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.case import MUTABLE_GROUPS, CaseSpec, TrainCaseSpec
+from accelmark.spec.plugins.catalog import folders
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.runfile import RunSpec
+from accelmark.spec.runfile import CaseRequest, RunSpec
+from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
+from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
+from accelmark.spec.settings.training import TrainSettings
 
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final[Mapping[str, tuple[type[BaseModel], str]]] = {
     "run": (RunSpec, "Run file"),
     "cluster": (ClusterSpec, "Cluster file"),
@@ -31,10 +38,112 @@ FILES: Final[Mapping[str, tuple[type[BaseModel], str]]] = {
 
 def schemas() -> dict[str, str]:
     """Return file name -> JSON schema of every kind of file, and of results."""
-    made = {f"{name}.json": json_schema(model, f"AccelMark: {title}") for name, (model, title) in FILES.items()}
-    model, title = FILES["cluster"]
-    made["cluster.json"] = json_schema(model, f"AccelMark: {title}", launcher_options().values())
+    made = {f"{kind}.json": _schema(model, f"AccelMark: {title}") for kind, (model, title) in FILES.items()}
     return {**made, "result.json": results_schema()}
+
+
+def _schema(model: type[BaseModel], title: str) -> str:
+    schema = json_schema(model)
+    parts = schema.setdefault("$defs", {})
+    for changed, change in _CHANGES.items():
+        part = schema if changed is model else parts.get(changed.__name__)
+        if part is not None:
+            change(part, parts)
+    return json.dumps({"$schema": _DIALECT} | schema | {"title": title}, indent=1) + "\n"
+
+
+def _settings(model: type[BaseModel], parts: dict[str, Any]) -> dict[str, str]:
+    """Return a reference to the schema of one layer's settings, which it adds to ``parts``.
+
+    No setting is required, and each may be nested or have a dotted key (``optimizer.lr``).
+    """
+    part = json_schema(model)
+    parts.update(part.pop("$defs", {}))
+    part.pop("required", None)
+    here, patterns = part["properties"], {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            section = _settings(field.annotation, parts)["$ref"]
+            keys = parts[field.annotation.__name__]["properties"]
+            here |= {f"{name}.{key}": {"$ref": f"{section}/properties/{key}"} for key in keys}
+        elif "additionalProperties" in here[name]:
+            patterns[rf"^{name}\."] = here[name]["additionalProperties"]
+    parts[model.__name__] = part | {"patternProperties": patterns}
+    return {"$ref": f"#/$defs/{model.__name__}"}
+
+
+def _inference_settings(parts: dict[str, Any]) -> dict[str, str]:
+    reference = _settings(InferSettings, parts)
+    text = "FlagPerf's name: true is the precision fp16, false fp32."
+    parts[InferSettings.__name__]["properties"]["fp16"] = {"type": "boolean", "description": text}
+    return reference
+
+
+def _change_request(part: dict[str, Any], parts: dict[str, Any]) -> None:
+    settings = {
+        "train": _settings(TrainSettings, parts),
+        "infer": _inference_settings(parts),
+        "serve": _settings(ServeSettings, parts),
+    }
+    part["properties"]["settings"].pop("additionalProperties")
+    part["allOf"] = [
+        {
+            "if": {"properties": {"task": {"const": task}}, "required": [] if task == "train" else ["task"]},
+            "then": {"properties": {"settings": reference}},
+        }
+        for task, reference in settings.items()
+    ]
+
+
+def _change_training(part: dict[str, Any], parts: dict[str, Any]) -> None:
+    _replace(part["properties"]["settings"], _settings(TrainSettings, parts))
+    settings = parts[TrainSettings.__name__]["properties"].keys() - {"model"}
+    of_the_case = {"type": "string", "pattern": r"^model(\.|$)"}
+    part["properties"]["mutable"]["items"] = {"anyOf": [{"enum": sorted({*MUTABLE_GROUPS, *settings})}, of_the_case]}
+
+
+def _change_inference(part: dict[str, Any], parts: dict[str, Any]) -> None:
+    _replace(part["properties"]["configurations"], _inference_settings(parts))
+
+
+def _change_serving(part: dict[str, Any], parts: dict[str, Any]) -> None:
+    _replace(part["properties"]["settings"], _settings(ServeSettings, parts))
+
+
+def _change_case(part: dict[str, Any], parts: dict[str, Any]) -> None:
+    dataset, checkpoint = json_schema(DatasetSpec), json_schema(Checkpoint)
+    parts.update(dataset.pop("$defs"))
+    dataset["properties"]["checkpoint"] = checkpoint
+    parts[DatasetSpec.__name__] = dataset
+    reference = {"$ref": f"#/$defs/{DatasetSpec.__name__}"}
+    part["properties"]["data"]["items"] = {"anyOf": [{"type": "string"}, reference]}
+
+
+def _change_cluster(part: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Add the settings of launchers; with one of the launchers that are known here, other keys are errors."""
+    for options in launcher_options().values():
+        part["properties"] |= json_schema(options)["properties"]
+    known = {"enum": list(folders("launchers"))}
+    part["properties"]["launcher"]["anyOf"] = [known, {"type": part["properties"]["launcher"].pop("type")}]
+    part["if"] = {"properties": {"launcher": known}}
+    part["then"] = {"properties": dict.fromkeys(part["properties"], True), "additionalProperties": False}
+
+
+def _replace(field: dict[str, Any], reference: dict[str, str]) -> None:
+    """Replace a field's schema of any mapping; keep its description."""
+    del field["additionalProperties"], field["type"]
+    field |= reference
+
+
+_CHANGES: Final[Mapping[type[BaseModel], Callable[[dict[str, Any], dict[str, Any]], None]]] = {
+    CaseRequest: _change_request,
+    ClusterSpec: _change_cluster,
+    CaseSpec: _change_case,
+    TrainCaseSpec: _change_training,
+    InferCaseSpec: _change_inference,
+    ServeCaseSpec: _change_serving,
+}
+"""Models -> what their schemas contain besides what pydantic knows."""
 
 
 def schema_line(kind: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, final
@@ -9,6 +11,17 @@ from typing import Any, Final, Literal, final
 from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from accelmark.spec.model import FiniteSpec
+
+_HOST_NAME: Final = re.compile(r"[\w.-]+")
+_DIGITS: Final = re.compile(r"[\d.]+")
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 class HostSpec(FiniteSpec):
@@ -42,6 +55,8 @@ class HostSpec(FiniteSpec):
     def _is_only_an_address(cls, value: str) -> str:
         if "@" in value or value.count(":") == 1:
             raise ValueError("is more than an address: user and port have keys of their own in a cluster file")
+        if not _is_ip_address(value) and (not _HOST_NAME.fullmatch(value) or _DIGITS.fullmatch(value)):
+            raise ValueError("is no host name or IP address")
         return value
 
     @property

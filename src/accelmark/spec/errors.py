@@ -69,7 +69,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     Of a dotted name, the last part, its initials or its first words may be enough: ``lr`` and ``learning_rate`` are
     close to ``optimizer.lr``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come before others.
     """
-    names = sorted(known)
+    names = sorted(set(known))
     section, _, last = name.rpartition(".")
     inside = [each for each in names if section and each.startswith(f"{section}.")]
     close = [] if inside else difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)

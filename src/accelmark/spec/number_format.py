@@ -23,7 +23,8 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
 }  # fmt: skip
 """Base unit -> smallest and largest prefix factor, and the smallest prefixed value that is shown."""
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+DURATION: Final = r"(\d+(?:\.\d+)?)\s*([smhd])"
+"""A regular expression for a duration as users write it: ``10m``."""
 _SMALLEST_RATIO: Final = 1e-5
 _LARGEST_RATIO: Final = 1e6
 _MOST_DECIMALS: Final = 6
@@ -122,7 +123,7 @@ def duration_s(value: Any) -> Any:
     """Return ``12h``, ``90m``, ``1.5h`` or ``3600s`` in seconds; a bare number is returned unchanged (seconds)."""
     if not isinstance(value, str):
         return value
-    match = _DURATION.fullmatch(value.strip())
+    match = re.fullmatch(DURATION, value.strip())
     if match is None:
         raise ValueError("is not a duration: write for example 90s, 10m, 1.5h or 2d")
     return float(match[1]) * _UNIT_S[match[2]]

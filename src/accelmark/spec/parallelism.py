@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Annotated, Any, Final, Literal, Self, final
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt
 
 from accelmark.spec.errors import nearest
 
@@ -106,8 +106,10 @@ def _degree(axis: str, given: object) -> int:
     return int(text)
 
 
+_Name = Literal["ddp", "fsdp2", "hsdp", "deepspeed"]
+_Written = _Name | Annotated[str, Field(pattern="=")] | dict[Literal["dp", "pp", "fsdp", "cp", "tp", "ep"], PositiveInt]
 Parallelism = Annotated[
-    Literal["ddp", "fsdp2", "hsdp", "deepspeed"] | Mesh, BeforeValidator(_parse), PlainSerializer(str, return_type=str)
+    _Name | Mesh, BeforeValidator(_parse, json_schema_input_type=_Written), PlainSerializer(str, return_type=str)
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PositiveFloat, Tag
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.model import FiniteSpec
@@ -23,10 +23,12 @@ class CaseRequest(FiniteSpec):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Dotted settings that differ from the case's: ``{optimizer.lr: 0.1}``."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _key_alone(cls, given: Any) -> Any:
-        return {"key": given} if isinstance(given, str) else given
+
+def _key_alone(given: Any) -> Any:
+    return {"key": given} if isinstance(given, str) else given
+
+
+CaseOrKey = Annotated[CaseRequest, BeforeValidator(_key_alone, json_schema_input_type=CaseRequest | str)]
 
 
 def _cluster_kind(given: Any) -> str:
@@ -69,4 +71,4 @@ class RunSpec(RunOptions):
     """null: the cluster's vendor, else the one detected."""
     cluster: ClusterOrFile = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
-    cases: tuple[CaseRequest, ...] = Field(min_length=1)
+    cases: tuple[CaseOrKey, ...] = Field(min_length=1)

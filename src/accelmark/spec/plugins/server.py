@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from accelmark.spec.errors import nearest
 from accelmark.spec.model import Spec
-from accelmark.spec.plugins.trainer import SettingFlag, fill, placeholders
+from accelmark.spec.plugins.trainer import FlagOrArguments, fill, placeholders
 from accelmark.spec.settings.training import Scalar
 
 PLACEHOLDERS: Final = ("python", "model_dir", "host", "port", "device", "num_devices", "node_dir", "precision")
@@ -47,7 +47,7 @@ class ServerSpec(Spec):
     """Program and arguments that convert the model before the server starts; placeholders as in ``command``."""
     command: tuple[str, ...]
     """Program and arguments; placeholders in braces."""
-    flags: dict[str, SettingFlag] = Field(default_factory=dict)
+    flags: dict[str, FlagOrArguments] = Field(default_factory=dict)
     """Setting of a run (``precision``, ``threads``) or option (``server_options.NAME``) -> arguments."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Option -> default; null: the server's own. Every option has an entry in ``flags``."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from accelmark.spec.model import Spec
 from accelmark.spec.parallelism import AXES
@@ -45,11 +45,6 @@ class SettingFlag(Spec):
     values: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """AccelMark's value (in YAML's notation) -> the trainer's value, or the whole list of arguments."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _arguments_alone(cls, given: Any) -> Any:
-        return {"arguments": given} if isinstance(given, list | tuple) else given
-
     def render(self, value: Scalar) -> list[str]:
         """Return the arguments for ``value``."""
         if value is None:
@@ -59,6 +54,15 @@ class SettingFlag(Spec):
         if not isinstance(word, str):
             return list(word)
         return [argument.replace("{value}", word) for argument in self.arguments]
+
+
+def _arguments_alone(given: Any) -> Any:
+    return {"arguments": given} if isinstance(given, list | tuple) else given
+
+
+FlagOrArguments = Annotated[
+    SettingFlag, BeforeValidator(_arguments_alone, json_schema_input_type=SettingFlag | list[str])
+]
 
 
 class LogSpec(Spec):
@@ -122,7 +126,7 @@ class TrainerSpec(Spec):
     """Arguments of one rank's command, with placeholders in braces."""
     cases: dict[str, tuple[str, ...]] = Field(min_length=1)
     """Case -> further arguments. Other cases cannot be trained."""
-    settings: dict[str, SettingFlag] = Field(default_factory=dict)
+    settings: dict[str, FlagOrArguments] = Field(default_factory=dict)
     """Dotted setting -> the arguments that pass it to the trainer."""
     parallelism: tuple[str, ...] = ()
     """Values of the setting ``parallelism``, names and axes of a mesh, that the placeholders ``mesh:AXIS`` pass on."""

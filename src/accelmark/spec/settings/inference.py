@@ -110,7 +110,11 @@ class InferSettings(BenchmarkSettings):
     batch_size: PositiveInt
     """Items per call of the engine."""
     flops: Annotated[
-        PositiveFloat | None, BeforeValidator(lambda given: calculate(given) if isinstance(given, str) else given)
+        PositiveFloat | None,
+        BeforeValidator(
+            lambda given: calculate(given) if isinstance(given, str) else given,
+            json_schema_input_type=PositiveFloat | str | None,
+        ),
     ] = None
     """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
     precision: InferPrecision = "fp32"

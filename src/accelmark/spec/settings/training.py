@@ -10,6 +10,8 @@ from accelmark.spec.model import FiniteSpec
 from accelmark.spec.parallelism import Mesh, Parallelism
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Compile = Literal["off", "default", "reduce-overhead", "max-autotune"]
+Checkpointing = Literal["off", "full", "selective"]
 Scalar = bool | int | float | str | None
 
 TYPE_OF_PRECISION: Final = {
@@ -223,11 +225,13 @@ class TrainSettings(FiniteSpec):
     ep; see docs/case.md."""
     zero: ZeroSettings = ZeroSettings()
     pipeline: PipelineSettings = PipelineSettings()
-    compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
+    compile: Annotated[Compile, BeforeValidator(_off, json_schema_input_type=Compile | Literal[False])] = "off"
     """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""
     channels_last: bool = False
     """Store images and convolution weights as NHWC."""
-    activation_checkpointing: Annotated[Literal["off", "full", "selective"], BeforeValidator(_checkpointing)] = "off"
+    activation_checkpointing: Annotated[
+        Checkpointing, BeforeValidator(_checkpointing, json_schema_input_type=Checkpointing | bool)
+    ] = "off"
     """Activation checkpointing: ``full`` recomputes each block in the backward pass, ``selective`` all but matrix
     products and attention. ``true`` and ``false`` mean ``full`` and ``off``."""
     attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"

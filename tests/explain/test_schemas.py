@@ -1,0 +1,174 @@
+"""Schemas accept every file that AccelMark ships or documents, and show the mistakes that AccelMark refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import ValidationError
+
+from accelmark.automl.config import AutomlConfig
+from accelmark.explain.fields import SCHEMA_DIRECTORY
+from accelmark.explain.schemas import FILES
+from accelmark.spec.model import read_value, read_yaml
+from accelmark.spec.runfile import RunSpec
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = SCHEMA_DIRECTORY.parent
+PLACES = {"run": "suites/*.yaml", "search": "searches/*.yaml"}
+SHIPPED = [
+    (kind, path)
+    for kind in FILES
+    for path in sorted(PACKAGE.glob(PLACES.get(kind, f"**/{kind}.yaml")))
+    if "templates" not in path.parts
+]
+KINDS = "|".join(FILES)
+NAMED = re.compile(rf"# ({KINDS})\.yaml\b|`(?:[^`]*/)?({KINDS})\.yaml`:$")
+FENCED = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^    (?!accelmark )\S.*\n(?:^ {4,}(?!accelmark )\S.*\n)*)", re.MULTILINE)
+
+
+def examples() -> Iterator[tuple[str, str, str]]:
+    """Yield (place, kind, text) of the YAML examples in docs that name their kind, before them or in a comment."""
+    for page in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"):
+        text = page.read_text()
+        blocks = [(text[: match.start()].rstrip(), match[1]) for match in FENCED.finditer(text)]
+        blocks += [("", match[0]) for match in INDENTED.finditer(text)]
+        for before, block in blocks:
+            first = block.lstrip().partition("\n")[0]
+            if named := NAMED.match(first if first.startswith("# ") else before.rpartition("\n")[2]):
+                yield f"{page.relative_to(ROOT)}: {first}", named[1] or named[2], block
+
+
+EXAMPLES = list(examples())
+
+
+def errors(kind: str, given: Any) -> list[str]:
+    """Return what the schema of a kind of file finds wrong."""
+    validator = Draft202012Validator(json.loads((SCHEMA_DIRECTORY / f"{kind}.json").read_text()))
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(given)]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_schemas_are_of_the_dialect_that_they_name(kind: str) -> None:
+    Draft202012Validator.check_schema(json.loads((SCHEMA_DIRECTORY / f"{kind}.json").read_text()))
+
+
+@pytest.mark.parametrize(("kind", "path"), SHIPPED, ids=lambda given: str(given).removeprefix(f"{PACKAGE}/"))
+def test_shipped_files_are_valid(kind: str, path: Path) -> None:
+    assert errors(kind, read_yaml(path)) == []
+
+
+@pytest.mark.parametrize(("place", "kind", "text"), EXAMPLES, ids=[place for place, _, _ in EXAMPLES])
+def test_examples_in_docs_are_valid(place: str, kind: str, text: str) -> None:
+    assert errors(kind, read_value(text, place)) == []
+
+
+def test_every_kind_that_docs_show_is_among_the_examples() -> None:
+    assert {kind for _, kind, _ in EXAMPLES} >= {"run", "cluster", "case", "vendor"}
+    assert errors("trainer", read_yaml(ROOT / "tests" / "external" / "slowgrad.yaml")) == []
+
+
+def case_with(key: str, value: Any) -> dict[str, Any]:
+    """Return the case ``resnet_mini`` with one value changed."""
+    case = copy.deepcopy(read_yaml(PACKAGE / "cases" / "resnet_mini" / "case.yaml"))
+    *parents, last = key.split("/")
+    section = case
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    return case
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train/settings/optimizer", {"lrr": 1}),
+        ("train/settings/optimizer.lrr", 1),
+        ("train/settings/batch_size", -3),
+        ("train/settings/precision", "fp33"),
+        ("train/settings/end", {"max_epoch": 1}),
+        ("train/mutable", ["nosuch"]),
+        ("data", [{"name": "x", "title": "X", "licence": "none", "tree": [{"pth": 1}]}]),
+        ("infer/configurations/no_such", 1),
+        ("serve", {"settings": {"load": {"concurrency": 0}}}),
+    ],
+)
+def test_mistakes_in_a_case_are_shown(key: str, value: Any) -> None:
+    assert errors("case", case_with(key, value)) != []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train/settings/optimizer", {"name": "adamw"}),
+        ("train/settings/optimizer.lr", 0.5),
+        ("train/settings/parallelism", {"fsdp": 2, "tp": 2}),
+        ("train/settings/parallelism", "fsdp=2,tp=2"),
+        ("train/settings/compile", False),
+        ("train/settings/activation_checkpointing", True),
+        ("train/settings/model.width", 8),
+        ("train/mutable", ["batch", "optimizer", "schedule.warmup_steps", "model.width"]),
+        ("infer/configurations/fp16", True),
+        ("infer/configurations/flops", "2*512*0.33e9"),
+        ("infer/configurations/engine_options.streams", 2),
+        ("serve", {"settings": {"load": {"concurrency": [1]}, "slo.ttft_ms": 5}}),
+        ("data", [{"name": "x", "title": "X", "licence": "none", "checkpoint": {"of": "a/b"}}]),
+    ],
+)
+def test_all_forms_of_settings_and_data_are_valid(key: str, value: Any) -> None:
+    assert errors("case", case_with(key, value)) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "is_valid"),
+    [
+        ("resnet_mini", True),
+        ({"key": "resnet_mini", "settings": {"optimizer.lr": 1, "end": {"max_steps": 3}}}, True),
+        ({"key": "resnet_mini", "settings": {"compiler": "openvino"}}, False),
+        ({"key": "resnet_mini", "task": "infer", "settings": {"compiler": "openvino", "fp16": True}}, True),
+        ({"key": "resnet_mini", "task": "infer", "settings": {"optimizer.lr": 1}}, False),
+        ({"key": "llama_mini", "task": "serve", "settings": {"slo": {"ttft_ms": 9}, "server_options.a": 1}}, True),
+        ({"key": "llama_mini", "task": "serve", "settings": {"slo": {"ttft": 9}}}, False),
+    ],
+)
+def test_settings_of_a_run_file_are_those_of_the_task(case: Any, is_valid: bool) -> None:
+    RunSpec.model_validate({"cases": [case]})
+    assert (errors("run", {"cases": [case]}) == []) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("cluster", "is_valid"),
+    [
+        ({"hosts": [{"address": "a"}], "launcher": "ssh", "ssh_port": 1, "reconnect_s": 9}, True),
+        ({"launcher": "ssh", "ssh_prt": 1}, False),
+        ({"ssh_prt": 1}, False),
+        ({"launcher": "ssh", "ssh_port": 0}, False),
+        ({"launcher": "of_a_plug_in", "queue": "long"}, True),
+    ],
+)
+def test_unknown_keys_of_a_cluster_are_errors_with_a_known_launcher(cluster: dict[str, Any], is_valid: bool) -> None:
+    assert (errors("cluster", cluster) == []) is is_valid
+    assert (errors("run", {"cases": ["resnet_mini"], "cluster": cluster}) == []) is is_valid
+
+
+def test_launchers_are_named_for_editors() -> None:
+    launcher = json.loads((SCHEMA_DIRECTORY / "cluster.json").read_text())["properties"]["launcher"]
+    assert {"local", "ssh", "slurm"} <= set(launcher["anyOf"][0]["enum"])
+
+
+@pytest.mark.parametrize(("duration", "is_valid"), [("10m", True), (90, True), ("ten", False), (0, False)])
+def test_durations_of_a_search_are_numbers_and_texts(duration: Any, is_valid: bool) -> None:
+    search = {"schedule": {"max_duration": duration}}
+    assert (errors("search", search) == []) is is_valid
+    if is_valid:
+        AutomlConfig.model_validate(search)
+    else:
+        with pytest.raises(ValidationError):
+            AutomlConfig.model_validate(search)
