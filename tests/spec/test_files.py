@@ -94,6 +94,10 @@ def test_a_directory_of_folders_that_is_absent_or_too_deep_is_named(
         ("optimiser.lr", "did you mean 'optimizer.lr'?"),
         ("end.stop", "known: end.max_epochs, end.max_steps"),
         ("stop", "known: end.max_epochs, end.max_steps, optimizer.lr, optimizer.name"),
+        ("steps", "did you mean 'end.max_steps'?"),
+        ("max", "did you mean 'end.max_steps' or 'end.max_epochs'?"),
+        ("optimizer.max_steps", "did you mean 'end.max_steps'?"),
+        ("optimizer", "it has optimizer.lr, optimizer.name"),
     ],
 )
 def test_the_nearest_setting_is_in_the_same_section_or_has_the_same_initials(name: str, expected: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
@@ -14,6 +14,7 @@ EXIT_CANCELLED: Final = 130
 _MAX_LISTED: Final = 30
 _CLOSE: Final = 0.65
 """Least similarity (``difflib``) of a name that is suggested."""
+_MAX_CLOSE: Final = 3
 
 
 class AccelmarkError(Exception):
@@ -64,26 +65,46 @@ class SpecError(RequestError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the known name closest to ``name``, else the list of known names.
+    """Return ``did you mean 'x'?`` for the known names closest to ``name``, else the list of known names.
 
-    Of a dotted name, the last part, its initials or its first words may be enough: ``lr`` and ``learning_rate`` are
-    close to ``optimizer.lr``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come before others.
+    Of a dotted name, the last part, its initials or some of its words may be enough: ``lr`` and ``learning_rate`` are
+    close to ``optimizer.lr``, ``bs`` to ``batch_size``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come
+    before others; of a name that is a section, those in it are listed.
     """
     names = sorted(set(known))
     section, _, last = name.rpartition(".")
+    if within := [each for each in names if each.startswith(f"{name}.")]:
+        return f"it has {_listed(within)}"
     inside = [each for each in names if section and each.startswith(f"{section}.")]
-    close = [] if inside else difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
-    initials = "".join(word[:1] for word in last.split("_"))
-    for among in (inside, names):
-        ends = {each.rpartition(".")[2]: each for each in reversed(among)}
-        like = difflib.get_close_matches(last, ends, n=1, cutoff=_CLOSE)
-        longer = [end for end in ends if end.startswith(f"{last}_")]
-        close = close or [ends[end] for end in (*like, initials, *longer) if end in ends]
-    if close:
-        return f"did you mean {close[0]!r}?"
+    same = [each for each in names if each.rpartition(".")[2] == last][:_MAX_CLOSE]
+    if close := same or _close(last, last, inside) or _close(last if inside else name, last, names):
+        *others, final_one = map(repr, close)
+        return f"did you mean {' or '.join(filter(None, (', '.join(others), final_one)))}?"
     listed = inside or names
-    more = f", and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
-    return f"known: {', '.join(listed[:_MAX_LISTED])}{more}" if listed else "none are known"
+    return f"known: {_listed(listed)}" if listed else "none are known"
+
+
+def _close(name: str, last: str, among: Sequence[str]) -> list[str]:
+    """Return the closest of ``among``, at most ``_MAX_CLOSE``; the first kind of likeness that any has decides."""
+    ends = {each: each.rpartition(".")[2] for each in among}
+    words = [each for each, end in ends.items() if f"_{last}_" in f"_{end}_"]
+    like = difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
+    kinds = (
+        difflib.get_close_matches(name, among, n=1, cutoff=_CLOSE),
+        sorted(words, key=len),
+        [each for each, end in ends.items() if end in like],
+        [each for each, end in ends.items() if end == _initials(last) or _initials(end) == last],
+    )
+    return next(filter(None, kinds), [])[:_MAX_CLOSE]
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{', '.join(names[:_MAX_LISTED])}{more}"
 
 
 def first_line(error: BaseException) -> str:
