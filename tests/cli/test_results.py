@@ -287,15 +287,15 @@ def test_a_comparison_fits_into_80_columns_without_truncation(runs: Path) -> Non
     assert "…" not in text
     words = {word for line in lines_of(pair) for word in line.title.split()}
     assert words <= set(text.split()), "no word of a figure's name is cut"
-    assert re.search(r"tokens/s +\+[\d.,]+ ± [\d.,]+\s% +better", text)
+    assert re.search(r"tokens/s +\+[\d.,]+ \(\+[\d.,]+ to \+[\d.,]+\)\s% +better", text)
 
 
-def test_an_interval_wider_than_ten_times_its_figure_is_shown_as_that(runs: Path) -> None:
+def test_on_a_narrow_terminal_an_interval_has_its_bounds_in_few_digits(runs: Path) -> None:
     [pair] = comparing.compare(open_sources([runs / "base", runs / "fast"])[0]).pairs
     wide = {"relative_interval": (-0.5, 30.0)}
     found = tuple(each.model_copy(update=wide) for each in pair.differences if each.relative_interval)
-    halves = {line.half.partition("± ")[2] for line in lines_of(pair.model_copy(update={"differences": found}))}
-    assert halves == {f">{THIN}1,000{THIN}%"}
+    bounds = {line.short.partition(" ")[2] for line in lines_of(pair.model_copy(update={"differences": found}))}
+    assert bounds == {f"(\u221250 to >+1,000){THIN}%"}
 
 
 def test_a_case_without_a_round_has_no_unit(runs: Path) -> None:

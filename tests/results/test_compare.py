@@ -86,7 +86,7 @@ def with_figure(run: LoadedRun, name: FigureName, values: tuple[float, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "change", "interval", "half"),
+    ("name", "before", "after", "change", "interval", "short"),
     [
         (
             FigureName.METRIC_DIFFERENCE,
@@ -102,7 +102,7 @@ def with_figure(run: LoadedRun, name: FigureName, values: tuple[float, ...]) -> 
     ],
 )
 def test_a_figure_around_zero_has_an_absolute_difference(
-    name: FigureName, before: tuple[float, ...], after: tuple[float, ...], change: str, interval: str, half: str,
+    name: FigureName, before: tuple[float, ...], after: tuple[float, ...], change: str, interval: str, short: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     run = loaded(tmp_path / "run")
@@ -112,8 +112,8 @@ def test_a_figure_around_zero_has_an_absolute_difference(
     (line,) = [line for line in lines_of(pair) if line.title == found.title]
     assert line.change.replace(THIN, " ") == change
     assert line.interval.startswith(interval)
-    assert half in line.half.replace(THIN, " ")
-    assert "%" not in line.change + line.interval + line.half
+    assert short in line.short.replace(THIN, " ")
+    assert "%" not in line.change + line.interval + line.short
     [same] = compare([with_figure(run, name, before), with_figure(run, name, before)]).pairs
     assert {one.effect for one in same.differences if one.figure == name} <= {"within noise", "equal"}
 

@@ -14,14 +14,16 @@ from accelmark.results.compare.comparison import Effect, FigureDifference, Pair,
 from accelmark.results.compare.context import Area, ContextDifference
 from accelmark.results.compare.load_curve import LoadCurvePoint
 from accelmark.results.figure_names import FIGURES, in_groups
-from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, percent, scale_of, signed_percent
+from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
     "audit": "Audit findings",
 }  # fmt: skip
 _WIDEST: Final = 10.0
-"""Half an interval, as a ratio, above which only that is shown."""
+"""Bound of an interval, as a ratio, above which only that is shown in few digits."""
+_DECIMALS_BELOW: Final = 0.1
+_MINUS: Final = "\u2212"
 
 
 class Line(NamedTuple):
@@ -35,8 +37,8 @@ class Line(NamedTuple):
     interval: str
     bare: str
     """``baseline`` without its unit, for narrow terminals."""
-    half: str
-    """``change`` with half its (symmetric) interval, for narrow terminals."""
+    short: str
+    """``change`` with its interval in few digits, for narrow terminals."""
     css_class: str
     effect: str
     rounds: str
@@ -164,11 +166,20 @@ def _line(found: FigureDifference) -> Line:
         change=_change(found),
         interval=_interval(found),
         bare=scale.number(found.baseline),
-        half=_half(found),
+        short=_short(found),
         css_class=found.effect.replace(" ", "-"),
         effect="unknown (one round)" if found.effect == "unknown" else found.effect,
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
+
+
+def _bound(ratio: float) -> str:
+    """Return a difference or a bound of it in percent: without decimals from 10 % on."""
+    if ratio > _WIDEST:
+        return f">+{100 * _WIDEST:,.0f}"
+    if abs(ratio) < _DECIMALS_BELOW:
+        return signed_percent(ratio).removesuffix(f"{THIN}%")
+    return f"{'+' if ratio > 0 else _MINUS}{abs(100 * ratio):.0f}"
 
 
 def _change(found: FigureDifference) -> str:
@@ -197,12 +208,9 @@ def _with_unit(text: str, scale: Scale) -> str:
     return f"{text}{THIN}{unit}" if unit else text
 
 
-def _half(found: FigureDifference) -> str:
+def _short(found: FigureDifference) -> str:
     if found.relative is not None and found.relative_interval is not None:
-        low, high = found.relative_interval
-        signed = signed_percent(found.relative).removesuffix(f"{THIN}%")
-        ratio = (high - low) / 2
-        return f"{signed} ± {percent(ratio) if ratio < _WIDEST else f'>{THIN}{percent(_WIDEST)}'}"
+        return f"{_bound(found.relative)} ({' to '.join(map(_bound, found.relative_interval))}){THIN}%"
     if found.relative is not None or found.interval is None:
         return _change(found)
     scale = scale_of(found.difference, found.unit, 2)

@@ -295,7 +295,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def figures_table(pair: Pair, *, narrow: bool) -> Table:
-    """Return the figures; ``narrow``: each unit once, and half the interval instead of its bounds."""
+    """Return the figures; ``narrow``: each unit once, and the interval in few digits."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -306,7 +306,7 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
     longest = max((len(word) for line in lines for word in line.title.split()), default=0)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
     table.add_column("figure", overflow="fold", min_width=longest)
-    for heading in ("baseline", "compared", *(["diff. ± 95 %"] if narrow else ["difference", "95 % interval"])):
+    for heading in ("baseline", "compared", *(["difference (95 %)"] if narrow else ["difference", "95 % interval"])):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("effect", no_wrap=True)
     styles = {"better": "green", "worse": "red", "different": "yellow"}
@@ -314,7 +314,7 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
         effect = "one round" if line.css_class == "unknown" and narrow else line.effect
         judged = Text(effect, style=styles.get(line.css_class, "dim"))
         cells = (
-            [line.bare, line.other, line.half] if narrow else [line.baseline, line.other, line.change, line.interval]
+            [line.bare, line.other, line.short] if narrow else [line.baseline, line.other, line.change, line.interval]
         )
         table.add_row(*map(_text, [line.title, *cells]), judged)
     return table
