@@ -16,12 +16,11 @@ from mkdocs.structure.files import File, Files
 from accelmark import api
 from accelmark.cli.main import app
 from accelmark.compat.flagperf.coverage import coverage
-from accelmark.explain.entries import entries
-from accelmark.explain.fields import documented_fields
-from accelmark.explain.schemas import FILES
+from accelmark.datasets.catalogue import known_datasets
+from accelmark.explain.entries import entries, settings
 from accelmark.explain.support import case_support
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, title_of
-from accelmark.spec.plugins.launcher import launcher_options
+from accelmark.spec.number_format import quantity
 
 _ROOT: Final = Path(__file__).parents[1]
 _SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
@@ -35,6 +34,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/commands.md": _commands(),
         "reference/figures.md": _figures(),
         "reference/settings.md": _settings(),
+        "reference/data.md": _datasets(),
         "reference/terms.md": _terms(),
         "reference/api.md": _api(),
         "reference/coverage.md": _coverage(),
@@ -119,28 +119,49 @@ def _figures() -> str:
 
 
 def _settings() -> str:
-    from accelmark.spec.settings.inference import InferSettings
-    from accelmark.spec.settings.serving import ServeSettings
-    from accelmark.spec.settings.training import TrainSettings
-
     parts = ["# Settings and files\n\nJSON schemas of these files are in the package, in `accelmark/schemas`.\n"]
-    models: dict[str, Any] = {
-        "Settings of training": TrainSettings,
-        "Settings of inference": InferSettings,
-        "Settings of serving": ServeSettings,
-    }
-    models |= {title: model for model, title in FILES.values()}
-    models |= {f"Cluster file, launcher {name}": model for name, model in launcher_options().items()}
-    for title, model in models.items():
-        rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in documented_fields(model))
-        parts.append(f"## {title}\n\n" + _table("Key", "Type", "Default", "Meaning", rows=rows))
+    for kind, fields in settings().items():
+        rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in fields)
+        what, _, where = kind.partition(" ")
+        parts.append(f"## {what.capitalize()}s {where}\n\n" + _table("Key", "Type", "Default", "Meaning", rows=rows))
     return "\n".join(parts).replace("``", "`")
+
+
+def _datasets() -> str:
+    """Return the data sets and weights of all cases, each the same whether or not this machine has it."""
+    parts = [
+        "# Data sets\n\nData sets and weights of the cases. `accelmark data list` shows what this machine has. "
+        "[Settings and files](settings.md) has the keys with which `case.yaml` declares them.\n"
+    ]
+    for known in known_datasets():
+        spec = known.spec
+        obtained = "fetched when needed" if spec.sources else known.obtained
+        sources = ", else ".join(source.describe() for source in spec.sources)
+        listed = {
+            "Licence": _escaped(spec.licence),
+            "Obtained": f"{obtained}, from {sources}" if sources else obtained,
+            "Size": quantity(spec.bytes / 2**20, "MiB", 3) if spec.bytes else "",
+            "How to get it" + " by hand" * bool(sources): _escaped(spec.how_to_get),
+            "Layout": "; ".join(f"`{part.describe()}`" for part in spec.tree),
+            "Cases": ", ".join(map(_case_link, known.cases)),
+        }
+        rows = "\n".join(f"- {what}: {' '.join(text.split())}" for what, text in listed.items() if text)
+        parts.append(f"## {spec.name}\n\n{_escaped(spec.title)}\n\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _escaped(text: str) -> str:
+    """Return plain text as Markdown; what is between backquotes stays as it is."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([*_<])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _terms() -> str:
     kinds: dict[str, list[tuple[str, ...]]] = {}
+    on_other_pages = {"figure", *settings()}
     for entry in entries():
-        if entry.kind != "figure" and not entry.kind.startswith(("setting", "key")):
+        if entry.kind not in on_other_pages:
             kinds.setdefault(entry.kind, []).append((f"`{entry.name}`", entry.text, entry.remedy))
     parts = [
         f"## {kind.capitalize()}\n\n" + _table("Name", "Meaning", "What to do", rows=iter(rows))

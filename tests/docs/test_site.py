@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from accelmark.datasets.catalogue import known_datasets
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,7 +23,14 @@ def test_the_site_builds_strictly_with_the_generated_reference(tmp_path: Path) -
         timeout=500,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )
-    assert "optimizer.lr" in (tmp_path / "reference/settings/index.html").read_text()
+    settings = (tmp_path / "reference/settings/index.html").read_text()
+    keys = ("optimizer.lr", "data[].sources[].sha256", "data[].tree[].by_class", "server_options.block_size")
+    assert [key for key in keys if key not in settings] == []
+    data = (tmp_path / "reference/data/index.html").read_text()
+    assert [known.spec.name for known in known_datasets() if f'<h2 id="{known.spec.name}">' not in data] == []
+    assert "MIT (Zalando SE" in data
+    assert "Debian package dataset-fashion-mnist" in data
+    assert "train/ and val/ (*.npy" in data
     assert "accelmark explain" in (tmp_path / "reference/commands/index.html").read_text()
     assert "接入一款芯片" in (tmp_path / "zh/vendor/index.html").read_text()
     assert (tmp_path / "page.png").stat().st_size < 200_000

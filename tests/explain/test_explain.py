@@ -11,7 +11,10 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from accelmark.automl.records import TrialStatus
+from accelmark.automl.search.schedule import StopReason
 from accelmark.cli.main import app
+from accelmark.datasets.spec import DataEntry
 from accelmark.explain.entries import entries, explain
 from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields, field_texts
 from accelmark.explain.schemas import FILES, schemas
@@ -31,7 +34,8 @@ from accelmark.spec.settings.training import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 WRITTEN: list[type[BaseModel]] = [
-    *(model for model, _ in FILES.values()), *launcher_options().values(), TrainSettings, InferSettings, ServeSettings
+    *(model for model, _ in FILES.values()), *launcher_options().values(), TrainSettings, InferSettings, ServeSettings,
+    DataEntry,
 ]  # fmt: skip
 
 
@@ -48,7 +52,10 @@ def test_every_verdict_end_reason_state_and_mark_is_explained() -> None:
     expected = {("end reason", name) for name in reasons}
     expected |= {("state", name) for name in get_args(JobState)} | {("mark", name) for name in get_args(Mark)}
     expected |= {("verdict", name) for name in get_args(Verdict)}
-    assert {entry for entry in known if entry[0] in ("verdict", "end reason", "state", "mark")} == expected
+    expected |= {("end of a trial", name) for name in get_args(TrialStatus)}
+    expected |= {("end of a search", name) for name in get_args(StopReason)}
+    kinds = {kind for kind, _ in expected}
+    assert {entry for entry in known if entry[0] in kinds} == expected
 
 
 @pytest.mark.parametrize(
@@ -99,8 +106,25 @@ def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest()
         assert json.loads((SCHEMA_DIRECTORY / "cluster.json").read_text())["properties"][name]["description"]
     assert "key of vendor.yaml" in {entry.kind for entry in explain("visible_devices_env")}
     assert explain("mfu")[0].text.startswith("MFU, a ratio: model FLOP/s per device over")
-    with pytest.raises(RequestError, match="did you mean 'mfu'"):
-        explain("mfuu")
+    for typed, nearest in (("mfuu", "mfu"), ("VALD", "VALID"), ("optimizer.LRR", "optimizer.lr")):
+        with pytest.raises(RequestError, match=f"did you mean '{nearest}'"):
+            explain(typed)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "part"),
+    [
+        ("label_smoothing", "key of a search file", "spread over all classes"),
+        ("checked_imports", "key of framework.yaml", "Modules that preflight imports"),
+        ("data[].sources", "key of case.yaml, data set", "tried in this order"),
+        ("data[].checkpoint.of", "key of case.yaml, data set", "Owner and name"),
+        ("batch_recipe", "name in mutable", "optimizer.lr, schedule.warmup_steps"),
+        ("block_size", "setting of serving, server transformers", "--cb-block-size {value}. Type: any. Default: 16"),
+    ],
+)
+def test_keys_of_every_file_and_options_of_servers_are_explained(name: str, kind: str, part: str) -> None:
+    (entry,) = [found for found in explain(name) if found.kind == kind]
+    assert part in entry.text
 
 
 def test_documentation_of_base_classes_is_inherited() -> None:

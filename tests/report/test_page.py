@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accelmark.explain.entries import all_terms
 from accelmark.report.plots import plots_of
 from accelmark.report.run_page import interval_text, render_page, write_page
 from accelmark.report.templating import embed_json
@@ -83,6 +85,22 @@ def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
         summary = loaded.summary.model_copy(update={"cases": (changed,)})
         page = render_page(replace(loaded, summary=summary))
         assert f"<details{opened}><summary>1 finding: 1 warning</summary>" in page
+
+
+def test_a_finding_is_a_link_to_the_text_of_its_rule(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=2, telemetry=False))
+    page = page_of(run)
+    (case,) = load_run(run).summary.cases
+    assert case.findings
+    for finding in case.findings:
+        rule = finding.rule
+        (row,) = re.findall(rf'<tr id="[^"]+-rule-{rule}">(.*?)</tr>', page)
+        assert all_terms()["audit rule"][rule].text in unescape(row)
+    written = [text for text in (*case.reasons, *case.warnings) if text.endswith("]")]
+    assert written
+    links = re.findall(r'<a href="#([^"]+-rule-[^"]+)">\[', page)
+    assert len(links) >= len(written)
+    assert all(f'<tr id="{link}">' in page for link in links)
 
 
 def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from accelmark.automl.model.network import Network
 from accelmark.spec.model import Spec
 
 TrialStatus = Literal["running", "finished", "cut", "crashed", "diverged", "stalled", "lost", "out-of-memory"]
-"""finished: reached its last epoch or its early stop; cut: ended by the end of the run; all others have no result."""
+"""``accelmark explain`` has the meaning of each; those other than ``finished`` and ``cut`` have no result."""
 
 RETRIED: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory")
 """Failures that are tried again."""

@@ -30,7 +30,12 @@ app = typer.Typer(
 
 _KEY_WIDTH: Final = 32
 RunName = Annotated[
-    str, typer.Argument(help="A search's directory, its name below --runs, or 'latest'.", metavar="RUN")
+    str,
+    typer.Argument(
+        help="A search's directory, its name below --runs, or 'latest'.",
+        metavar="RUN",
+        autocompletion=completion.searches_run,
+    ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Directory of runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -29,7 +29,12 @@ _INTERVAL_S: Final = 10.0
 @app.command("list", cls=Verb)
 def list_(
     name: Annotated[
-        str | None, Argument(metavar="NAME", help="Show this data set: licence, layout and how to obtain it.")
+        str | None,
+        Argument(
+            metavar="NAME",
+            help="Show this data set: licence, layout and how to obtain it.",
+            autocompletion=completion.datasets,
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

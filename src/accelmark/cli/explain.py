@@ -27,13 +27,13 @@ def explain(
         str | None,
         Argument(
             metavar="NAME",
-            help="A figure, setting, audit rule, verdict, state, end reason or mark: mfu, optimizer.lr.",
+            help="A figure, setting, key of a file, audit rule, verdict, state, end reason or mark: mfu, optimizer.lr.",
             autocompletion=completion.explained,
         ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Explain a figure, setting, audit rule, verdict, state, end reason or mark; without a name, list all of them."""
+    """Explain a figure, setting, key of a file, audit rule, verdict, end reason or mark; without a name, list all."""
     from accelmark.explain.entries import entries
     from accelmark.explain.entries import explain as find
 

@@ -244,7 +244,13 @@ def check(
     ],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     frameworks: Annotated[
-        str | None, Option("--frameworks", metavar="A,B", help="Compare the case's first steps in these frameworks.")
+        str | None,
+        Option(
+            "--frameworks",
+            metavar="A,B",
+            help="Compare the case's first steps in these frameworks.",
+            autocompletion=completion.listed_frameworks,
+        ),
     ] = None,
     steps: Annotated[int, Option("--steps", min=1, help="Optimizer steps to compare.")] = 8,
     data: options.Data = None,

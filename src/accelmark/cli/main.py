@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 import accelmark
-from accelmark.cli import options
+from accelmark.cli import completion, options
 from accelmark.cli.automl import app as automl
 from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
@@ -97,6 +97,8 @@ def keep_units_with_numbers() -> None:
 
 def main() -> None:
     """Run the command line; an :class:`AccelmarkError` sets the exit code."""
+    if os.environ.get("_ACCELMARK_COMPLETE") == "complete_bash":
+        completion.join_words_of_bash()
     try:
         sys.exit(app(standalone_mode=False))
     except _USAGE_ERRORS as error:

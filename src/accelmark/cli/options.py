@@ -55,7 +55,7 @@ RunOrBundle = Annotated[
     Argument(
         metavar="RUN|BUNDLE",
         help="Run directory, its name in runs/, 'latest' there, or a bundle.",
-        autocompletion=completion.runs,
+        autocompletion=completion.results,
     ),
 ]
 LATEST: Final = Path("latest")

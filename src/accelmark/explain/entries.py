@@ -1,4 +1,4 @@
-"""Find the explanation of a figure, setting, audit rule, verdict, state, end reason or mark by its name."""
+"""Find the explanation of a figure, setting, key of a file, audit rule, verdict, end reason or mark by its name."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ from typing import Final, final
 
 from pydantic import BaseModel, TypeAdapter
 
-from accelmark.explain.fields import documented_fields
+from accelmark.datasets.spec import DataEntry
+from accelmark.explain.fields import DocumentedField, as_yaml, documented_fields
+from accelmark.explain.schemas import FILES
 from accelmark.results.figure_names import FIGURES, title_of
-from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import RequestError, closest
 from accelmark.spec.model import Spec, read_yaml
-from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.case import MUTABLE_GROUPS
+from accelmark.spec.plugins.catalog import load_server, readable
 from accelmark.spec.plugins.launcher import launcher_options
-from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.runfile import RunSpec
+from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import TrainSettings
 
-FILES_OF_SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
+SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
     "setting of training": TrainSettings,
     "setting of inference": InferSettings,
     "setting of serving": ServeSettings,
-    "key of a run file": RunSpec,
-    "key of a cluster file": ClusterSpec,
-    "key of case.yaml": CaseSpec,
-    "key of vendor.yaml": VendorSpec,
 }
 
 
@@ -59,15 +56,21 @@ class Entry:
 
 @cache
 def all_terms() -> dict[str, dict[str, Term]]:
-    """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark``) -> name -> explanation."""
+    """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
     path = Path(__file__).with_name("terms.yaml")
     return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
 
 
-def settings_models() -> dict[str, type[BaseModel]]:
-    """Return kind -> model of all settings and keys of files, those that launchers add to cluster files included."""
-    added = {f"key of a cluster file, launcher {name}": model for name, model in launcher_options().items()}
-    return {**FILES_OF_SETTINGS, **added}
+def settings() -> dict[str, list[DocumentedField]]:
+    """Return kind -> all settings, or all keys of a file; launchers, data sets and servers have kinds of their own."""
+    models = dict(SETTINGS)
+    for model, title in FILES.values():
+        models[f"key of {title}" if "." in title else f"key of a {title.lower()}"] = model
+    models |= {f"key of a cluster file, launcher {name}": model for name, model in launcher_options().items()}
+    found = {kind: list(documented_fields(model)) for kind, model in models.items()}
+    found["key of case.yaml, data set"] = list(documented_fields(DataEntry, "data[]."))
+    servers, _ = readable("servers", load_server)
+    return found | {f"setting of serving, server {name}": _options(server) for name, server in servers.items()}
 
 
 def entries() -> Iterator[Entry]:
@@ -79,10 +82,12 @@ def entries() -> Iterator[Entry]:
         title = title_of(figure, "unit")
         text = f"{title}, {measure}: {info.explanation.format(unit='unit')}.{better}"
         yield Entry(figure.value, "figure", text, title=title)
-    for kind, model in settings_models().items():
-        for field in documented_fields(model):
+    for kind, fields in settings().items():
+        for field in fields:
             default = f" Default: {field.default}." if field.default not in ("", "-") else ""
             yield Entry(field.key, kind, f"{field.text} Type: {field.type}.{default}")
+    for group, names in MUTABLE_GROUPS.items():
+        yield Entry(group, "name in mutable", f"In ``mutable`` of case.yaml it stands for {', '.join(names)}.")
     for kind, terms in all_terms().items():
         for name, term in terms.items():
             yield Entry(name, kind, term.text, term.remedy)
@@ -102,10 +107,29 @@ def explain(name: str) -> list[Entry]:
     if not found and name:
         found = [entry for entry in known if _plain(name) in (_plain(entry.name), _plain(entry.title))]
     if not found:
-        close = nearest(_plain(name), {entry.name for entry in known})
-        hint = close if close.startswith("did you") else "accelmark explain lists all names"
+        hint = _nearest(name, {entry.name for entry in known})
         raise RequestError(f"nothing is called {name!r}; {hint}")
     return found
+
+
+def _options(server: ServerSpec) -> list[DocumentedField]:
+    """Return the options of a server as settings; what one means is in the server's own documentation."""
+    found = []
+    for name, default in server.options.items():
+        flag = server.flags[f"server_options.{name}"]
+        passed = [" ".join(flag.arguments)] if flag.arguments else []
+        for value, given in flag.values.items():
+            passed.append(f"{given if isinstance(given, str) else ' '.join(given) or 'no argument'} for {value}")
+        kind = " | ".join(flag.values) or "any"
+        text = f"Option of {server.title}, which gets it as: {'; '.join(passed)}."
+        found.append(DocumentedField(f"server_options.{name}", kind, as_yaml(default), text))
+    return found
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    plain = {_plain(each): each for each in sorted(known)}
+    close = closest(_plain(name), list(plain))
+    return f"did you mean {plain[close[0]]!r}?" if close else "accelmark explain lists all names"
 
 
 def _plain(name: str) -> str:

@@ -61,14 +61,15 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         parts = models_in(field.annotation)
-        default = "" if field.is_required() else _as_yaml(field.get_default(call_default_factory=True))
+        default = "" if field.is_required() else as_yaml(field.get_default(call_default_factory=True))
         if parts:
             text = texts.get(name) or (inspect.getdoc(parts[0]) or "").partition("\n")[0]
             is_list = "tuple" in str(field.annotation)
             kind = "list of mappings" if is_list else "mapping"
             yield DocumentedField(key, kind, "" if field.is_required() else "-", text)
-            for part in parts:
-                yield from documented_fields(part, f"{key}[]." if is_list else f"{key}.")
+            inside = f"{key}[]." if is_list else f"{key}."
+            # Of several models that a value may have, some share fields.
+            yield from dict.fromkeys(found for part in parts for found in documented_fields(part, inside))
         else:
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
 
@@ -92,7 +93,8 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _as_yaml(value: Any) -> str:
+def as_yaml(value: Any) -> str:
+    """Return a default as users write it in YAML."""
     if value is None:
         return "null"
     return json.dumps(value, default=str) if not isinstance(value, str) else value

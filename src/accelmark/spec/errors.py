@@ -67,21 +67,33 @@ class SpecError(RequestError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known names closest to ``name``, else the list of known names.
 
-    Of a dotted name, the last part, its initials or some of its words may be enough: ``lr`` and ``learning_rate`` are
-    close to ``optimizer.lr``, ``bs`` to ``batch_size``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come
-    before others; of a name that is a section, those in it are listed.
+    Of a name that is a section (``optimizer``), the names in it are listed.
     """
     names = sorted(set(known))
-    section, _, last = name.rpartition(".")
     if within := [each for each in names if each.startswith(f"{name}.")]:
         return f"it has {_listed(within)}"
-    inside = [each for each in names if section and each.startswith(f"{section}.")]
-    same = [each for each in names if each.rpartition(".")[2] == last][:_MAX_CLOSE]
-    if close := same or _close(last, last, inside) or _close(last if inside else name, last, names):
+    if close := closest(name, names):
         *others, final_one = map(repr, close)
         return f"did you mean {' or '.join(filter(None, (', '.join(others), final_one)))}?"
-    listed = inside or names
+    listed = _of_section(name, names) or names
     return f"known: {_listed(listed)}" if listed else "none are known"
+
+
+def closest(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names closest to ``name``, at most three; none if none is close.
+
+    Of a dotted name, the last part, its initials or some of its words may be enough: ``lr`` and ``learning_rate`` are
+    close to ``optimizer.lr``, ``bs`` to ``batch_size``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come
+    before others.
+    """
+    last, inside = name.rpartition(".")[2], _of_section(name, names)
+    same = [each for each in names if each.rpartition(".")[2] == last][:_MAX_CLOSE]
+    return same or _close(last, last, inside) or _close(last if inside else name, last, names)
+
+
+def _of_section(name: str, names: Iterable[str]) -> list[str]:
+    section = name.rpartition(".")[0]
+    return [each for each in names if section and each.startswith(f"{section}.")]
 
 
 def _close(name: str, last: str, among: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 from accelmark.report.printable import printable
 from accelmark.spec.errors import RequestError
 
@@ -39,7 +39,12 @@ Format = Literal["csv", "parquet", "markdown"]
 
 def results(
     places: Annotated[
-        list[Path] | None, Argument(metavar="DIR", help="Runs, bundles or directories of runs; default: runs/.")
+        list[Path] | None,
+        Argument(
+            metavar="DIR",
+            help="Runs, bundles or directories of runs; default: runs/.",
+            autocompletion=completion.results,
+        ),
     ] = None,
     where: Annotated[
         list[str] | None, Option(metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat for AND.")
@@ -230,7 +235,12 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
 
 def compare(
     runs: Annotated[
-        list[Path], Argument(metavar="RUN", help="Runs, bundles or directories of runs; the first is the baseline.")
+        list[Path],
+        Argument(
+            metavar="RUN",
+            help="Runs, bundles or directories of runs; the first is the baseline.",
+            autocompletion=completion.results,
+        ),
     ],
     output: Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 from accelmark.spec.errors import EXIT_FAILED, RequestError
 
 if TYPE_CHECKING:
@@ -278,7 +278,14 @@ def bundle(run: options.RunPath = options.LATEST, output: options.Output = None)
 
 
 def export(
-    run: Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory, search directory or bundle.")],
+    run: Annotated[
+        Path,
+        Argument(
+            metavar="RUN|BUNDLE",
+            help="Run directory, search directory or bundle.",
+            autocompletion=completion.results,
+        ),
+    ],
     tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Write event files to this directory.")] = None,
     mlflow: Annotated[str | None, Option(metavar="URI", help="Log to this server or directory.")] = None,
     experiment: Annotated[str, Option("--experiment", help="Name of the MLflow experiment.")] = "accelmark",
