@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shlex
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,13 @@ class Missing:
     """Of one package: ``torch>=2.11``."""
     version: str | None
     """The installed version, which does not meet it; None where the package is not installed."""
+
+    @property
+    def name(self) -> str:
+        """The name of the package."""
+        from packaging.requirements import Requirement
+
+        return Requirement(self.requirement).name
 
 
 def installed_version(distribution: str) -> str | None:
@@ -98,15 +106,24 @@ def _lacks(found: Sequence[Missing]) -> Iterator[str]:
     yield from (f"{one.requirement}, but {one.version} is installed" for one in found if one.version is not None)
 
 
-def install_command(found: Iterable[Missing], python: str | None = None) -> str:
-    """Return the ``pip install`` command for what is missing, with AccelMark's extras where they have several of it."""
+def pip_install(python: str, wanted: Iterable[str], index: str | None = None) -> str:
+    """Return the command that installs packages for a Python; ``index`` is a further package index."""
+    options = [] if index is None else ["--extra-index-url", index]
+    return shlex.join([python, "-m", "pip", "install", *options, *wanted])
+
+
+def install_command(found: Iterable[Missing], python: str = sys.executable, index: str | None = None) -> str:
+    """Return the command that installs what a Python lacks, with AccelMark's extras where they have several of it.
+
+    ``index`` is a further package index.
+    """
     found = list(found)
     lacking = {group[0].name: str(group[0]) for one in found for group in _groups(one.requirement)}
     extras = _covering(set(lacking), {extra for one in found for extra in _named_extras(one.need.requirement)})
     covered = {one.name for extra in extras for one in _own_extra(extra)}
     wanted = [f"{_OWN}[{','.join(extras)}]"] if extras else []
     wanted += [requirement for name, requirement in lacking.items() if name not in covered]
-    return shlex.join([*([python, "-m"] if python else []), "pip", "install", *wanted])
+    return pip_install(python, wanted, index)
 
 
 def _covering(lacking: set[str], named: set[str]) -> list[str]:
