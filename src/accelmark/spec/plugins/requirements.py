@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _OWN: Final = "accelmark"
+_OF_PAGES: Final = ("jinja2", "plotly")
 _PYPROJECT: Final = Path(__file__).parents[4] / "pyproject.toml"
 """``pyproject.toml`` of a checkout; does not exist in an installed package."""
 
@@ -169,6 +170,11 @@ def base_requirements() -> list[str]:
     return [str(one) for one in _own_extra("")]
 
 
+def page_needs() -> list[Need]:
+    """Return the packages that write a report page, which AccelMark itself needs."""
+    return [Need(requirement=str(one), needed_by="the report page") for one in _own_extra("") if one.name in _OF_PAGES]
+
+
 def requirement_texts(requirements: Iterable[str]) -> list[str]:
     """Return requirements for pip: extras of AccelMark expanded, of alternatives the first."""
     return [str(group[0]) for requirement in requirements for group in _groups(requirement)]
@@ -176,8 +182,12 @@ def requirement_texts(requirements: Iterable[str]) -> list[str]:
 
 def require(needed_by: str, *requirements: str) -> None:
     """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
-    found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
-    if found:
+    require_all([Need(requirement=one, needed_by=needed_by) for one in requirements])
+
+
+def require_all(needs: Iterable[Need]) -> None:
+    """Raise RequestError with what this Python lacks of ``needs`` and the command that installs it, if anything."""
+    if found := missing(needs):
         raise RequestError(f"{describe(found)}: run {install_command(found)}")
 
 
