@@ -101,7 +101,7 @@ def _execute(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]
 
 
 def _error(output: str) -> tuple[str, str]:
-    """Return the error that a command with ``--json`` ended with and its problems, else the last lines of its output."""
+    """Return the error that a command with ``--json`` ended with and its problems, else the last lines of output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     with contextlib.suppress(IndexError, KeyError, TypeError, ValueError):
         told = json.loads(lines[-1])

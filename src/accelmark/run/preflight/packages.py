@@ -129,7 +129,7 @@ def _install(lacking: Sequence[Missing], python: str, index: str | None, *, is_h
 
 def _install_plain(lacking: Iterable[Missing], python: str, index: str | None, *, is_here: bool) -> str:
     """Return the command that installs packages for a Python that need not have AccelMark."""
-    install = pip_install(python, [one.requirement for one in lacking], index)
+    install = pip_install([one.requirement for one in lacking], python, index)
     return install if is_here else f"run there: {install}"
 
 

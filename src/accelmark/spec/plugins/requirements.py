@@ -107,8 +107,11 @@ def _lacks(found: Sequence[Missing]) -> Iterator[str]:
     yield from (f"{one.requirement}, but {one.version} is installed" for one in found if one.version is not None)
 
 
-def pip_install(python: str, wanted: Iterable[str], index: str | None = None) -> str:
-    """Return the command that installs packages for a Python; ``index`` is a further package index."""
+def pip_install(wanted: Iterable[str], python: str = sys.executable, index: str | None = None) -> str:
+    """Return the command that installs packages for a Python, by default this one.
+
+    ``index`` is a further package index.
+    """
     options = [] if index is None else ["--extra-index-url", index]
     return shlex.join([python, "-m", "pip", "install", *options, *wanted])
 
@@ -124,7 +127,7 @@ def install_command(found: Iterable[Missing], python: str = sys.executable, inde
     covered = {one.name for extra in extras for one in _own_extra(extra)}
     wanted = [f"{_OWN}[{','.join(extras)}]"] if extras else []
     wanted += [requirement for name, requirement in lacking.items() if name not in covered]
-    return pip_install(python, wanted, index)
+    return pip_install(wanted, python, index)
 
 
 def _covering(lacking: set[str], named: set[str]) -> list[str]:
