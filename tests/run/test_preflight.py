@@ -25,7 +25,7 @@ from accelmark.run.preflight.facts import (
     device_problems,
     host_problems,
 )
-from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems
+from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems, require_here
 from accelmark.run.preflight.report import check_cluster, require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import RequestError
@@ -115,6 +115,23 @@ def test_the_build_for_the_device_is_recommended_where_the_framework_is_lacking(
         found = there(versions=versions)
         (problem,) = package_problems("a", found, needs, [], load_framework("pytorch"), device=device)
         assert problem.hint.startswith(f"/usr/bin/python3 -m pip install {option}'accelmark[torch]'; or")
+
+
+def test_a_verb_that_computes_here_recommends_the_build_for_the_device_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "torch-1.0.dist-info"  # found before the installed one
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for vendor, option in (("cpu", "--extra-index-url https://download.pytorch.org/whl/cpu "), ("nvidia", "")):
+        monkeypatch.setattr("accelmark.run.preflight.packages.default_vendor", lambda found=vendor: found)
+        with pytest.raises(RequestError) as caught:
+            require_here("accelmark automl run", "accelmark[torch]")
+        assert str(caught.value) == (
+            "accelmark automl run needs torch>=2.11, but 1.0 is installed: "
+            f"run {sys.executable} -m pip install {option}'accelmark[torch]'"
+        )
 
 
 def test_in_an_environment_its_own_pip_installs_what_its_creation_does_not() -> None:

@@ -13,7 +13,9 @@ from pydantic import Field, ValidationError
 from accelmark.run.host import Host, HostError
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
+from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.catalog import load_framework, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Missing,
@@ -26,6 +28,7 @@ from accelmark.spec.plugins.requirements import (
     pip_install,
 )
 from accelmark.spec.plugins.vendor import FrameworkDevice
+from accelmark.telemetry.detect import default_vendor
 
 _IMPORT_TIMEOUT_S: Final = 300.0
 _RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
@@ -148,6 +151,20 @@ def create_command(framework: str, environment: Path | None = None, *, is_here: 
     """Return the command that creates or repairs a framework's environment, here or on the hosts of a cluster file."""
     place = "" if environment is None else f" --path {environment}"
     return f"accelmark env create {framework}" + (place if is_here else " --hosts CLUSTER")
+
+
+def require_here(needed_by: str, *requirements: str) -> None:
+    """Check that this Python has what a verb needs that computes on this machine's devices.
+
+    Raises:
+        RequestError: with the missing packages and the command that installs them, in the builds for the devices.
+    """
+    lacking = missing(Need(requirement=one, needed_by=needed_by) for one in requirements)
+    if lacking:
+        vendor = load_vendor(default_vendor())
+        indexes = (_index_of(lacking, load_framework(name), device) for name, device in vendor.frameworks.items())
+        install = install_command(lacking, index=next(filter(None, indexes), None))
+        raise RequestError(f"{describe(lacking)}: run {install}")
 
 
 def python_path() -> list[str]:
