@@ -12,12 +12,13 @@ from accelmark.run.preflight.packages import (
     RANK_NEEDS,
     broken_imports,
     create_command,
+    known_device,
     package_facts,
     package_problems,
     python_path,
 )
 from accelmark.spec.cluster import HostSpec, environment_python
-from accelmark.spec.plugins.catalog import known_device, load_framework, load_vendor, readable
+from accelmark.spec.plugins.catalog import load_framework, readable
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import Need, distributions
 from accelmark.telemetry.detect import default_vendor
@@ -51,7 +52,7 @@ async def _broken_here(framework: FrameworkSpec) -> list[str]:
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
     """Return what an environment lacks for a vendor's devices, and its modules that cannot be imported."""
     framework, path = load_framework(environment.framework), environment.path
-    device = known_device(load_vendor(vendor), framework.name)  # None is reported by the inventory
+    device = known_device(vendor, framework.name)  # None is reported by the inventory
     requirements = (*framework.requires, *(device.requires if device is not None else ()))
     needs = [*RANK_NEEDS, *(Need(requirement=one, needed_by=f"framework {framework.name}") for one in requirements)]
     try:

@@ -15,7 +15,7 @@ from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
-from accelmark.spec.plugins.catalog import load_framework, load_vendor
+from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Missing,
@@ -109,6 +109,14 @@ def package_problems(
         version = ".".join(map(str, facts.python))
         found.append(HostProblem(name, f"{facts.executable} is Python {version}, 3.11 is needed", create))
     return [*found, *broken_imports(name, facts, framework, create)]
+
+
+def known_device(vendor: str, framework: str) -> FrameworkDevice | None:
+    """Return a vendor's device for ``framework``, None where no file declares it."""
+    try:
+        return framework_device(load_vendor(vendor), framework)
+    except RequestError:
+        return None
 
 
 def _made_by_create(framework: FrameworkSpec, device: FrameworkDevice | None) -> list[Need]:

@@ -330,14 +330,6 @@ def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
     return device
 
 
-def known_device(vendor: VendorSpec, framework: str) -> FrameworkDevice | None:
-    """Return the vendor's device for ``framework``, None where no file declares it."""
-    try:
-        return framework_device(vendor, framework)
-    except RequestError:
-        return None
-
-
 def load_launch(name: str) -> FrameworkLaunch:
     """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
     return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
