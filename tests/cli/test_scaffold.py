@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,32 @@ def test_checks_of_a_folder_are_given_before_its_training_begins(bench: Path, mo
         assert trained not in begun
         assert all(check.state != "missing" for check in checks)
         assert trained in begun
+
+
+def test_each_adaptation_of_a_vendor_is_tried_in_its_own_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[object, ...]] = []
+
+    def trial(*arguments: object, **_: object) -> Iterator[Check]:
+        begun.append(arguments)
+        yield from ()
+
+    monkeypatch.setattr(conformance, "trial", trial)
+    list(vendor_checks("cpu", run=True))
+    mini = [("llama_mini", "cpu", framework) for framework in ("mindspore", "paddle", "pytorch")]
+    assert begun[:3] == mini
+    assert ("vit_l_16", "cpu", "pytorch") not in begun, "it is not trained"
+
+
+def test_a_case_whose_framework_is_not_installed_is_not_tried(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(bench / "cache"))  # without environments
+    (check,) = trial("llama_mini", "cpu", "paddle", untried="advice")
+    assert (check.state, check.what) == ("advice", "llama_mini-paddle: not tried: this machine lacks what it needs")
+    assert check.do.startswith("localhost: framework paddle needs paddlepaddle")
+    assert f"{sys.executable} -m pip install " in check.do
+    assert "warning" not in check.do
+    (check,) = trial("line404", "cpu")
+    assert (check.state, check.what) == ("missing", "line404 cannot be trained on synthetic data")
+    assert "line404" in check.do
 
 
 def test_a_check_is_one_line_of_whole_words_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,11 +269,12 @@ def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
 
 def test_an_unreadable_device_is_reported_by_the_vendor_check(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "accelmark.cli.checks.conformance.trial", lambda model, vendor: [Check("good", f"{model} on {vendor}")]
+        "accelmark.cli.checks.conformance.trial",
+        lambda model, vendor, framework, **_: [Check("good", f"{model} in {framework} on {vendor}")],
     )
     new_folder("vendors", "acme4", bench)
     assert missing(vendor_checks("acme4", run=True)) == ""
-    assert [check.what for check in vendor_checks("acme4", run=True)][-1] == "resnet_mini on acme4"
+    assert [check.what for check in vendor_checks("acme4", run=True)][-1] == "resnet_mini in pytorch on acme4"
     file = new_folder("vendors", "acme5", bench) / "vendor.yaml"
     form = "{header: [ID], rows: ['(?P<index>\\d+)'], source: made up for tests}"
     tool = f"  tool: {{command: [acme5-smi], forms: [{form}]}}\n"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_an_environment_without_the_needed_packages_is_refused_with_the_command_
     assert f"accelmark env create jax --path {path}" in done.stdout
 
 
+def test_what_an_environment_lacks_beside_its_framework_is_installed_by_its_own_pip(
+    cache: Path, tmp_path: Path
+) -> None:
+    path = empty_environment(tmp_path / "venv")
+    (site,) = path.glob("lib/python*/site-packages")
+    old = site / "openvino-2024.0.dist-info"  # found before the one of this Python
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: openvino\nVersion: 2024.0\n")
+    register(FrameworkEnvironment(framework="pytorch", path=path, created_at=NOW, versions={}))
+    arguments = ("infer", "resnet_mini", "--vendor", "cpu", "--synthetic", "--compiler", "openvino", "--dry-run")
+    done = run_accelmark(*arguments, ACCELMARK_CACHE=cache)
+    assert done.returncode == 1
+    shown = " ".join(done.stderr.split())
+    assert "engine openvino needs openvino>=2025.0, but 2024.0 is installed" in shown
+    assert f"what to do: {path}/bin/python -m pip install 'openvino>=2025.0'" in shown
+    assert "env create" not in shown
+
+
 @pytest.mark.parametrize(("framework", "package"), [("paddle", "paddlepaddle"), ("tensorflow", "tensorflow-cpu")])
 def test_a_framework_that_is_not_installed_is_reported_before_anything_starts(
     framework: str, package: str, cache: Path, tmp_path: Path
@@ -99,6 +118,10 @@ def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Pa
         "env", "create", "jax", *options, "--index", "http://mirror/simple", ACCELMARK_CACHE=cache
     ).stdout
     assert "--index-url http://mirror/simple --trusted-host mirror" in shown
+    own = "--extra-index-url https://download.pytorch.org/whl/cpu"
+    for given, is_used in (((), True), (("--index", "http://mirror/simple"), False), (("--wheels", "/mnt"), False)):
+        arguments = ("env", "create", "pytorch", "--path", str(place), "--vendor", "cpu", "--dry-run", *given)
+        assert (own in run_accelmark(*arguments, ACCELMARK_CACHE=cache).stdout) == is_used
     assert not place.exists()
 
 
@@ -153,6 +176,17 @@ def test_what_an_interrupted_removal_leaves_is_made_again(cache: Path, tmp_path:
     assert "not empty" not in done.stderr, "only the wheels are missing"
     assert (place / "pyvenv.cfg").is_file()
     assert not (place / "lib" / "half").exists()
+
+
+def test_an_index_of_the_device_that_cannot_be_reached_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing is downloaded
+    host, doing = SubprocessHost(HostSpec(address="localhost")), list[str]()
+    recipe = replace(recipe_of("pytorch", "cpu", None, None), device_index="http://127.0.0.1:9/cpu")
+    with pytest.raises(HostError, match=r"repeat: .* install --quiet --constraint"):
+        asyncio.run(create(recipe, tmp_path / "venv", sys.executable, host, lambda _, what: doing.append(what)))
+    assert any("without the builds of http://127.0.0.1:9/cpu, which cannot be reached" in what for what in doing)
 
 
 def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,18 @@ from tests.results.compared_runs import loaded
 from tests.results.test_sources import RECORDED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_a_missing_tensorboard_is_installed_by_its_extra_for_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "packages" / "tensorboard-2.0.dist-info"  # found before an installed one
+    old.mkdir(parents=True)
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorboard\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(str(old.parent))
+    install = f"{sys.executable} -m pip install 'accelmark[tensorboard]'"
+    with pytest.raises(RequestError, match="tensorboard>=2.18, but 2.0 is installed: run " + re.escape(install)):
+        to_tensorboard(loaded(tmp_path / "run", rounds=1), tmp_path / "tb")
 
 
 def test_tensorboard_reads_the_curves_figures_and_settings_back(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from accelmark.run.preflight.facts import (
     device_problems,
     host_problems,
 )
-from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems
+from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems, require_here
 from accelmark.run.preflight.report import check_cluster, require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import RequestError
@@ -96,10 +96,63 @@ def test_missing_packages_are_one_problem_with_the_command_that_installs_them() 
         "framework pytorch needs torch>=2.6, but 2.4.0+cpu is installed; "
         "case bert needs transformers>=5.0, which is not installed"
     )
+    assert problem.hint == "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'"
+    (problem,) = package_problems("a", there, needs[:1], [], load_framework("pytorch"))
     assert problem.hint == (
-        "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'; "
-        "or, in an environment of its own: accelmark env create pytorch"
+        "/usr/bin/python3 -m pip install 'torch>=2.6'; or, in an environment of its own: accelmark env create pytorch"
+    ), "which has no transformers"
+
+
+def test_the_build_for_the_device_is_recommended_where_the_framework_is_lacking() -> None:
+    needs = [Need(requirement="accelmark[torch]", needed_by="framework pytorch")]
+    device = framework_device(load_vendor("cpu"), "pytorch")
+    there = partial(PackageFacts, executable="/usr/bin/python3", python=(3, 11, 2))
+    installed = {"torch": "2.13.0", "numpy": "2.0.0", "safetensors": None}
+    for versions, option in (
+        (dict.fromkeys(installed), "--extra-index-url https://download.pytorch.org/whl/cpu "),
+        (installed, ""),
+    ):
+        found = there(versions=versions)
+        (problem,) = package_problems("a", found, needs, [], load_framework("pytorch"), device=device)
+        assert problem.hint.startswith(f"/usr/bin/python3 -m pip install {option}'accelmark[torch]'; or")
+
+
+def test_a_verb_that_computes_here_recommends_the_build_for_the_device_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "torch-1.0.dist-info"  # found before the installed one
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for vendor, option in (("cpu", "--extra-index-url https://download.pytorch.org/whl/cpu "), ("nvidia", "")):
+        monkeypatch.setattr("accelmark.run.preflight.packages.default_vendor", lambda found=vendor: found)
+        with pytest.raises(RequestError) as caught:
+            require_here("accelmark automl run", "accelmark[torch]")
+        assert str(caught.value) == (
+            "accelmark automl run needs torch>=2.11, but 1.0 is installed: "
+            f"run {sys.executable} -m pip install {option}'accelmark[torch]'"
+        )
+
+
+def test_in_an_environment_its_own_pip_installs_what_its_creation_does_not() -> None:
+    needs = [
+        Need(requirement="accelmark[torch]", needed_by="framework pytorch"),
+        Need(requirement="onnx>=1.17", needed_by="engine openvino"),
+    ]
+    versions: dict[str, str | None] = {"torch": "2.13.0", "numpy": "2.0.0", "safetensors": "0.5", "onnx": None}
+    create, install = (
+        "accelmark env create pytorch --path /opt/venv",
+        "/opt/venv/bin/python -m pip install 'onnx>=1.17'",
     )
+    framework, place = load_framework("pytorch"), Path("/opt/venv")
+    hints = []
+    for lacking in ({}, {"torch": None}, {"torch": None, "onnx": "1.18"}):
+        found = PackageFacts(executable="/opt/venv/bin/python", python=(3, 11, 2), versions=versions | lacking)
+        hints += [problem.hint for problem in package_problems("a", found, needs, [], framework, place)]
+    assert hints == [install, f"{create}; then {install}", create]
+    found = PackageFacts(executable="/opt/venv/bin/python", python=(3, 11, 2), versions=versions)
+    (problem,) = package_problems("a", found, needs, [], framework, place, is_here=False)
+    assert problem.hint == f"run there: {install}"
 
 
 def test_packages_of_another_host_are_installed_there_without_accelmark() -> None:

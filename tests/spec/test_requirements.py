@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from accelmark.spec.plugins.requirements import (
     requirement_names,
 )
 
+PIP = f"{sys.executable} -m pip install"
 CASE = Need(requirement="transformers>=5.0", needed_by="case bert")
 ENGINE = Need(requirement="onnxruntime>=1.20 | onnxruntime-gpu>=1.20", needed_by="engine onnxruntime")
 VERSIONS: dict[str, str] = {"transformers": "4.1", "onnxruntime-gpu": "1.22"}
@@ -34,7 +36,7 @@ def no_version(distribution: str) -> str | None:
 def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
     (found,) = missing([CASE, ENGINE], version_of)
     assert describe([found]) == "case bert needs transformers>=5.0, but 4.1 is installed"
-    assert install_command([found]) == "pip install 'transformers>=5.0'"
+    assert install_command([found]) == f"{PIP} 'transformers>=5.0'"
     assert install_command([found], "/opt/python") == "/opt/python -m pip install 'transformers>=5.0'"
 
 
@@ -54,7 +56,9 @@ def test_an_extra_of_accelmark_stands_for_its_packages() -> None:
     need = Need(requirement="accelmark[torch]", needed_by="framework pytorch")
     assert "torch" in distributions([need])
     found = missing([need], no_version)
-    assert install_command(found) == "pip install 'accelmark[torch]'"
+    assert install_command(found) == f"{PIP} 'accelmark[torch]'"
+    index = "https://index.example.com/cpu"
+    assert install_command(found, index=index) == f"{PIP} --extra-index-url {index} 'accelmark[torch]'"
     assert missing([need]) == []
 
 
@@ -64,15 +68,15 @@ SERVER = ("transformers>=5.20", "fastapi>=0.115", "uvicorn>=0.32", "openai>=2.0"
 @pytest.mark.parametrize(
     ("requirements", "command"),
     [
-        (("accelmark[torch]", "httptools>=0.6.2", "tokenizers>=0.20", *SERVER), "pip install 'accelmark[serve]'"),
-        (("accelmark[torch]", "onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"), "pip install 'accelmark[infer]'"),
-        (("accelmark[torch]", "transformers>=5.20", "tokenizers>=0.20"), "pip install 'accelmark[models,torch]'"),
-        (("accelmark[torch]", "torch-tensorrt"), "pip install 'accelmark[torch]' torch-tensorrt"),
+        (("accelmark[torch]", "httptools>=0.6.2", "tokenizers>=0.20", *SERVER), "'accelmark[serve]'"),
+        (("accelmark[torch]", "onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"), "'accelmark[infer]'"),
+        (("accelmark[torch]", "transformers>=5.20", "tokenizers>=0.20"), "'accelmark[models,torch]'"),
+        (("accelmark[torch]", "torch-tensorrt"), "'accelmark[torch]' torch-tensorrt"),
     ],
 )
 def test_several_missing_packages_are_installed_by_their_extra(requirements: tuple[str, ...], command: str) -> None:
     found = missing([Need(requirement=one, needed_by="accelmark infer") for one in requirements], no_version)
-    assert install_command(found) == command
+    assert install_command(found) == f"{PIP} {command}"
 
 
 def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
@@ -80,7 +84,7 @@ def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
     with pytest.raises(RequestError) as caught:
         require("accelmark view", "pydantic>=2", "no-such-package>=3")
     assert str(caught.value) == (
-        "accelmark view needs no-such-package>=3, which is not installed: run pip install 'no-such-package>=3'"
+        f"accelmark view needs no-such-package>=3, which is not installed: run {PIP} 'no-such-package>=3'"
     )
 
 

@@ -59,9 +59,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""
-    from accelmark.spec.plugins.requirements import require
+    from accelmark.run.preflight.packages import require_here
 
-    require("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
+    require_here("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
     from accelmark.compat.aiperf import load_search
 
     loaded, unused = load_search(shipped_file(config, "searches"))
@@ -96,9 +96,9 @@ def run(
 @app.command(cls=Verb)
 def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Continue a search that was stopped or killed."""
-    from accelmark.spec.plugins.requirements import require
+    from accelmark.run.preflight.packages import require_here
 
-    require("accelmark automl resume", "accelmark[automl]")
+    require_here("accelmark automl resume", "accelmark[automl]")
     from accelmark.automl.controller.session import resume_search
 
     found = _find(name, runs)

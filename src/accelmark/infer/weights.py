@@ -19,6 +19,7 @@ from accelmark.infer.case import InferCase
 from accelmark.infer.failures import shortened
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec, TrainingWork
+from accelmark.spec.plugins.requirements import pip_install
 
 WEIGHTS_FILE: Final = "weights.safetensors"
 RECORD_FILE: Final = "weights.json"
@@ -34,7 +35,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise DataError(f"{path}: safetensors is not installed: pip install safetensors") from error
+        raise DataError(f"{path}: safetensors is not installed: run {pip_install(['safetensors'])}") from error
     try:
         if hasattr(model, "from_pretrained"):
             missing, unexpected = _load_transformers(model, path)

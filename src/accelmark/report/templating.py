@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from accelmark.spec.number_format import NOTHING, counted, percent, quantity
+from accelmark.spec.plugins.requirements import page_needs, require_all
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -21,7 +22,10 @@ def text_of(name: str) -> str:
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return a template of ``report/templates`` filled with values, which are escaped."""
+    """Return a template of ``report/templates`` filled with values, which are escaped.
+
+    Raises RequestError if a package of pages is not installed.
+    """
     return _environment().get_template(template).render(**values)
 
 
@@ -37,7 +41,8 @@ def embed_json(value: Any) -> Markup:
 
 
 def plotly() -> Markup:
-    """Return Plotly's script to embed in a page."""
+    """Return Plotly's script to embed in a page; raises RequestError if it is not installed."""
+    require_all(page_needs())
     text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704 - the library as it is packaged
 
@@ -49,6 +54,7 @@ def plain(value: Any) -> str:
 
 @cache
 def _environment() -> Environment:
+    require_all(page_needs())
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -100,10 +100,12 @@ def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
     elif reads:
         names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
         yield Check("good", f"reads {counted(len(found.devices), 'device')} of this machine: {names}")
-    adapted = [path.name.rpartition("-")[0] for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
-    for model in adapted or ["resnet_mini"]:
-        if load_case(model).train is not None:
-            yield from trial(model, name)
+    adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
+    for model, _, framework in adapted:
+        if load_case(model).train is not None and (find("cases", model).path / f"{framework}.py").is_file():
+            yield from trial(model, name, framework, untried="advice")
+    if not adapted:
+        yield from trial("resnet_mini", name)
 
 
 def _adaptation_checks(folder: Path) -> Iterator[Check]:

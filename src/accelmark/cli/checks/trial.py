@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, final
 
+from accelmark.run.preflight.facts import HostsNotReadyError
 from accelmark.run.record.registry import STATE_VARIABLE
 from accelmark.spec.errors import AccelmarkError, nearest
 from accelmark.spec.plugins.catalog import load_case
@@ -36,26 +38,41 @@ class Check:
     """How to correct it."""
 
 
-def trial(name: str, vendor: str, *, evaluate: bool = False, timeout_s: float = _TIMEOUT_S) -> Iterator[Check]:
+def trial(
+    name: str,
+    vendor: str,
+    framework: str | None = None,
+    *,
+    untried: Literal["missing", "advice"] = "missing",
+    evaluate: bool = False,
+    timeout_s: float = _TIMEOUT_S,
+) -> Iterator[Check]:
     """Train three steps on synthetic data and report problems of the run and its audit.
 
-    ``evaluate``: also run the case's evaluation. ``timeout_s`` limits the training, and the evaluation.
+    ``framework``: train in this one instead of the default one, and name it. ``untried`` is the state of the check
+    where this machine lacks what the training needs. ``evaluate``: also run the case's evaluation. ``timeout_s``
+    limits the training, and the evaluation, in seconds.
     """
+    key, title = (name, name) if framework is None else (f"{name}:{framework}", f"{name}-{framework}")
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
         run = Path(directory) / "run"
-        arguments = ["train", name, "--vendor", vendor, "--synthetic", "--open", "--set", "end.max_steps=3"]
-        command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments, "--out", str(run)]
-        code, output = _execute(command, timeout_s)
+        arguments = ["train", key, "--vendor", vendor, "--synthetic", "--open", "--set", "end.max_steps=3"]
+        command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
+        code, output = _execute([*command, "--out", str(run), "--json"], timeout_s)
         if code is None:
             do = f"it was stopped; to see where it hangs: accelmark {' '.join(arguments)}"
-            yield Check("missing", f"{name} did not train three steps on {vendor} within {timeout_s:g} s", do)
+            yield Check("missing", f"{title} did not train three steps on {vendor} within {timeout_s:g} s", do)
             return
-        problem = _problem(run, output)
+        error, problems = _error(output)
+        if error == HostsNotReadyError.__name__:
+            yield Check(untried, f"{title}: not tried: this machine lacks what it needs", problems)
+            return
+        problem = _problem(run, problems)
         if problem is not None:
-            yield Check("missing", f"{name} cannot be trained on synthetic data", problem)
+            yield Check("missing", f"{title} cannot be trained on synthetic data", problem)
             return
-        yield Check("good", f"{name} trains three steps on synthetic data")
-        yield from _findings(name, run)
+        yield Check("good", f"{title} trains three steps on synthetic data")
+        yield from _findings(title, run)
         if evaluate:
             yield from _evaluation(name, run, timeout_s)
 
@@ -83,11 +100,19 @@ def _execute(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]
     return process.returncode, output.decode(errors="replace")
 
 
-def _problem(run: Path, output: str) -> str | None:
-    """Return why the training failed: the reasons of its rounds, else the last lines of its output."""
+def _error(output: str) -> tuple[str, str]:
+    """Return the error that a command with ``--json`` ended with and its problems, else the last lines of output."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(IndexError, KeyError, TypeError, ValueError):
+        told = json.loads(lines[-1])
+        return str(told["error"]), "; ".join(told["problems"])
+    return "", "; ".join(lines[-3:])
+
+
+def _problem(run: Path, last: str) -> str | None:
+    """Return why the training failed: the reasons of its rounds, else ``last``, which its command printed."""
     from accelmark.results.store.loaded_run import load_run
 
-    last = "; ".join([line.strip() for line in output.splitlines() if line.strip()][-3:])
     try:
         loaded = load_run(run, curves=False)
     except AccelmarkError:

@@ -18,6 +18,7 @@ from typing import IO, Any, Final, final
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
 from accelmark.spec.errors import DataError, Problem, RequestError, first_line
+from accelmark.spec.plugins.requirements import pip_install
 
 _CHUNK: Final = 1 << 20
 _RECORD: Final = ".prepared.json"
@@ -73,7 +74,7 @@ def prepare(
         DataError: an archive is damaged or another one, a file cannot be written, or the result is incomplete.
     """
     if preparation.module is not None and find_spec(preparation.module) is None:
-        install = f"pip install 'accelmark[{preparation.module_from}]'"
+        install = pip_install([f"accelmark[{preparation.module_from}]"])
         raise RequestError(f"{spec.name}: needs the Python module {preparation.module}: {install}")
     archives = _found(spec, preparation.archives, source)
     _check_space(archives.values(), preparation.unpacked_ratio, to)

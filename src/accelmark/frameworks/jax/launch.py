@@ -6,6 +6,7 @@ import importlib.metadata
 from typing import Final
 
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+from accelmark.spec.plugins.requirements import pip_install
 
 COORDINATOR: Final = "ACCELMARK_COORDINATOR"
 """Variable with ``HOST:PORT`` of the coordination service, which rank 0 opens."""
@@ -34,5 +35,6 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
         name = distribution.name or ""
         if name.startswith("jax") and part in name and "plugin" in name:
             return DeviceSupport(True, f"JAX {version} with {name} {distribution.version}")
-    install = f"pip install 'jax[{'cuda13' if device_type == 'cuda' else device_type}]=={version}'"
+    extra = "cuda13" if device_type == "cuda" else device_type
+    install = pip_install([f"jax[{extra}]=={version}"])
     return DeviceSupport(False, f"JAX {version} has no plug-in for {device_type}: {install}")

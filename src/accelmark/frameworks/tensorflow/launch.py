@@ -6,6 +6,7 @@ import importlib.metadata
 from typing import Final
 
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+from accelmark.spec.plugins.requirements import pip_install
 
 COORDINATOR: Final = "ACCELMARK_COORDINATOR"
 """Variable with ``HOST:PORT`` where rank 0 collects the addresses of all ranks."""
@@ -35,5 +36,5 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
             return DeviceSupport(True, f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    install = f"pip install 'tensorflow[and-cuda]=={version}'"
+    install = pip_install([f"tensorflow[and-cuda]=={version}"])
     return DeviceSupport(False, f"TensorFlow {version} is a build for the CPU: {install}")

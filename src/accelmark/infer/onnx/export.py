@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from accelmark.infer.failures import InferenceError
 from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.requirements import pip_install
 
 _PROTOBUF_LIMIT: Final = 1_900_000_000
 """Size of weights above which the exporter writes them to a separate file (protobuf's limit is 2 GiB)."""
@@ -40,7 +41,7 @@ def export_onnx(
         import onnx  # noqa: F401 - only the export needs it
         import onnxscript  # noqa: F401
     except ImportError as error:
-        what = "the ONNX export needs onnx and onnxscript: pip install onnx onnxscript"
+        what = f"the ONNX export needs onnx and onnxscript: run {pip_install(['onnx', 'onnxscript'])}"
         raise InferenceError(what, "engine_missing") from error
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")

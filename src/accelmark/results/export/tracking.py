@@ -74,7 +74,7 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     Raises RequestError if TensorBoard is not installed, or the directory already has the round; RunError if a file
     cannot be written.
     """
-    require("the TensorBoard export", "tensorboard")
+    require("the TensorBoard export", "accelmark[tensorboard]")
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     written: list[Path] = []
@@ -135,7 +135,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
-    require("the MLflow export", "mlflow-skinny")
+    require("the MLflow export", "accelmark[mlflow]")
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 

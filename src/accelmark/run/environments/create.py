@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 from urllib.parse import urlsplit
@@ -53,6 +53,12 @@ rm -rf -- "$1"
 _UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
 """pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
 _INSTALL_TIMEOUT_S: Final = 4 * 3600.0
+_REACH: Final = """\
+import sys
+from urllib.request import Request, urlopen
+urlopen(Request(sys.argv[1], headers={"User-Agent": "accelmark"}), timeout=10).close()
+"""
+"""Argument: an address. pip would try an index that cannot be reached again, with pauses, for every package."""
 Report = Callable[[str, str], None]
 """Called with a host and what is done there."""
 
@@ -71,6 +77,8 @@ class Recipe:
     """Address of a package index, in place of PyPI."""
     wheels: Path | None = None
     """Directory with wheels on the hosts; without ``index`` nothing is downloaded."""
+    device_index: str | None = None
+    """Address of an index with builds for the device, in addition to PyPI."""
 
     def prepare_command(self, path: Path, python: str) -> list[str]:
         """Return the command that makes an empty virtual environment; constraints are its standard input."""
@@ -90,7 +98,9 @@ class Recipe:
             parts = urlsplit(self.index)
             trusted = ["--trusted-host", parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []
             return [*options, "--index-url", self.index, *trusted]
-        return ["--no-index", *options] if options else []
+        if options:
+            return ["--no-index", *options]
+        return [] if self.device_index is None else ["--extra-index-url", self.device_index]
 
 
 def constraints_file(path: Path) -> Path:
@@ -108,7 +118,8 @@ def recipe_of(framework: str, vendor: str, index: str | None, wheels: Path | Non
     device = framework_device(load_vendor(vendor), framework)
     constraints = folder / _CONSTRAINTS
     found = constraints if constraints.is_file() else None
-    return Recipe(framework, (*spec.requires, *device.requires), found, index, wheels)
+    device_index = device.index if index is None and wheels is None else None
+    return Recipe(framework, (*spec.requires, *device.requires), found, index, wheels, device_index)
 
 
 async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Report) -> dict[str, str]:
@@ -123,7 +134,13 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     done = await host.run(recipe.prepare_command(path, python), constraints, _INSTALL_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5, 6) else done.message)
-    report(host.name, f"installing the packages of {recipe.framework}")
+    spec, doing = load_framework(recipe.framework), f"installing the packages of {recipe.framework}"
+    if recipe.device_index is not None:
+        page = f"{recipe.device_index}/{spec.distributions[0]}/"
+        if (await host.run([environment_python(path), "-c", _REACH, page], timeout_s=_INSTALL_TIMEOUT_S)).code != 0:
+            doing += f", without the builds of {recipe.device_index}, which cannot be reached"
+            recipe = replace(recipe, device_index=None)
+    report(host.name, doing)
     done = await host.run(recipe.install_command(path), timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         why = error_lines(done.output) or f"exit code {done.code}"
@@ -132,7 +149,6 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
             index = without_userinfo(recipe.index or "the package index")
             why = f"a connection to {index} failed: {cause}; {why}"
         raise HostError(host.name, f"{why} (repeat: {shlex.join(recipe.install_command(path))})")
-    spec = load_framework(recipe.framework)
     report(host.name, f"importing {spec.module}")
     names = distributions(Need(requirement=one, needed_by=spec.name) for one in recipe.requirements)
     imports = (spec.module, *spec.checked_imports)

@@ -12,13 +12,13 @@ from accelmark.run.preflight.packages import (
     RANK_NEEDS,
     broken_imports,
     create_command,
+    known_device,
     package_facts,
     package_problems,
     python_path,
 )
 from accelmark.spec.cluster import HostSpec, environment_python
-from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor, readable
+from accelmark.spec.plugins.catalog import load_framework, readable
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import Need, distributions
 from accelmark.telemetry.detect import default_vendor
@@ -52,14 +52,12 @@ async def _broken_here(framework: FrameworkSpec) -> list[str]:
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
     """Return what an environment lacks for a vendor's devices, and its modules that cannot be imported."""
     framework, path = load_framework(environment.framework), environment.path
-    try:
-        requirements = (*framework.requires, *framework_device(load_vendor(vendor), framework.name).requires)
-    except RequestError:  # the vendor has no such framework, which the inventory reports
-        requirements = framework.requires
+    device = known_device(vendor, framework.name)  # None is reported by the inventory
+    requirements = (*framework.requires, *(device.requires if device is not None else ()))
     needs = [*RANK_NEEDS, *(Need(requirement=one, needed_by=f"framework {framework.name}") for one in requirements)]
     try:
         facts = await package_facts(_HERE, environment_python(path), distributions(needs), framework.checked_imports)
     except HostError as error:
         return [f"{error.what}: run {create_command(framework.name, path)}"]
-    problems = package_problems(_HERE.name, facts, needs, [], framework, path)
+    problems = package_problems(_HERE.name, facts, needs, [], framework, path, device=device)
     return [f"{path}: {problem.what}: run {problem.hint}" for problem in problems]

@@ -29,7 +29,14 @@ from accelmark.run.preflight.facts import (
     device_problems,
     host_problems,
 )
-from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, package_problems, python_path
+from accelmark.run.preflight.packages import (
+    RANK_NEEDS,
+    create_command,
+    known_device,
+    package_facts,
+    package_problems,
+    python_path,
+)
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec, HostSpec
@@ -160,7 +167,10 @@ class Preflight:
                 repair = create if environment is not None else error.advice
                 found.append(HostProblem(host.name, error.problem, repair))
                 continue
-            found += package_problems(host.name, facts, needs, installs, spec, environment, is_here=is_here)
+            device = known_device(self.directory.plan.vendor, framework)
+            found += package_problems(
+                host.name, facts, needs, installs, spec, environment, device=device, is_here=is_here
+            )
         return found
 
     def _ports(self, host: HostSpec) -> list[int]:

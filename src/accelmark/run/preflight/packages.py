@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +13,22 @@ from pydantic import Field, ValidationError
 from accelmark.run.host import Host, HostError
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
+from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
-from accelmark.spec.plugins.requirements import Missing, Need, describe, install_command, missing
+from accelmark.spec.plugins.requirements import (
+    Missing,
+    Need,
+    base_requirements,
+    describe,
+    distributions,
+    install_command,
+    missing,
+    pip_install,
+)
+from accelmark.spec.plugins.vendor import FrameworkDevice
+from accelmark.telemetry.detect import default_vendor
 
 _IMPORT_TIMEOUT_S: Final = 300.0
 _RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
@@ -62,12 +74,14 @@ def package_problems(
     framework: FrameworkSpec,
     environment: Path | None = None,
     *,
+    device: FrameworkDevice | None = None,
     is_here: bool = True,
 ) -> list[HostProblem]:
     """Return what the jobs of a framework need on a host and its Python lacks, and its broken modules.
 
     ``installed`` are packages that are installed for the ranks before they start. ``environment`` is the framework's
-    virtual environment, if its ranks run in one. ``is_here``: the host is this machine.
+    virtual environment, if its ranks run in one. ``device`` is the one that the jobs use, if it is known.
+    ``is_here``: the host is this machine.
     """
     create = create_command(framework.name, environment, is_here=is_here)
     all_lacking = missing(needs, facts.versions.get, installed)
@@ -77,9 +91,19 @@ def package_problems(
         if one.need.sdk
     ]
     if lacking := [one for one in all_lacking if not one.need.sdk]:
-        repair = create if environment is not None else _install(lacking, facts.executable, is_here=is_here)
-        if environment is None and any(one.need.needed_by == f"framework {framework.name}" for one in lacking):
-            repair += f"; or, in an environment of its own: {create}"
+        made = _made_by_create(framework, device)
+        if environment is None:
+            repair = _install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here)
+            if not missing(needs, lambda _: None, [*installed, *distributions(made)]):
+                repair += f"; or, in an environment of its own: {create}"
+        else:
+            created = distributions(one.need for one in missing(made, facts.versions.get))
+            rest = [one for one in missing(needs, facts.versions.get, [*installed, *created]) if not one.need.sdk]
+            repairs = [create] if len(rest) < len(lacking) else []
+            if rest:
+                index = _index_of(rest, framework, device)
+                repairs.append(_install_plain(rest, facts.executable, index, is_here=is_here))
+            repair = "; then ".join(repairs)
         found.append(HostProblem(name, describe(lacking), repair))
     if environment is not None and facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
@@ -87,11 +111,37 @@ def package_problems(
     return [*found, *broken_imports(name, facts, framework, create)]
 
 
-def _install(lacking: Sequence[Missing], python: str, *, is_here: bool) -> str:
+def known_device(vendor: str, framework: str) -> FrameworkDevice | None:
+    """Return a vendor's device for ``framework``, None where no file declares it."""
+    try:
+        return framework_device(load_vendor(vendor), framework)
+    except RequestError:
+        return None
+
+
+def _made_by_create(framework: FrameworkSpec, device: FrameworkDevice | None) -> list[Need]:
+    """Return the packages that ``accelmark env create`` installs for a framework on a device."""
+    wanted = (*base_requirements(), *framework.requires, *(device.requires if device is not None else ()))
+    return [Need(requirement=one, needed_by=f"framework {framework.name}") for one in wanted]
+
+
+def _index_of(lacking: Iterable[Missing], framework: FrameworkSpec, device: FrameworkDevice | None) -> str | None:
+    """Return the index with the framework's builds for a device, if it has one and the framework is lacking."""
+    is_lacking = not {one.name for one in lacking}.isdisjoint(framework.distributions)
+    return device.index if device is not None and is_lacking else None
+
+
+def _install(lacking: Sequence[Missing], python: str, index: str | None, *, is_here: bool) -> str:
     """Return the command that installs packages; on other hosts, which need no AccelMark, without its extras."""
     if is_here:
-        return install_command(lacking, python)
-    return f"run there: {shlex.join([python, '-m', 'pip', 'install', *(one.requirement for one in lacking)])}"
+        return install_command(lacking, python, index)
+    return _install_plain(lacking, python, index, is_here=False)
+
+
+def _install_plain(lacking: Iterable[Missing], python: str, index: str | None, *, is_here: bool) -> str:
+    """Return the command that installs packages for a Python that need not have AccelMark."""
+    install = pip_install([one.requirement for one in lacking], python, index)
+    return install if is_here else f"run there: {install}"
 
 
 def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[HostProblem]:
@@ -109,6 +159,20 @@ def create_command(framework: str, environment: Path | None = None, *, is_here: 
     """Return the command that creates or repairs a framework's environment, here or on the hosts of a cluster file."""
     place = "" if environment is None else f" --path {environment}"
     return f"accelmark env create {framework}" + (place if is_here else " --hosts CLUSTER")
+
+
+def require_here(needed_by: str, *requirements: str) -> None:
+    """Check that this Python has what a verb needs that computes on this machine's devices.
+
+    Raises:
+        RequestError: with the missing packages and the command that installs them, in the builds for the devices.
+    """
+    lacking = missing(Need(requirement=one, needed_by=needed_by) for one in requirements)
+    if lacking:
+        vendor = load_vendor(default_vendor())
+        indexes = (_index_of(lacking, load_framework(name), device) for name, device in vendor.frameworks.items())
+        install = install_command(lacking, index=next(filter(None, indexes), None))
+        raise RequestError(f"{describe(lacking)}: run {install}")
 
 
 def python_path() -> list[str]:

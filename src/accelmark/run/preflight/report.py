@@ -27,9 +27,11 @@ from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import ExternalJob
 from accelmark.spec.number_format import counted, duration
+from accelmark.spec.plugins.requirements import describe, install_command, missing, page_needs
 from accelmark.spec.plugins.trainer import placeholders
 
 _SHOWN_EVERY_S: Final = 0.5
+_HERE: Final = "this machine"
 
 
 async def _show(observer: RunObserver, what: str) -> None:
@@ -54,6 +56,7 @@ async def run_preflight(
     try:
         paths = list(dict.fromkeys(path for _, path in given_data(plan)))
         problems = await Preflight(directory, launcher, jobs, paths).run()
+        problems += _page_lacks()
         problems += await asyncio.to_thread(_wrong_here, plan, launcher)
     finally:
         shown.cancel()
@@ -90,7 +93,8 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
         engine = CONTAINER_ENGINES[cluster.container.engine].check[0]
         programs[engine] = "install it, or correct container.engine in the cluster file"
     lacking = {program: hint for program, hint in programs.items() if shutil.which(program) is None}
-    problems = [HostProblem("this machine", f"{name} is not on the PATH", hint) for name, hint in lacking.items()]
+    problems = [HostProblem(_HERE, f"{name} is not on the PATH", hint) for name, hint in lacking.items()]
+    problems += _page_lacks()
     if not is_here:
         return problems
     preflight = Preflight(directory, launcher, directory.plan.jobs)
@@ -99,6 +103,12 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
     problems += [missing_data(host.name, path) for host in hosts for path in absent]
     problems += _wrong_here(directory.plan, launcher)
     return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
+
+
+def _page_lacks() -> list[HostProblem]:
+    """Return the packages that this Python, which writes the run's page, lacks for it."""
+    lacking = missing(page_needs())
+    return [HostProblem(_HERE, describe(lacking), install_command(lacking))] if lacking else []
 
 
 def _wrong_here(plan: Plan, launcher: Launcher) -> list[HostProblem]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError
+from accelmark.spec.plugins.requirements import pip_install
 
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""
@@ -220,7 +221,8 @@ def _library() -> Any:
     try:
         import mlperf_loadgen
     except ImportError as error:
-        what = f"scenarios need LoadGen, which cannot be imported ({error}): pip install mlcommons-loadgen"
+        install = pip_install(["mlcommons-loadgen"])
+        what = f"scenarios need LoadGen, which cannot be imported ({error}): run {install}"
         raise RunError(what) from error
     return mlperf_loadgen
 

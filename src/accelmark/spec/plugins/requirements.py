@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shlex
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _OWN: Final = "accelmark"
+_OF_PAGES: Final = ("jinja2", "plotly")
 _PYPROJECT: Final = Path(__file__).parents[4] / "pyproject.toml"
 """``pyproject.toml`` of a checkout; does not exist in an installed package."""
 
@@ -42,6 +44,13 @@ class Missing:
     """Of one package: ``torch>=2.11``."""
     version: str | None
     """The installed version, which does not meet it; None where the package is not installed."""
+
+    @property
+    def name(self) -> str:
+        """The name of the package."""
+        from packaging.requirements import Requirement
+
+        return Requirement(self.requirement).name
 
 
 def installed_version(distribution: str) -> str | None:
@@ -98,15 +107,27 @@ def _lacks(found: Sequence[Missing]) -> Iterator[str]:
     yield from (f"{one.requirement}, but {one.version} is installed" for one in found if one.version is not None)
 
 
-def install_command(found: Iterable[Missing], python: str | None = None) -> str:
-    """Return the ``pip install`` command for what is missing, with AccelMark's extras where they have several of it."""
+def pip_install(wanted: Iterable[str], python: str = sys.executable, index: str | None = None) -> str:
+    """Return the command that installs packages for a Python, by default this one.
+
+    ``index`` is a further package index.
+    """
+    options = [] if index is None else ["--extra-index-url", index]
+    return shlex.join([python, "-m", "pip", "install", *options, *wanted])
+
+
+def install_command(found: Iterable[Missing], python: str = sys.executable, index: str | None = None) -> str:
+    """Return the command that installs what a Python lacks, with AccelMark's extras where they have several of it.
+
+    ``index`` is a further package index.
+    """
     found = list(found)
     lacking = {group[0].name: str(group[0]) for one in found for group in _groups(one.requirement)}
     extras = _covering(set(lacking), {extra for one in found for extra in _named_extras(one.need.requirement)})
     covered = {one.name for extra in extras for one in _own_extra(extra)}
     wanted = [f"{_OWN}[{','.join(extras)}]"] if extras else []
     wanted += [requirement for name, requirement in lacking.items() if name not in covered]
-    return shlex.join([*([python, "-m"] if python else []), "pip", "install", *wanted])
+    return pip_install(wanted, python, index)
 
 
 def _covering(lacking: set[str], named: set[str]) -> list[str]:
@@ -152,6 +173,11 @@ def base_requirements() -> list[str]:
     return [str(one) for one in _own_extra("")]
 
 
+def page_needs() -> list[Need]:
+    """Return the packages that write a report page, which AccelMark itself needs."""
+    return [Need(requirement=str(one), needed_by="the report page") for one in _own_extra("") if one.name in _OF_PAGES]
+
+
 def requirement_texts(requirements: Iterable[str]) -> list[str]:
     """Return requirements for pip: extras of AccelMark expanded, of alternatives the first."""
     return [str(group[0]) for requirement in requirements for group in _groups(requirement)]
@@ -159,8 +185,12 @@ def requirement_texts(requirements: Iterable[str]) -> list[str]:
 
 def require(needed_by: str, *requirements: str) -> None:
     """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
-    found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
-    if found:
+    require_all([Need(requirement=one, needed_by=needed_by) for one in requirements])
+
+
+def require_all(needs: Iterable[Need]) -> None:
+    """Raise RequestError with what this Python lacks of ``needs`` and the command that installs it, if anything."""
+    if found := missing(needs):
         raise RequestError(f"{describe(found)}: run {install_command(found)}")
 
 

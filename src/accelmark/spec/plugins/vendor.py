@@ -121,6 +121,8 @@ class FrameworkDevice(Spec):
     """The framework's name of the collective backend (``nccl``, ``hccl``, ``gloo``)."""
     requires: tuple[str, ...] = ()
     """Packages that the framework needs for this device, in addition to its own (``jax[cuda13]``)."""
+    index: str | None = None
+    """Address of a package index with the framework's builds for this device, in addition to PyPI; null: none."""
 
 
 _FLAT_KEYS: Final = {

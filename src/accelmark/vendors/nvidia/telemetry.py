@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final, final
 
+from accelmark.spec.plugins.requirements import pip_install
 from accelmark.telemetry.device import DeviceInfo, DeviceSample
 from accelmark.telemetry.library import LibrarySource, Readers
 
@@ -30,7 +31,7 @@ class Source(LibrarySource):
 
     module = "pynvml"
     title = "NVML"
-    missing = "nvidia-ml-py is not installed (pip install 'accelmark[nvidia]')"
+    missing = f"nvidia-ml-py is not installed ({pip_install(['accelmark[nvidia]'])})"
     error = "NVMLError"
     essential = ("utilisation", "memory_used_mib", "temperature_c")
 

@@ -18,13 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.requirements import pip_install
 
 try:
     from transformers.distributed.expert_parallel import AllToAllEP
 except ImportError as error:
     raise RequestError(
         f"parallelism: ep needs the exchange of tokens of transformers 5.23, found {transformers.__version__}; "
-        "pip install 'transformers>=5.23'"
+        f"run {pip_install(['transformers>=5.23'])}"
     ) from error
 
 

@@ -22,6 +22,7 @@ from accelmark.run.host import (
 from accelmark.run.launchers.ssh.options import KEEPALIVES, Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.requirements import pip_install
 
 if TYPE_CHECKING:
     import asyncssh
@@ -167,7 +168,8 @@ def library() -> Any:
     try:
         import asyncssh
     except ImportError as error:
-        raise RequestError("launching over SSH needs asyncssh: pip install 'accelmark[cluster]'") from error
+        install = pip_install(["accelmark[cluster]"])
+        raise RequestError(f"launching over SSH needs asyncssh: run {install}") from error
     return asyncssh
 
 
