@@ -152,6 +152,18 @@ def test_all_mistakes_of_a_run_file_and_of_a_command_are_one_message(tmp_path: P
     assert "error: 4 problems" in done.stderr, done.stderr
     for said in ("requests 3 hosts", "no framework 'torch'", "lr: unknown setting", "seed: must be a whole number"):
         assert said in done.stderr
+    elsewhere = ("--vendor", "nope", "--data", str(tmp_path / "none"))
+    done = accelmark("train", "llama_mini:pytorch:H100:4:8", *elsewhere, "--set", "lr=1", "--dry-run")
+    for said in ("error: 3 problems", "vendor: unknown vendor 'nope'", "lr: unknown setting", "none is missing"):
+        assert said in done.stderr, done.stderr
+    wrong = ("--compiler", "opnvino", "--precision", "fp4", "--data", str(tmp_path / "none"), "--vendor", "cpu")
+    done = accelmark("infer", "resnet_mini", *wrong, "--dry-run")
+    for said in ("error: 3 problems", "did you mean 'openvino'?", "precision: input should be", "none is missing"):
+        assert said in done.stderr, done.stderr
+    (tmp_path / "bad.yaml").write_text("vendor: nope\ncases:\n  - {key: resnet_mni, tsk: train}\n")
+    done = accelmark("run", str(tmp_path / "bad.yaml"), "--dry-run")
+    for said in ("error: 3 problems", "vendor: unknown vendor 'nope'", "did you mean 'resnet_mini'?", "'task'?"):
+        assert said in done.stderr, done.stderr
 
 
 def test_a_program_gets_the_same_error_as_json() -> None:

@@ -120,8 +120,8 @@ def test_a_check_is_one_line_of_whole_words_on_a_terminal_too(monkeypatch: pytes
 
 
 def plain(text: str) -> str:
-    """Return what a terminal shows of a text, without control sequences."""
-    return "\n" + re.sub(r"\r|\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    """Return what a terminal shows of a text, without control sequences and the moving sign that they erase."""
+    return "\n" + re.sub(r"[\u2800-\u28ff] \w+ …|\r|\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -> None:
@@ -230,6 +230,7 @@ def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench
     assert missing(case_checks("line8", run=False)) == ""
     wrong = {
         "line9": ("optimizer: {name: sgd, lr: 0.5}", "optimizer: {name: sgdx, learning_rate: 0.5}"),
+        "line11": ("optimizer: {name: sgd, lr: 0.5}", "optimizer: {name: adamw, lr: 0.5, momentum: 0.9}"),
         "line10": ("data: []", "data: [{name: points, sources: [{url: 'no address'}]}, fashion-mnst]"),
     }
     said = {}
@@ -239,6 +240,8 @@ def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench
         said[name] = missing(case_checks(name, run=False))
     assert "case.yaml: train.settings.optimizer.learning_rate: unknown setting" in said["line9"]
     assert "case.yaml: train.settings.optimizer.name: " in said["line9"]
+    expected = "case.yaml: train.settings.optimizer.momentum: has no effect with the optimizer adamw"
+    assert expected in said["line11"]
     assert "case.yaml: data.0.sources" in said["line10"]
     assert "did you mean 'fashion" in said["line10"]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
+_CPU: Final = "cpu"
 
 
 def train(
@@ -276,14 +277,23 @@ def plan_request(
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.controller.equivalence_cache import with_checks
     from accelmark.run.environments.registry import with_environments
+    from accelmark.spec.errors import Problem, RequestError, SpecError
+    from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
     given = request.cluster
     cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
+    vendor = request.vendor or cluster.vendor
+    try:
+        find("vendors", vendor or _CPU, where)
+    except RequestError as error:
+        unknown = Problem(where, "vendor", str(error).removeprefix(f"{where}: "))
+        on_cpus = _problems_on_cpus(request, settings, synthetic=synthetic, where=where)
+        raise SpecError(dict.fromkeys([unknown, *on_cpus])) from error
     plan = build_plan(
         request,
         cluster=cluster,
-        detected=detect_devices(request.vendor or cluster.vendor),
+        detected=detect_devices(vendor),
         data_dirs=data_dirs,
         created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         where=where,
@@ -292,6 +302,21 @@ def plan_request(
     )
     plan = with_environments(with_checks(plan))
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
+
+
+def _problems_on_cpus(request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str) -> Iterator[Problem]:
+    """Yield the problems that the cases of a request have on this machine's CPUs too, whatever the vendor."""
+    from accelmark.spec.cluster import ClusterSpec
+    from accelmark.spec.errors import SpecError
+
+    here = request.model_copy(update={"vendor": _CPU, "cluster": ClusterSpec()})
+    for case in request.cases:
+        alone = case.model_copy(update={"key": ":".join(case.key.split(":")[:2])})
+        alone_here = here.model_copy(update={"cases": (alone,)})
+        try:
+            plan_request(alone_here, settings, synthetic=synthetic, where=where, may_lack_data=True)
+        except SpecError as error:
+            yield from error.problems
 
 
 def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
@@ -331,16 +356,19 @@ def read_run_file(path: Path) -> RunSpec:
 
 
 def _case_problems(file: Path, settings: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of planning the valid cases of a run file that has other errors."""
+    """Yield the problems of planning the cases of a run file that has other errors, without their unknown keys."""
     from accelmark.spec.errors import AccelmarkError, Problem, SpecError
     from accelmark.spec.model import read_yaml
-    from accelmark.spec.runfile import RunSpec
+    from accelmark.spec.runfile import CaseRequest, RunSpec
 
     values = read_yaml(file)
     shared = {name: values[name] for name in ("vendor", "cluster") if name in values}
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():
+        known = case
+        if isinstance(case, dict):
+            known = {name: case[name] for name in CaseRequest.model_fields if name in case}
         try:
-            request = RunSpec.model_validate(shared | {"cases": [case], "open": values.get("open") is True})
+            request = RunSpec.model_validate(shared | {"cases": [known], "open": values.get("open") is True})
         except ValueError:  # reported already
             continue
         try:

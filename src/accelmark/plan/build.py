@@ -117,13 +117,29 @@ class _Planner:
         where = self.run.where
         try:
             key = CaseKey.parse(request.key, hardware=self.run.detected.hardware, where=where)
-            self.problems.extend(self._scale_problems(key, request.key))
-            self._check_devices(key, request.key)
-            self._add(key, request)
         except SpecError as error:
             self.problems.extend(error.problems)
+            return
+        self.problems.extend(self._scale_problems(key, request.key))
+        self._check_devices(key, request.key)
+        try:
+            self._add(key, request)
+        except SpecError as error:
+            self.problems.extend((*error.problems, *self._further_problems(key, request)))
         except RequestError as error:
             self.problems.append(Problem(where, request.key, str(error).removeprefix(f"{where}: ")))
+            self.problems.extend(self._further_problems(key, request))
+
+    def _further_problems(self, key: CaseKey, request: CaseRequest) -> Iterator[Problem]:
+        """Yield the problems of data and engine, which planning a key that has others does not come to."""
+        if request.data is not None and self.run.launcher.is_localhost and not request.data.exists():
+            yield Problem(self.run.where, request.key, f"the data directory {request.data} is missing", "correct data")
+        engine = self.run.command_line.get("compiler", request.settings.get("compiler"))
+        if request.task == "infer" and isinstance(engine, str):
+            try:
+                self._check_engine(key, engine)
+            except SpecError as error:
+                yield from error.problems
 
     def _add(self, key: CaseKey, request: CaseRequest) -> None:
         chip = self._chip(key)

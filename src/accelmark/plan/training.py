@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
@@ -10,10 +10,10 @@ from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, 
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
-from accelmark.spec.layers import Layer, Resolved, resolve
+from accelmark.spec.layers import Layer, Provenance, Resolved, resolve
 from accelmark.spec.plugins.catalog import folders, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
-from accelmark.spec.settings.training import TrainSettings
+from accelmark.spec.settings.training import NEEDED_NAME, TrainSettings
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""
@@ -77,9 +77,20 @@ def _check_settings(request: KeyRequest, resolved: Resolved[TrainSettings]) -> N
     splits, where = require_side(request, "train", request.case.train).mesh, provenance["parallelism"].layer
     problems += parallelism_problems(resolved.settings, request.key, spec.parallelism, splits, where)
     problems += own_mesh_problems(resolved.settings, provenance)
-    problems += unused_settings(provenance, (request.run.where, _COMMAND_LINE))
+    own = (request.run.where, _COMMAND_LINE)
+    problems += (*unused_settings(provenance, own), *without_effect(provenance, own))
     if problems:
         raise SpecError(problems)
+
+
+def without_effect(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
+    """Yield the settings of optimizer and schedule in ``layers`` that the chosen one does not use."""
+    for key, names in NEEDED_NAME.items():
+        section, origin = key.partition(".")[0], provenance[key]
+        chosen = provenance[f"{section}.name"].value
+        if origin.layer in layers and chosen not in names:
+            what = f"has no effect with the {section} {chosen}"
+            yield Problem(origin.layer, key, what, f"it applies to {', '.join(names)}")
 
 
 def _requires(framework: str, settings: TrainSettings, trainer: TrainerSpec | None) -> dict[str, tuple[str, ...]]:

@@ -11,12 +11,13 @@ from typing import Any, Final, Literal
 from accelmark.cli.checks.trial import Check, trial
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.training import without_effect
 from accelmark.spec.errors import AccelmarkError, SpecError, nearest
 from accelmark.spec.layers import Layer, resolve, resolve_inference
 from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
+from accelmark.spec.plugins.catalog import find, folders, known_engines, load_case, load_vendor
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.telemetry.declaration import VendorTelemetry, telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
@@ -27,6 +28,7 @@ _READ: Final = (
     "README.md",
 )  # fmt: skip
 """Names in a vendor's folder for a case that have a meaning."""
+_FILE: Final = "case.yaml"
 _SETTINGS: Final = "train.settings."
 
 
@@ -170,7 +172,10 @@ def case_checks(name: str, *, run: bool) -> Iterator[Check]:
     """Check a case's folder; with ``run`` also train three steps on synthetic data. Yields as ``vendor_checks``."""
     described = _case_description(name, find("cases", name).path)
     yield from described
-    if run and all(check.state != "missing" for check in described) and load_case(name).train is not None:
+    if not run:
+        what = "not tried: the imports and results of its code, its model's parameters, the metric of its target"
+        yield Check("advice", what, f"accelmark check case {name}")
+    elif all(check.state != "missing" for check in described) and load_case(name).train is not None:
         yield from trial(name, "cpu", evaluate=True)
 
 
@@ -209,6 +214,11 @@ def _declaration_checks(case: CaseSpec) -> Iterator[Check]:
         parts.append(("infer.", lambda: resolve_inference(infer, "case.yaml", reserved=option_names())))
     for prefix, read in parts:
         yield from _problems(prefix, read)
+    compiler = infer.configurations.get("compiler") if infer is not None else None
+    engines = set().union(*(known_engines(vendor.path) for vendor in folders("vendors").values()))
+    if compiler is not None and compiler not in engines:
+        hint = nearest(str(compiler), engines)
+        yield Check("missing", f"case.yaml: infer.configurations.compiler: unknown engine {compiler!r}", hint)
 
 
 def _checks_of_settings(file: Path) -> Iterator[Check]:
@@ -221,7 +231,11 @@ def _checks_of_settings(file: Path) -> Iterator[Check]:
 
 
 def _resolved(settings: Mapping[str, Any]) -> object:
-    return resolve(Layer.of("case.yaml", settings), [], mutable=(), is_open=False)
+    """Return the settings of training; raise SpecError with those that are wrong or have no effect."""
+    resolved = resolve(Layer.of(_FILE, settings), [], mutable=(), is_open=False)
+    if unused := list(without_effect(resolved.provenance, (_FILE,))):
+        raise SpecError(unused)
+    return resolved
 
 
 def _problems(prefix: str, read: Callable[[], object]) -> Iterator[Check]:

@@ -291,7 +291,7 @@ class Coordinator:
         nodes = await write_job(self.directory, job, self._launcher, go_on=go_on)
         started = earlier_attempts(self.directory.round_dir(job))
         if go_on and started and isinstance(job.job.work, TrainingWork) and not nodes[0].job.resume:
-            what = "no checkpoint to resume from: it starts again at step 1"
+            what = "no checkpoint to resume from (checkpoint.every_steps writes some): it starts again at step 1"
             self._event_log.note("note", what, job.directory)
             self.observer.note(f"{job.directory}: {what}")
         agents = self._launcher.agents(nodes)

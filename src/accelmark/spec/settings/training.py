@@ -55,6 +55,15 @@ class OptimizerSettings(FiniteSpec):
     """Use one kernel for all parameters; null: the driver chooses by device."""
 
 
+NEEDED_NAME: Final = {
+    "optimizer.momentum": ("sgd",), "optimizer.nesterov": ("sgd",),
+    "optimizer.beta1": ("adam", "adamw", "lamb"), "optimizer.beta2": ("adam", "adamw", "lamb"),
+    "optimizer.eps": ("adam", "adamw", "lamb", "adagrad"),
+    "schedule.power": ("polynomial",), "schedule.step_epochs": ("step",), "schedule.step_gamma": ("step",),
+}  # fmt: skip
+"""Setting -> the values of ``name`` in its section with which it has an effect; others have one with every name."""
+
+
 class ScheduleSettings(FiniteSpec):
     """The learning rate over optimizer steps."""
 
