@@ -346,8 +346,11 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
             "requirements": ["torch_acme==2.1"],
         }  # fmt: skip
         job["provenance"]["precision"] |= {
-            "layer": "vendors/acme/cases/toy-pytorch/config.yaml", "replaced": [["case.yaml", "fp32"]],
+            "layer": "vendors/acme/cases/toy-pytorch/config_X1x1x1.yaml",
+            "replaced": [["case.yaml", "fp32"], ["vendors/acme/cases/toy-pytorch/config.yaml", "bf16"]],
         }  # fmt: skip
+        repeated = job["provenance"]["seed"]  # the case's own value, which is no change
+        repeated |= {"layer": "vendors/acme/vendor.yaml", "replaced": [["case.yaml", repeated["value"]]]}
 
     change_job(run, 1, adapted)
     cost = judged(run).adaptation

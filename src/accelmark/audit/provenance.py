@@ -18,7 +18,7 @@ from typing import Final
 import accelmark
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.audit.inference import engine_details
-from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
+from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, RoundResult, Severity, finding
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_files, tree_hash
@@ -186,18 +186,9 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     if entry is None or entry.job is None:
         return None
     files, module = entry.job.adaptation, entry.job.framework_module
-    vendor_layer = f"vendors/{entry.result.vendor}/"
-    keys = [
-        ChangedKey(
-            key=name, standard=setting.replaced[-1][1] if setting.replaced else None, value=setting.value,
-            layer=setting.layer,
-        )
-        for name, setting in sorted(entry.result.settings.items())
-        if setting.layer.startswith(vendor_layer)
-    ]  # fmt: skip
     names = {name for entry in evidence.rounds for record in entry.adaptations for name in record.environment}
     return AdaptationCost(
-        keys=tuple(keys),
+        keys=tuple(_changed_keys(entry.result)),
         hooks=tuple(_hooks(evidence)),
         extern=files.extern if files else {},
         kernels=files.kernels if files else {},
@@ -207,6 +198,16 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         vendor_environment=tuple(sorted(_not_shipped(entry))),
         framework_module=None if entry.reference.module(entry.job.framework) == module else module,
     )
+
+
+def _changed_keys(result: RoundResult) -> Iterator[ChangedKey]:
+    """Yield the settings to which the vendor gives another value than the layers beneath."""
+    of_vendor = f"vendors/{result.vendor}/"
+    for name, setting in sorted(result.settings.items()):
+        beneath = [value for layer, value in setting.replaced if not layer.startswith(of_vendor)]
+        if setting.layer.startswith(of_vendor) and beneath[-1:] != [setting.value]:
+            standard = beneath[-1] if beneath else None
+            yield ChangedKey(key=name, standard=standard, value=setting.value, layer=setting.layer)
 
 
 def _not_shipped(entry: RoundEvidence) -> set[str]:
