@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.explain.entries import all_terms
+from accelmark.explain.terms import all_terms
 from accelmark.report.plots import plots_of
 from accelmark.report.run_page import interval_text, render_page, write_page
 from accelmark.report.templating import embed_json

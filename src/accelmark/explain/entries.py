@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Final, final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from accelmark.datasets.spec import DataEntry
 from accelmark.explain.fields import DocumentedField, as_yaml, documented_fields
 from accelmark.explain.schemas import FILES
+from accelmark.explain.terms import all_terms
 from accelmark.results.figure_names import FIGURES, title_of
 from accelmark.spec.errors import RequestError, closest
-from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
 from accelmark.spec.plugins.catalog import load_server, readable
 from accelmark.spec.plugins.launcher import launcher_options
@@ -31,15 +29,6 @@ SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
 }
 
 
-class Term(Spec):
-    """A word that AccelMark writes, explained."""
-
-    text: str
-    """What it means, as a sentence."""
-    remedy: str = ""
-    """What to do; empty where nothing is to be done."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -52,13 +41,6 @@ class Entry:
     remedy: str = ""
     title: str = ""
     """The title of a figure on pages."""
-
-
-@cache
-def all_terms() -> dict[str, dict[str, Term]]:
-    """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
-    path = Path(__file__).with_name("terms.yaml")
-    return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
 
 
 def settings() -> dict[str, list[DocumentedField]]:

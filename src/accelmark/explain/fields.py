@@ -40,12 +40,18 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:
             continue
-        statements = list(ast.iter_child_nodes(ast.parse(inspect.getsource(base)).body[0]))
-        for pair in pairwise(statements):
+        for pair in pairwise(_classes(inspect.getfile(base))[base.__name__].body):
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     texts[name] = _ROLE.sub(r"`\1`", " ".join(text.split()))
     return texts
+
+
+@cache
+def _classes(file: str) -> dict[str, ast.ClassDef]:
+    """Return name -> class of a source file, which is parsed once for all its models."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -57,7 +63,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[DocumentedField]:
     """Yield the fields of a model and of the models in them, with dotted keys; ``[]`` marks entries of lists."""
-    texts, properties = field_texts(model), model.model_json_schema()["properties"]
+    texts, properties = field_texts(model), _properties(model)
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         parts = models_in(field.annotation)
@@ -72,6 +78,11 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
             yield from dict.fromkeys(found for part in parts for found in documented_fields(part, inside))
         else:
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
+
+
+@cache
+def _properties(model: type[BaseModel]) -> dict[str, Any]:
+    return dict(model.model_json_schema()["properties"])
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:

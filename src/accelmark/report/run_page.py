@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.explain.entries import all_terms
+from accelmark.explain.terms import all_terms
 from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
 from accelmark.report.rank_table import RankTable, rank_table

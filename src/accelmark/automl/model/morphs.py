@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations, count
-from typing import Annotated, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
-import numpy as np
 from pydantic import Field
 
 from accelmark.automl.model import counting, layers
 from accelmark.automl.model.network import INPUT, Network, NetworkError, Node, find_problems, infer_shapes, main_chain
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.model import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MorphKind = Literal["deepen", "widen", "add-skip", "concat-skip", "kernel-grow"]
 MORPH_KINDS: Final[tuple[MorphKind, ...]] = get_args(MorphKind)

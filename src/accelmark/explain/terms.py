@@ -1,0 +1,26 @@
+"""The words that AccelMark writes, such as audit rules and verdicts; ``terms.yaml`` explains them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from accelmark.spec.model import Spec, read_yaml
+
+
+class Term(Spec):
+    """A word that AccelMark writes, explained."""
+
+    text: str
+    """What it means, as a sentence."""
+    remedy: str = ""
+    """What to do; empty where nothing is to be done."""
+
+
+@cache
+def all_terms() -> dict[str, dict[str, Term]]:
+    """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
+    path = Path(__file__).with_name("terms.yaml")
+    return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
