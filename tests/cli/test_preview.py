@@ -48,10 +48,12 @@ def dry_run(
         *more,
     )
     ended = accelmark(*arguments, "--json", PATH=str(tmp_path / "nothing"), **environment)
-    assert ended.returncode == (0 if lacks is None else 1), ended.stdout + ended.stderr
+    said = [] if lacks is None else [f"this machine: {lacks} is not on the PATH"]
+    if "launcher" not in cluster:
+        said.append("this machine: no device of acme was found")
+    assert ended.returncode == (1 if said else 0), ended.stdout + ended.stderr
     assert not run.exists()
     shown: dict[str, Any] = json.loads(ended.stdout)
-    said = [] if lacks is None else [f"this machine: {lacks} is not on the PATH"]
     assert [problem.partition(" (")[0] for problem in shown["problems"]] == said
     plain = accelmark(*arguments, PATH=str(tmp_path / "nothing"), **environment)
     assert all("import " not in line for line in plain.stdout.splitlines()), "programs are shown by name"

@@ -98,6 +98,7 @@ def test_a_directory_of_folders_that_is_absent_or_too_deep_is_named(
         ("max", "did you mean 'end.max_steps' or 'end.max_epochs'?"),
         ("optimizer.max_steps", "did you mean 'end.max_steps'?"),
         ("optimizer", "it has optimizer.lr, optimizer.name"),
+        ("ed.max_epochs", "did you mean 'end.max_epochs'?"),
     ],
 )
 def test_the_nearest_setting_is_in_the_same_section_or_has_the_same_initials(name: str, expected: str) -> None:

@@ -76,7 +76,7 @@ def entries() -> Iterator[Entry]:
 
 
 def explain(name: str) -> list[Entry]:
-    """Return the explanations of a name, or of a figure's title; a setting's last part is enough where no other has it.
+    """Return the explanations of a name, or of a figure's title, whole or its first words; of a setting the last part.
 
     Upper and lower case, and blanks and underscores, need not be distinguished.
 
@@ -85,9 +85,10 @@ def explain(name: str) -> list[Entry]:
     """
     known = list(entries())
     found = [entry for entry in known if entry.name == name]
-    found = found or [entry for entry in known if entry.name.rpartition(".")[2] == name]
+    found = found or [entry for entry in known if name and _plain(name) in (_plain(entry.name), _plain(entry.title))]
     if not found and name:
-        found = [entry for entry in known if _plain(name) in (_plain(entry.name), _plain(entry.title))]
+        family = [entry for entry in known if _plain(entry.title).startswith(f"{_plain(name)},")]
+        found = [*family, *(entry for entry in known if entry.name.rpartition(".")[2] == name)]
     if not found:
         hint = _nearest(name, {entry.name for entry in known})
         raise RequestError(f"nothing is called {name!r}; {hint}")

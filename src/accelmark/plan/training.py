@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
@@ -78,18 +78,22 @@ def _check_settings(request: KeyRequest, resolved: Resolved[TrainSettings]) -> N
     problems += parallelism_problems(resolved.settings, request.key, spec.parallelism, splits, where)
     problems += own_mesh_problems(resolved.settings, provenance)
     own = (request.run.where, _COMMAND_LINE)
-    problems += (*unused_settings(provenance, own), *without_effect(provenance, own))
+    problems += (*unused_settings(provenance, own), *without_effect(provenance, (request.case_file, *own)))
     if problems:
         raise SpecError(problems)
 
 
-def without_effect(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
-    """Yield the settings of optimizer and schedule in ``layers`` that the chosen one does not use."""
+def without_effect(provenance: Mapping[str, Provenance], layers: Sequence[str]) -> Iterator[Problem]:
+    """Yield the settings of optimizer and schedule in ``layers``, weakest first, that the chosen one does not use.
+
+    Those beneath the layer that chose it were meant for another one.
+    """
     for key, names in NEEDED_NAME.items():
         section, origin = key.partition(".")[0], provenance[key]
-        chosen = provenance[f"{section}.name"].value
-        if origin.layer in layers and chosen not in names:
-            what = f"has no effect with the {section} {chosen}"
+        chosen = provenance[f"{section}.name"]
+        above = layers[layers.index(chosen.layer) :] if chosen.layer in layers else layers
+        if origin.layer in above and chosen.value not in names:
+            what = f"has no effect with the {section} {chosen.value}"
             yield Problem(origin.layer, key, what, f"it applies to {', '.join(names)}")
 
 

@@ -14,6 +14,8 @@ EXIT_CANCELLED: Final = 130
 _MAX_LISTED: Final = 30
 _CLOSE: Final = 0.65
 """Least similarity (``difflib``) of a name that is suggested."""
+_ALMOST: Final = 0.85
+"""Similarity of a whole dotted name that counts more than an equal last part."""
 _MAX_CLOSE: Final = 3
 
 
@@ -88,7 +90,8 @@ def closest(name: str, names: Sequence[str]) -> list[str]:
     """
     last, inside = name.rpartition(".")[2], _of_section(name, names)
     same = [each for each in names if each.rpartition(".")[2] == last][:_MAX_CLOSE]
-    return same or _close(last, last, inside) or _close(last if inside else name, last, names)
+    almost = difflib.get_close_matches(name, names, n=1, cutoff=_ALMOST) if last != name else []
+    return almost or same or _close(last, last, inside) or _close(last if inside else name, last, names)
 
 
 def _of_section(name: str, names: Iterable[str]) -> list[str]:

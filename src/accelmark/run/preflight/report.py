@@ -29,6 +29,7 @@ from accelmark.spec.job import ExternalJob
 from accelmark.spec.number_format import counted, duration
 from accelmark.spec.plugins.requirements import describe, install_command, missing, page_needs
 from accelmark.spec.plugins.trainer import placeholders
+from accelmark.telemetry.detect import detect
 
 _SHOWN_EVERY_S: Final = 0.5
 _HERE: Final = "this machine"
@@ -86,7 +87,7 @@ async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = la
 
 
 async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[HostProblem]:
-    """Return what this machine lacks for the run: programs, and where the jobs run here, packages and data."""
+    """Return what this machine lacks for the run: programs, and where the jobs run here, devices, packages and data."""
     cluster, is_here = directory.plan.cluster, launcher.spec.is_localhost
     programs = {command[0]: "run it on a machine of the cluster" for command in launcher.allocation_commands()}
     if cluster.container is not None and is_here:
@@ -97,6 +98,9 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
     problems += _page_lacks()
     if not is_here:
         return problems
+    if not detect([directory.plan.vendor], read=False):
+        what = f"no device of {directory.plan.vendor} was found"
+        problems.append(HostProblem(_HERE, what, "'accelmark doctor' lists what was found"))
     preflight = Preflight(directory, launcher, directory.plan.jobs)
     hosts = [launcher.host(spec) for spec in cluster.hosts]
     absent = dict.fromkeys(str(path) for _, path in given_data(directory.plan) if not path.exists())

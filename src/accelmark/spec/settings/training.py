@@ -54,11 +54,18 @@ class OptimizerSettings(FiniteSpec):
     fused: bool | None = None
     """Use one kernel for all parameters; null: the driver chooses by device."""
 
+    @model_validator(mode="after")
+    def _possible(self) -> OptimizerSettings:
+        if self.name == "sgd" and self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
 
 NEEDED_NAME: Final = {
     "optimizer.momentum": ("sgd",), "optimizer.nesterov": ("sgd",),
     "optimizer.beta1": ("adam", "adamw", "lamb"), "optimizer.beta2": ("adam", "adamw", "lamb"),
     "optimizer.eps": ("adam", "adamw", "lamb", "adagrad"),
+    "schedule.final_lr_ratio": ("linear", "cosine", "onecycle", "polynomial", "tri_stage"),
     "schedule.power": ("polynomial",), "schedule.step_epochs": ("step",), "schedule.step_gamma": ("step",),
 }  # fmt: skip
 """Setting -> the values of ``name`` in its section with which it has an effect; others have one with every name."""
