@@ -33,6 +33,8 @@ class LauncherSpec(Spec):
     """All hosts of a cluster file are different machines."""
     container_engines: tuple[str, ...] = ("docker", "podman", "apptainer", "enroot")
     """Engines whose containers it can start jobs in."""
+    requires: tuple[str, ...] = ()
+    """Requirements of the launcher on the coordinator's machine, as for pip, ``accelmark[<extra>]`` included."""
     run_files: tuple[str, ...] = ()
     """Files that the launcher writes to the run directory during a run; manifests exclude them."""
 
