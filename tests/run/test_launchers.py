@@ -89,6 +89,13 @@ def test_a_dry_run_names_the_packages_that_a_launcher_lacks(nice: Path, tmp_path
         ({"launcher": "nice", "nicenes": 1}, ["x.yaml: nicenes: unknown key (did you mean 'niceness'?)"]),
         ({"launcher": "nice", "ssh_port": 22}, []),
         ({"launcher": "ssh", "ssh_port": "no", "niceness": "of another launcher"}, ["x.yaml: ssh_port: must be"]),
+        (
+            {"launcher": "ssh", "vendor": "nvdia", "nicenes": 1},
+            [
+                "x.yaml: nicenes: unknown key (did you mean 'niceness'?)",
+                "x.yaml: vendor: unknown vendor 'nvdia' (did you mean 'nvidia'?)",
+            ],
+        ),
         ({"launcher": 3}, ["x.yaml: launcher: unknown launcher 3"]),
     ],
 )
