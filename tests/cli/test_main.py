@@ -164,6 +164,11 @@ def test_all_mistakes_of_a_run_file_and_of_a_command_are_one_message(tmp_path: P
     done = accelmark("run", str(tmp_path / "bad.yaml"), "--dry-run")
     for said in ("error: 3 problems", "vendor: unknown vendor 'nope'", "did you mean 'resnet_mini'?", "'task'?"):
         assert said in done.stderr, done.stderr
+    (tmp_path / "hosts.yaml").write_text("launcher: ssh\nvendor: nvdia\nhots: []\n")
+    (tmp_path / "bad.yaml").write_text("cluster: hosts.yaml\ncases: [{key: resnet_mni}]\n")
+    done = accelmark("run", str(tmp_path / "bad.yaml"), "--dry-run")
+    for said in ("error: 3 problems", "did you mean 'hosts'?", "did you mean 'nvidia'?", "did you mean 'resnet_mini'?"):
+        assert said in done.stderr, done.stderr
 
 
 def test_a_program_gets_the_same_error_as_json() -> None:

@@ -69,7 +69,8 @@ def test_evaluate_measures_the_run_that_a_name_stands_for(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     used: list[Path] = []
     again = SimpleNamespace(counts=True, is_reproduced=True, values=dict)
-    monkeypatch.setattr("accelmark.run.controller.evaluate.evaluate_run", lambda run, _: used.append(run))
+    monkeypatch.setattr("accelmark.run.controller.evaluate.evaluate_run", lambda run, *_: used.append(run))
+    monkeypatch.setattr("accelmark.run.controller.evaluate.remove_repeated", lambda _: None)
     monkeypatch.setattr("accelmark.audit.verify.checked_again", lambda _: [again])
     monkeypatch.setattr("accelmark.run.record.measure.measure_run", lambda run, recompute: used.append(run))
     for name in ("toy", "latest"):

@@ -98,6 +98,24 @@ def test_one_malformed_line_is_a_warning(accelmark: Accelmark, tmp_path: Path) -
     assert any("1 lines of the trainer matched but could not be read" in actual for actual in findings)
 
 
+def test_an_evaluation_that_is_not_found_in_the_output_is_named(accelmark: Accelmark, tmp_path: Path) -> None:
+    options = ["--set", "model.fault=other evaluation", "--set", "end.max_steps=20"]
+    assert accelmark("train", "signs:slowgrad", *options, "--out", "run").returncode == 1
+    (case,) = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"]
+    assert any("the target was not reached: no evaluation was run" in why for why in case["reasons"])
+    assert any("matched log.evaluation" in finding["actual"] for finding in case["findings"])
+
+
+def test_a_misspelt_setting_of_a_trainer_is_refused(accelmark: Accelmark, plugins: Path, tmp_path: Path) -> None:
+    text = (plugins / "trainers" / "slowgrad.yaml").read_text().replace("name: slowgrad", "name: misspelt")
+    (plugins / "trainers" / "misspelt.yaml").write_text(text.replace("optimizer.lr:", "optimizr.lr:"))
+    ran = accelmark("train", "signs:misspelt", "--out", "run", "--dry-run")
+    (plugins / "trainers" / "misspelt.yaml").unlink()
+    said = "trainer misspelt: settings.optimizr.lr: unknown setting (did you mean 'optimizer.lr'?)"
+    assert ran.returncode == 2
+    assert said in " ".join(ran.stderr.split())
+
+
 def test_a_trainer_that_is_missing_is_named(accelmark: Accelmark, plugins: Path, tmp_path: Path) -> None:
     text = (plugins / "trainers" / "slowgrad.yaml").read_text().replace("name: slowgrad", "name: absent")
     text = text.replace('"{python}", "{trainer_dir}/toy_trainer.py"', '"no-such-trainer"')

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accelmark.results.store.bundle import write_manifest
+from accelmark.results.store.signature import KEY_VARIABLE
 from accelmark.spec.errors import SpecError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find, look_again
 from tests.frameworks import environments
@@ -73,8 +76,30 @@ def test_other_weights_than_the_logged_ones_are_a_finding(run: Path, tmp_path: P
     assert done.returncode == 1, done.stdout + done.stderr
     (found,) = json.loads(done.stdout)
     assert "was changed after the end of training" in found["findings"][0]["actual"]
-    (case,) = json.loads(run_accelmark("verify", str(copy), "--json").stdout)["cases"]
-    assert case["verdict"] == "INVALID"
+    assert json.loads(run_accelmark("verify", str(copy), "--json").stdout)["intact"], "the run is as it ended"
+
+
+def test_a_repeated_evaluation_leaves_a_signed_run_as_it_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, copy = tmp_path / "key", shutil.copytree(run, tmp_path / "run")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    monkeypatch.setenv(KEY_VARIABLE, str(key))
+    write_manifest(copy)
+    monkeypatch.delenv(KEY_VARIABLE)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    done = run_accelmark("evaluate", str(copy), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)[0]["findings"] == []
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    (evaluation,) = copy.glob("*/evaluation-round1")
+    shutil.rmtree(evaluation)  # as of a run that ended before its evaluation
+    done = run_accelmark("evaluate", str(copy))
+    assert done.returncode == 0
+    assert "its signature, which no longer holds, was removed" in " ".join(done.stderr.split())
+    assert evaluation.is_dir()
+    verified = json.loads(run_accelmark("verify", str(copy), "--json").stdout)
+    assert (verified["intact"], verified["signature"]["status"]) == (True, "unsigned")
 
 
 @pytest.mark.heavy

@@ -72,6 +72,16 @@ def test_a_dry_run_shows_the_commands_of_a_launcher_from_a_plug_in(nice: Path, t
     assert "localhost: nice -n 10 env ACCELMARK_RUN=" in ended.stdout, ended.stdout + ended.stderr
 
 
+def test_a_dry_run_names_the_packages_that_a_launcher_lacks(nice: Path, tmp_path: Path) -> None:
+    (nice / "launcher.yaml").write_text(f"{DECLARATION}requires: [absent-package>=2]\n")
+    request = {"vendor": "acme", "cluster": {"launcher": "nice"}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    ended = accelmark("run", str(tmp_path / "file.yaml"), "--dry-run", "--set", "loader.synthetic=true")
+    assert "launcher nice needs absent-package>=2, which is not installed" in " ".join(ended.stderr.split())
+    assert ended.returncode == 1
+    assert load_launcher("ssh").requires == ("accelmark[cluster]",)
+
+
 @pytest.mark.parametrize(
     ("values", "problems"),
     [
@@ -79,6 +89,13 @@ def test_a_dry_run_shows_the_commands_of_a_launcher_from_a_plug_in(nice: Path, t
         ({"launcher": "nice", "nicenes": 1}, ["x.yaml: nicenes: unknown key (did you mean 'niceness'?)"]),
         ({"launcher": "nice", "ssh_port": 22}, []),
         ({"launcher": "ssh", "ssh_port": "no", "niceness": "of another launcher"}, ["x.yaml: ssh_port: must be"]),
+        (
+            {"launcher": "ssh", "vendor": "nvdia", "nicenes": 1},
+            [
+                "x.yaml: nicenes: unknown key (did you mean 'niceness'?)",
+                "x.yaml: vendor: unknown vendor 'nvdia' (did you mean 'nvidia'?)",
+            ],
+        ),
         ({"launcher": 3}, ["x.yaml: launcher: unknown launcher 3"]),
     ],
 )

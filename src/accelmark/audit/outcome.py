@@ -69,7 +69,9 @@ def target_reached(entry: RoundEvidence) -> Findings:
     if converged is None:
         yield finding("error", "target-reached", goal, "not known: the weights were not evaluated after training")
     elif not converged:
-        yield finding("error", "target-reached", goal, "the target was not reached")
+        metric = result.figures[FigureName.FINAL_METRIC]
+        why = f": {metric.reason}" if metric.value is None else ""
+        yield finding("error", "target-reached", goal, f"the target was not reached{why}")
 
 
 @for_each(Evidence.succeeded_rounds)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from accelmark.audit.evidence import ReferenceFolders, RoundEvidence
 from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
-from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation, reevaluation_dir
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
@@ -57,7 +57,7 @@ class CheckedAgain(NamedTuple):
     found: Reevaluation
     findings: tuple[Finding, ...]
     counts: bool
-    """Whether its metrics are those of the figures; not so in rounds of earlier versions."""
+    """Whether its metrics are those of the figures; not so of repeated ones, and in rounds of earlier versions."""
 
     @property
     def is_reproduced(self) -> bool:
@@ -88,7 +88,8 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
         entry = RoundEvidence(load_round(round_dir / RESULT_FILE), read_job(round_dir), ReferenceFolders())
         findings = [*reevaluation_findings(entry, found), *replay_findings(entry, work, found)]
         name = f"{round_dir.parent.name}/{round_dir.name}"
-        checked.append(CheckedAgain(name, found, tuple(findings), work.is_checked))
+        counts = work.is_checked and place == reevaluation_dir(round_dir)
+        checked.append(CheckedAgain(name, found, tuple(findings), counts))
     return checked
 
 

@@ -146,14 +146,20 @@ def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
 
 
 def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awaitable[Any]]) -> dict[str, Any]:
-    """Run ``body`` on all hosts of a cluster at once with a line of progress each; raises the first host's error."""
+    """Run ``body`` on all hosts of a cluster at once with a line of progress each.
+
+    Raises:
+        HostsNotReadyError: with the error of each host where it failed.
+    """
     import tempfile
 
     from rich.console import Console
 
     from accelmark.run.controller.waiting import run_until_signal
     from accelmark.run.environments.progress import HostProgress
+    from accelmark.run.host import HostError
     from accelmark.run.launchers import launcher_of_hosts
+    from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 
     async def all_hosts(progress: HostProgress) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
@@ -166,9 +172,15 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
                 )
             finally:
                 await launcher.close()
+        problems = []
         for one in found:
-            if isinstance(one, BaseException):
+            if isinstance(one, HostError):
+                hint = "" if one.advice == HostError.default_advice else one.advice
+                problems.append(HostProblem(one.host, one.problem, hint))
+            elif isinstance(one, BaseException):
                 raise one
+        if problems:
+            raise HostsNotReadyError(problems, strict=False)
         return {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
 
     with HostProgress(Console(stderr=True, highlight=False)) as progress:

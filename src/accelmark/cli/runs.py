@@ -281,15 +281,17 @@ def plan_request(
     from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
-    given = request.cluster
-    cluster = read_cluster(base / given.expanduser()) if isinstance(given, Path) else given
+    on_cpus = _problems_on_cpus(request, settings, synthetic=synthetic, where=where)
+    try:
+        cluster = read_cluster(base / given.expanduser()) if isinstance(given := request.cluster, Path) else given
+    except SpecError as error:
+        raise SpecError(dict.fromkeys([*error.problems, *on_cpus])) from error
     vendor = request.vendor or cluster.vendor
     try:
         find("vendors", vendor or _CPU, where)
     except RequestError as error:
-        unknown = Problem(where, "vendor", str(error).removeprefix(f"{where}: "))
-        on_cpus = _problems_on_cpus(request, settings, synthetic=synthetic, where=where)
-        raise SpecError(dict.fromkeys([unknown, *on_cpus])) from error
+        key, what = "vendor" if request.vendor else "cluster.vendor", str(error).removeprefix(f"{where}: ")
+        raise SpecError(dict.fromkeys([Problem(where, key, what), *on_cpus])) from error
     plan = build_plan(
         request,
         cluster=cluster,

@@ -10,7 +10,7 @@ from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, 
 from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
-from accelmark.spec.layers import Layer, Provenance, Resolved, resolve
+from accelmark.spec.layers import Layer, Provenance, Resolved, resolve, setting_defaults
 from accelmark.spec.plugins.catalog import folders, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings.training import NEEDED_NAME, TrainSettings
@@ -121,6 +121,10 @@ def _trainer_problems(
     if key.model not in trainer.cases:
         what = f"the trainer {trainer.name} has no arguments for the case {key.model!r}"
         yield Problem(request.run.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
+    known = setting_defaults(TrainSettings)
+    for name in trainer.settings:
+        if name not in known and not name.startswith("model."):
+            yield Problem(f"trainer {trainer.name}", f"settings.{name}", "unknown setting", nearest(name, known))
     for setting, origin in resolved.provenance.items():
         changed = origin.layer not in (request.case_file, "default")
         if changed and not trainer.passes(setting) and setting not in _NOT_PASSED:

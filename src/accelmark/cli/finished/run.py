@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -152,19 +151,23 @@ def verify(
 
 def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:
     """Replay the steps of each round that the nonce chooses, and remove what that wrote."""
-    from accelmark.audit.verify import checked_again
-    from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.controller.evaluate import evaluate_run
-
     if not target.is_dir():
         raise RequestError(f"{target}: --replay needs the run's directory, since bundles have no checkpoints")
     with options.working("replaying steps in a fresh process"):
-        places = evaluate_run(target, DataFetcher(offline=True), nonce)
+        return _checked(target, nonce, offline=True)
+
+
+def _checked(run: Path, nonce: str | None = None, *, offline: bool) -> list[CheckedAgain]:
+    """Evaluate or replay each round; only the evaluation of a round that had none is kept in the run."""
+    from accelmark.audit.verify import checked_again
+    from accelmark.run.controller.data import DataFetcher
+    from accelmark.run.controller.evaluate import evaluate_run, remove_repeated
+
+    places = evaluate_run(run, DataFetcher(offline), nonce)
     try:
         return checked_again(places)
     finally:
-        for place in places.values():
-            shutil.rmtree(place, ignore_errors=True)
+        remove_repeated(places)
 
 
 def _show(verification: Verification) -> None:
@@ -234,17 +237,18 @@ def evaluate(
     as_json: options.AsJson = False,
 ) -> None:
     """Evaluate the final weights of a run again. A fresh process uses the case's own code, and replays steps."""
-    from accelmark.audit.verify import checked_again
-    from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.controller.evaluate import evaluate_run
+    from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
     from accelmark.run.record.measure import measure_run
 
     run = options.own_run(run)
     with options.working("evaluating weights and replaying steps in a fresh process"):
-        places = evaluate_run(run, DataFetcher(offline))
-    checked = checked_again(places)
+        checked = _checked(run, offline=offline)
     if any(again.counts for again in checked):
+        was_signed = (run / SIGNATURE_FILE).is_file()
         measure_run(run, recompute=True)
+        if was_signed and signing_key() is None:
+            what = "it was measured again, and its signature, which no longer holds, was removed"
+            options.warn(f"{run}: {what}; set {KEY_VARIABLE} and use 'accelmark report --recompute' to sign it")
     if as_json:
         typer.echo(json.dumps([again.values() for again in checked]))
     else:

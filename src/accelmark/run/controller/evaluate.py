@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.reevaluation import SavedCheckpoints, reevaluation_dir, saved_checkpoints
+from accelmark.results.read.reevaluation import (
+    SavedCheckpoints,
+    read_reevaluation,
+    reevaluation_dir,
+    saved_checkpoints,
+)
 from accelmark.run.controller.node_jobs import write_job
 from accelmark.run.controller.waiting import Cancellation, run_until_signal, start_agents, wait_for_agents
 from accelmark.run.launchers import create_launcher
@@ -44,7 +49,9 @@ class WeightsCheck:
     job: PlannedJob
 
     @classmethod
-    def of(cls, directory: RunDirectory, job: PlannedJob, nonce: str | None = None) -> Self | None:
+    def of(
+        cls, directory: RunDirectory, job: PlannedJob, nonce: str | None = None, *, beside: bool = False
+    ) -> Self | None:
         """Return the evaluation job of a round that succeeded; None where it saved no weights to evaluate.
 
         Args:
@@ -52,6 +59,7 @@ class WeightsCheck:
             job: the round.
             nonce: chooses the replayed pair together with the round's log; the job then gets a directory of its own
                 and evaluates nothing.
+            beside: the job gets a directory of its own where the round's evaluation is complete.
         """
         train, round_dir = job.job.work, directory.round_dir(job)
         saved = saved_checkpoints(round_dir)
@@ -60,6 +68,8 @@ class WeightsCheck:
         place = reevaluation_dir(round_dir)
         if nonce is not None:
             place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
+        elif beside and (earlier := read_reevaluation(round_dir)) is not None and earlier.problem is None:
+            place = place.with_name(f"{place.name}-again")
         hashes = saved.hashes
         replays = tuple(_replays(saved, nonce or ""))
         weights: tuple[str | None, ...] = ()
@@ -154,7 +164,8 @@ def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
 def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict[Path, Path]:
     """Evaluate the weights of each round of a finished run, or with a nonce replay the steps that it chooses.
 
-    Returns the directory of each round with that of its evaluation job.
+    Returns the directory of each round with that of its evaluation job, which is :func:`reevaluation_dir` only where
+    the round had no complete evaluation: other directories are the caller's to remove.
 
     Raises:
         RequestError: no round trained to its end and kept checkpoints.
@@ -164,7 +175,7 @@ def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict
     with directory.locked():
         statuses = directory.statuses()
         succeeded = [job for job in directory.plan.jobs if statuses[job.directory].state == "succeeded"]
-        checks = list(filter(None, (WeightsCheck.of(directory, job, nonce) for job in succeeded)))
+        checks = list(filter(None, (WeightsCheck.of(directory, job, nonce, beside=True) for job in succeeded)))
         checks = [check for check in checks if nonce is None or _work(check).replays]
         if not checks:
             raise RequestError(
@@ -174,8 +185,20 @@ def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict
         missing = [name for check in checks for name in _missing(directory, check)]
         if missing:
             raise RequestError(f"{missing[0]}: the checkpoint was removed, so that nothing can be replayed")
-        run_until_signal(_run_all(directory, checks, fetch))
-        return {check.round_dir: directory.round_dir(check.job) for check in checks}
+        places = {check.round_dir: directory.round_dir(check.job) for check in checks}
+        try:
+            run_until_signal(_run_all(directory, checks, fetch))
+        except BaseException:
+            remove_repeated(places)
+            raise
+        return places
+
+
+def remove_repeated(places: Mapping[Path, Path]) -> None:
+    """Remove the evaluation jobs of :func:`evaluate_run` that are not the evaluations of their rounds."""
+    for round_dir, place in places.items():
+        if place != reevaluation_dir(round_dir):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _work(check: WeightsCheck) -> EvaluateJob:

@@ -27,7 +27,7 @@ from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import ExternalJob
 from accelmark.spec.number_format import counted, duration
-from accelmark.spec.plugins.requirements import describe, install_command, missing, page_needs
+from accelmark.spec.plugins.requirements import Need, describe, install_command, missing, page_needs
 from accelmark.spec.plugins.trainer import placeholders
 from accelmark.telemetry.detect import detect
 
@@ -57,7 +57,7 @@ async def run_preflight(
     try:
         paths = list(dict.fromkeys(path for _, path in given_data(plan)))
         problems = await Preflight(directory, launcher, jobs, paths).run()
-        problems += _page_lacks()
+        problems += _lacks(page_needs())
         problems += await asyncio.to_thread(_wrong_here, plan, launcher)
     finally:
         shown.cancel()
@@ -95,7 +95,8 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
         programs[engine] = "install it, or correct container.engine in the cluster file"
     lacking = {program: hint for program, hint in programs.items() if shutil.which(program) is None}
     problems = [HostProblem(_HERE, f"{name} is not on the PATH", hint) for name, hint in lacking.items()]
-    problems += _page_lacks()
+    own = [Need(requirement=one, needed_by=f"launcher {launcher.spec.name}") for one in launcher.spec.requires]
+    problems += _lacks([*own, *page_needs()])
     if not is_here:
         return problems
     if not detect([directory.plan.vendor], read=False):
@@ -109,9 +110,9 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
     return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
 
 
-def _page_lacks() -> list[HostProblem]:
-    """Return the packages that this Python, which writes the run's page, lacks for it."""
-    lacking = missing(page_needs())
+def _lacks(needs: Sequence[Need]) -> list[HostProblem]:
+    """Return the packages that this Python, which starts the jobs and writes the run's page, lacks for it."""
+    lacking = missing(needs)
     return [HostProblem(_HERE, describe(lacking), install_command(lacking))] if lacking else []
 
 

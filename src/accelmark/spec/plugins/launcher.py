@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, ValidationError
 
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
@@ -33,6 +33,8 @@ class LauncherSpec(Spec):
     """All hosts of a cluster file are different machines."""
     container_engines: tuple[str, ...] = ("docker", "podman", "apptainer", "enroot")
     """Engines whose containers it can start jobs in."""
+    requires: tuple[str, ...] = ()
+    """Requirements of the launcher on the coordinator's machine, as for pip, ``accelmark[<extra>]`` included."""
     run_files: tuple[str, ...] = ()
     """Files that the launcher writes to the run directory during a run; manifests exclude them."""
 
@@ -85,7 +87,7 @@ def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
 
 
 def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -> list[Problem]:
-    """Return what is wrong with ``launcher`` and the settings of launchers in a cluster file.
+    """Return what is wrong with ``vendor``, ``launcher`` and the settings of launchers in a cluster file.
 
     Settings of launchers other than the one named are allowed, so that a file stays valid when ``launcher`` changes.
     ``where`` is the file, and ``prefix`` (with its dot) the prefix of its keys, for errors.
@@ -96,6 +98,11 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
     problems = [
         Problem(where, f"{prefix}{name}", "unknown key", nearest(name, known)) for name in given if name not in known
     ]
+    if isinstance(vendor := values.get("vendor"), str):
+        try:
+            find("vendors", vendor, where)
+        except RequestError as error:
+            problems.append(Problem(where, f"{prefix}vendor", str(error).removeprefix(f"{where}: ")))
     if launcher not in folders("launchers"):
         hint = nearest(str(launcher), folders("launchers"))
         return [*problems, Problem(where, f"{prefix}launcher", f"unknown launcher {launcher!r}", hint)]

@@ -53,6 +53,7 @@ class LogTranslator:
         self._unreadable: str | None = None
         """The first line that matches and could not be read."""
         self._num_unreadable = 0
+        self._is_evaluated = False
         self._rates: list[tuple[float, float, float]] = []
         """Units per second that the trainer printed, units, and seconds of each window."""
         self._closed = False
@@ -136,6 +137,7 @@ class LogTranslator:
         return step * settings.samples_per_step(self._world_size)
 
     def _take_evaluation(self, numbers: dict[str, float], at_ns: int) -> None:
+        self._is_evaluated = True
         duration_s = numbers.pop("duration", 0.0)
         numbers.pop("step", None)
         metrics = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -169,6 +171,10 @@ class LogTranslator:
         if self._num_unreadable:
             message = f"{self._num_unreadable} lines of the trainer matched but could not be read"
             self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable}"})
+        needs_metric = self._work.target is not None and not self._work.settings.loader.synthetic
+        if needs_metric and self._began_ns is not None and self._evaluation is not None and not self._is_evaluated:
+            message = "no line of the trainer's output matched log.evaluation, so that no metric is known"
+            self._log.event(Event.WARNING, {"message": message})
         self._compare_rates()
 
     def _compare_rates(self) -> None:
