@@ -141,6 +141,21 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "no README.md" in told
 
 
+def test_replaced_parts_of_a_framework_without_hooks_are_refused_before_a_run(bench: Path) -> None:
+    folder = new_folder("vendors", "acme10", bench)
+    description = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(
+        description.replace("  pytorch:\n", "  jax: {device_type: cpu, collective_backend: gloo}\n  pytorch:\n")
+    )
+    (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "resnet_mini-jax")
+    what = "resnet_mini-jax/extern: framework jax has no hooks to replace"
+    assert f"cases/{what}" in missing(vendor_checks("acme10"))
+    arguments = ["train", "resnet_mini:jax", "--vendor", "acme10", "--synthetic", "--dry-run"]
+    refused = CliRunner().invoke(app, arguments)
+    assert isinstance(refused.exception, SpecError)
+    assert what in str(refused.exception)
+
+
 def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_advice(bench: Path) -> None:
     adaptation = new_folder("vendors", "acme5", bench) / "cases" / "resnet_mini-pytorch"
     (adaptation / "config.yml").touch()

@@ -17,7 +17,7 @@ from accelmark.spec.layers import Layer, resolve, resolve_inference
 from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import find, folders, known_engines, load_case, load_vendor
+from accelmark.spec.plugins.catalog import find, folders, hooks_file, known_engines, load_case, load_vendor
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.telemetry.declaration import VendorTelemetry, telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
@@ -131,7 +131,9 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
-    if (folder / "extern").is_dir():
+    if (folder / "extern").is_dir() and hooks_file(framework) is None:
+        yield Check("missing", f"{where}/extern: framework {framework} has no hooks to replace", "remove the folder")
+    elif (folder / "extern").is_dir():
         yield from _extern_checks(folder / "extern" / "__init__.py", f"{where}/extern", framework)
 
 
@@ -276,9 +278,9 @@ def _class_in(file: Path, where: str, name: str, base: str) -> ast.ClassDef | Ch
 
 
 def allowed_hooks(framework: str) -> tuple[str, ...]:
-    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py`` without importing the framework."""
-    tree = ast.parse((find("frameworks", framework).path / "hooks.py").read_text(encoding="utf-8"))
-    for node in tree.body:
+    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py``, or nothing, without importing the framework."""
+    file = hooks_file(framework)
+    for node in ast.parse(file.read_text(encoding="utf-8")).body if file is not None else ():
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED_HOOKS" and node.value is not None:
             return tuple(ast.literal_eval(node.value))
     return ()
