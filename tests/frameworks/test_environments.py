@@ -121,7 +121,12 @@ def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Pa
     own = "--extra-index-url https://download.pytorch.org/whl/cpu"
     for given, is_used in (((), True), (("--index", "http://mirror/simple"), False), (("--wheels", "/mnt"), False)):
         arguments = ("env", "create", "pytorch", "--path", str(place), "--vendor", "cpu", "--dry-run", *given)
-        assert (own in run_accelmark(*arguments, ACCELMARK_CACHE=cache).stdout) == is_used
+        shown = run_accelmark(*arguments, ACCELMARK_CACHE=cache).stdout
+        assert (own in shown) == is_used
+        heading, _, constraints, install = shown.splitlines()
+        assert heading == "# on localhost"
+        assert constraints == f"cp /dev/null {place}/constraints.txt", "pytorch has none; pip wants the file"
+        assert f"--constraint {place}/constraints.txt" in install
     assert not place.exists()
 
 

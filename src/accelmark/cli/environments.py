@@ -179,9 +179,9 @@ def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
     from accelmark.run.environments.create import constraints_file
     from accelmark.spec.plugins.launcher import load_launcher
 
-    options.echo_in_rows(f"# on {', '.join(host.name for host in cluster.hosts)}")
-    options.echo_in_rows(shlex.join([cluster.python, "-m", "venv", str(place)]))
-    if recipe.constraints is not None:
-        copied = shlex.join([str(recipe.constraints), str(constraints_file(place))])
-        options.echo_in_rows(f"cp {copied}" if load_launcher(cluster.launcher).is_localhost else f"# send {copied}")
-    options.echo_in_rows(shlex.join(recipe.install_command(place)))
+    typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
+    typer.echo(shlex.join([cluster.python, "-m", "venv", str(place)]))
+    copied = shlex.join([str(recipe.constraints or "/dev/null"), str(constraints_file(place))])
+    is_there = recipe.constraints is None or load_launcher(cluster.launcher).is_localhost
+    typer.echo(f"cp {copied}" if is_there else f"# send {copied}")
+    typer.echo(shlex.join(recipe.install_command(place)))
