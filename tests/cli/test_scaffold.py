@@ -156,6 +156,43 @@ def test_replaced_parts_of_a_framework_without_hooks_are_refused_before_a_run(be
     assert what in str(refused.exception)
 
 
+def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench: Path) -> None:
+    folder = new_folder("vendors", "acme11", bench)
+    checks = list(vendor_checks("acme11"))
+    assert missing(checks) == ""
+    assert (checks[-1].what, checks[-1].do) == (
+        "not tried: reading its devices, training on them",
+        "accelmark check vendor acme11",
+    )
+    (folder / "cases" / "llama_mini-pytorch").mkdir()
+    (folder / "cases" / "resnet_mini-jax").mkdir()
+    for file, text in {
+        "engines/fast.py": "class Engine:\n    def\n",
+        "engines/engines.yaml": "fast: {title: Fast, modul: fast}\n",
+        "servers/vllm.yaml": "options: {kv_cache_dtyp: fp8}\n",
+        "servers/vlm.yaml": "options: {}\n",
+        "cases/llama_mini-pytorch/serve.yaml": "server: vllm\nserver_options: {kv_cache_dtype: fp8}\n",
+        "cases/llama_mini-pytorch/serve_fp8.yaml": "server_options: {any: 1}\nload: {concurency: [4]}\n",
+        "cases/llama_mini-pytorch/serve_X1x1x1.yaml": "server: vlm\n",
+    }.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(text)
+    checks = list(vendor_checks("acme11"))
+    said = missing(checks)
+    for expected in (
+        "engines/fast.py:2: invalid syntax",
+        "engines/engines.yaml: modul: ",
+        "servers/vllm.yaml: server_options.kv_cache_dtyp: unknown setting did you mean ",
+        "servers/vlm.yaml: unknown server 'vlm' (did you mean 'vllm'?)",
+        "serve_fp8.yaml: load.concurency: unknown setting did you mean 'load.concurrency'?",
+        "serve_X1x1x1.yaml: unknown server 'vlm'",
+        "cases/resnet_mini-jax: vendor acme11 declares no device for framework 'jax' (declared: pytorch) "
+        "add frameworks.jax to its vendor.yaml",
+    ):
+        assert expected in said
+    assert "cases/llama_mini-pytorch/serve.yaml: 2 settings, all mutable" in [check.what for check in checks]
+
+
 def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_advice(bench: Path) -> None:
     adaptation = new_folder("vendors", "acme5", bench) / "cases" / "resnet_mini-pytorch"
     (adaptation / "config.yml").touch()
@@ -164,6 +201,7 @@ def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_adv
     advice = " ".join(f"{check.what} {check.do}" for check in checks if check.state == "advice")
     assert "cases/resnet_mini-pytorch/config.yml is not read names that are: config*.yaml" in advice
     assert "infer.yaml: batch_sise is none of the configurations (did you mean 'batch_size'?)" in advice
+    assert not any("infer.yaml: 1 setting, all mutable" in check.what for check in checks)
     (adaptation / "infer.yaml").write_text("batch_size: many\n")
     assert "infer.yaml: batch_size: must be a whole number" in missing(vendor_checks("acme5"))
 
