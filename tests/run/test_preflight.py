@@ -189,6 +189,8 @@ def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     found = host_problems("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "busy: load 7.0 on 8 cores"]
     assert "--set threads=1" in found[-1].hint, "the one idle core"
+    (busy,) = host_problems("a", facts(load1=7.0), CLUSTER, 0.0, WORK, sets_threads=True)
+    assert busy.hint == "end other processes"
 
 
 def test_too_few_and_busy_devices_are_reported() -> None:
