@@ -158,8 +158,8 @@ def test_an_environment_in_another_directory_leaves_the_earlier_one_with_the_com
         arguments = ["env", "create", "jax", "--vendor", "cpu", "--path", str(place)]
         done = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert (f"runs do not use {old} any more; remove it: {remover}\n" in done.stdout) == is_told
-    done = run_accelmark(*remover.split()[1:], ACCELMARK_CACHE=cache)
-    assert done.returncode == 0, done.stderr
+    removed = run_accelmark(*remover.split()[1:], ACCELMARK_CACHE=cache)
+    assert removed.returncode == 0, removed.stderr
     assert not old.exists()
     assert registered()["jax"].path == new
 
