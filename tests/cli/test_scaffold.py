@@ -17,13 +17,10 @@ from accelmark.cli.checks.conformance import allowed_hooks, case_checks, require
 from accelmark.cli.checks.trial import Check, trial
 from accelmark.cli.folders import _shown, new_folder
 from accelmark.cli.main import app
-from accelmark.cli.runs import read_run_file
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
-from accelmark.plan.request import Detected
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
-from accelmark.spec.plugins.launcher import read_cluster
 
 
 @pytest.fixture
@@ -141,6 +138,58 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "no README.md" in told
 
 
+def test_replaced_parts_of_a_framework_without_hooks_are_refused_before_a_run(bench: Path) -> None:
+    folder = new_folder("vendors", "acme10", bench)
+    description = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(
+        description.replace("  pytorch:\n", "  jax: {device_type: cpu, collective_backend: gloo}\n  pytorch:\n")
+    )
+    (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "resnet_mini-jax")
+    what = "resnet_mini-jax/extern: framework jax has no hooks to replace"
+    assert f"cases/{what}" in missing(vendor_checks("acme10"))
+    arguments = ["train", "resnet_mini:jax", "--vendor", "acme10", "--synthetic", "--dry-run"]
+    refused = CliRunner().invoke(app, arguments)
+    assert isinstance(refused.exception, SpecError)
+    assert what in str(refused.exception)
+
+
+def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench: Path) -> None:
+    folder = new_folder("vendors", "acme11", bench)
+    checks = list(vendor_checks("acme11"))
+    assert missing(checks) == ""
+    assert (checks[-1].what, checks[-1].do) == (
+        "not tried: reading its devices, training on them",
+        "accelmark check vendor acme11",
+    )
+    (folder / "cases" / "llama_mini-pytorch").mkdir()
+    (folder / "cases" / "resnet_mini-jax").mkdir()
+    for file, text in {
+        "engines/fast.py": "class Engine:\n    def\n",
+        "engines/engines.yaml": "fast: {title: Fast, modul: fast}\n",
+        "servers/vllm.yaml": "options: {kv_cache_dtyp: fp8}\n",
+        "servers/vlm.yaml": "options: {}\n",
+        "cases/llama_mini-pytorch/serve.yaml": "server: vllm\nserver_options: {kv_cache_dtype: fp8}\n",
+        "cases/llama_mini-pytorch/serve_fp8.yaml": "server_options: {any: 1}\nload: {concurency: [4]}\n",
+        "cases/llama_mini-pytorch/serve_X1x1x1.yaml": "server: vlm\n",
+    }.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(text)
+    checks = list(vendor_checks("acme11"))
+    said = missing(checks)
+    for expected in (
+        "engines/fast.py:2: invalid syntax",
+        "engines/engines.yaml: modul: ",
+        "servers/vllm.yaml: server_options.kv_cache_dtyp: unknown setting did you mean ",
+        "servers/vlm.yaml: unknown server 'vlm' (did you mean 'vllm'?)",
+        "serve_fp8.yaml: load.concurency: unknown setting did you mean 'load.concurrency'?",
+        "serve_X1x1x1.yaml: unknown server 'vlm'",
+        "cases/resnet_mini-jax: vendor acme11 declares no device for framework 'jax' (declared: pytorch) "
+        "add frameworks.jax to its vendor.yaml",
+    ):
+        assert expected in said
+    assert "cases/llama_mini-pytorch/serve.yaml: 2 settings, all mutable" in [check.what for check in checks]
+
+
 def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_advice(bench: Path) -> None:
     adaptation = new_folder("vendors", "acme5", bench) / "cases" / "resnet_mini-pytorch"
     (adaptation / "config.yml").touch()
@@ -149,6 +198,7 @@ def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_adv
     advice = " ".join(f"{check.what} {check.do}" for check in checks if check.state == "advice")
     assert "cases/resnet_mini-pytorch/config.yml is not read names that are: config*.yaml" in advice
     assert "infer.yaml: batch_sise is none of the configurations (did you mean 'batch_size'?)" in advice
+    assert not any("infer.yaml: 1 setting, all mutable" in check.what for check in checks)
     (adaptation / "infer.yaml").write_text("batch_size: many\n")
     assert "infer.yaml: batch_size: must be a whole number" in missing(vendor_checks("acme5"))
 
@@ -291,58 +341,6 @@ def test_an_unreadable_device_is_reported_by_the_vendor_check(bench: Path, monke
 
 def test_a_vendor_that_nothing_runs_on_says_why_in_its_checks() -> None:
     assert "no PyTorch backend for Zixiao is public" in missing(vendor_checks("zixiao", run=True))
-
-
-def test_init_refuses_a_chip_that_the_vendor_does_not_have_and_says_which_it_assumed(tmp_path: Path) -> None:
-    assumed = CliRunner().invoke(app, ["init", "10.1.2.3", "--vendor", "nvidia", "--into", str(tmp_path / "a")])
-    assert assumed.exit_code == 0, assumed.output
-    assert "run.yaml names the chip" in assumed.stderr
-    wrong = CliRunner().invoke(
-        app, ["init", "10.1.2.3", "--vendor", "nvidia", "--chip", "H10", "--into", str(tmp_path)]
-    )
-    assert "--chip H10: vendor nvidia describes no such chip (did you mean 'H100'?)" in str(wrong.exception)
-    assert not (tmp_path / "run.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--vendor", "nvidai"], "unknown vendor 'nvidai' (did you mean 'nvidia'?)"),
-        (["--vendor", "tsingmicro"], "--vendor tsingmicro: no device of it was found on this machine"),
-        (["--vendor", "cpu", "--chip", "H100"], "--chip H100: this machine has CPU"),
-        (["a", "--vendor", "zixiao"], "vendor zixiao: nothing can run on it yet"),
-        (["a", "--vendor", "nvidia", "--chip", "nosuch"], "known: A10, A100, A30, "),
-        (["bad host!", "--vendor", "cpu"], "HOST: hosts.0.address: is no host name or IP address, found 'bad host!'"),
-        (["10.1.2.999", "--vendor", "cpu"], "is no host name or IP address, found '10.1.2.999'"),
-        (["a", "b, port: 3", "--vendor", "cpu"], "HOST: hosts.1.address: is more than an address"),
-        (["a", "", "--vendor", "cpu"], "HOST: hosts.1.address: string should have at least 1 character, found ''"),
-    ],
-)
-def test_init_refuses_what_no_run_could_be_made_of(tmp_path: Path, arguments: list[str], message: str) -> None:
-    refused = CliRunner().invoke(app, ["init", *arguments, "--into", str(tmp_path)])
-    assert isinstance(refused.exception, RequestError)
-    assert message in str(refused.exception)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_init_writes_the_number_of_ranks_and_the_vendor_for_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--vendor", "cpu", "--devices", "2", "--into", str(tmp_path)]
-    assert CliRunner().invoke(app, ["init", *arguments]).exit_code == 0
-    request = read_run_file(tmp_path / "run.yaml")
-    assert request.vendor == "cpu"
-    assert [case.key for case in request.cases][:2] == ["resnet_mini:pytorch:CPU:1:1", "resnet_mini:pytorch:CPU:1:2"]
-    monkeypatch.setattr("accelmark.cli.machine.detect_devices", lambda vendor: Detected("nvidia", "H100", None, 1))
-    more = CliRunner().invoke(app, ["init", *arguments[2:], "--force"])
-    assert str(more.exception) == "--devices 2: this machine has 1 of nvidia"
-
-
-def test_init_writes_addresses_that_are_read_again(tmp_path: Path) -> None:
-    hosts = ["node-1.example", "10.1.2.3", "::1", "fe80::", "null"]
-    written = CliRunner().invoke(app, ["init", *hosts, "--vendor", "cpu", "--into", str(tmp_path)])
-    assert written.exit_code == 0, written.output
-    assert [host.address for host in read_cluster(tmp_path / "cluster.yaml").hosts] == hosts
 
 
 def test_new_files_name_their_schema_for_editors(tmp_path: Path) -> None:

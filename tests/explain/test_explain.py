@@ -120,9 +120,12 @@ def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest()
         ("data[].checkpoint.of", "key of case.yaml, data set", "Owner and name"),
         ("batch_recipe", "name in mutable", "optimizer.lr, schedule.warmup_steps"),
         ("block_size", "setting of serving, server transformers", "--cb-block-size {value}. Type: any. Default: 16"),
+        ("engine_options.streams", "setting of inference, engine openvino", "same time. Type: integer of at least 1."),
+        ("spinning", "setting of inference, engine onnxruntime", "spin (false). Type: false | true."),
+        ("disabled_pass", "setting of inference, engine xtcl", "passes of TVM that are left out. Type: any."),
     ],
 )
-def test_keys_of_every_file_and_options_of_servers_are_explained(name: str, kind: str, part: str) -> None:
+def test_keys_of_every_file_and_options_of_servers_and_engines_are_explained(name: str, kind: str, part: str) -> None:
     (entry,) = [found for found in explain(name) if found.kind == kind]
     assert part in entry.text
 

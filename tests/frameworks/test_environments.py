@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import accelmark
+from accelmark.cli.main import app
 from accelmark.run.agent.virtual_environment import environment_variables
 from accelmark.run.environments import registry
 from accelmark.run.environments.create import MARKER, create, recipe_of
@@ -108,11 +110,11 @@ def test_a_framework_that_is_not_installed_is_reported_before_anything_starts(
 
 
 def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Path) -> None:
-    place = tmp_path / "here"
+    place, wheels = tmp_path / "here", str(tmp_path)
     options = ("--path", str(place), "--vendor", "nvidia", "--dry-run")
-    shown = run_accelmark("env", "create", "jax", *options, "--wheels", "/mnt/wheels", ACCELMARK_CACHE=cache).stdout
+    shown = run_accelmark("env", "create", "jax", *options, "--wheels", wheels, ACCELMARK_CACHE=cache).stdout
     assert f"-m venv {place}" in shown
-    assert "--no-index --find-links /mnt/wheels" in shown
+    assert f"--no-index --find-links {wheels}" in shown
     for requirement in ("pydantic>=2.9", "flax>=0.12", "jax[cuda13]>=0.10"):
         assert f"'{requirement}'" in shown
     shown = run_accelmark(
@@ -120,9 +122,14 @@ def test_the_commands_are_printed_without_running_them(cache: Path, tmp_path: Pa
     ).stdout
     assert "--index-url http://mirror/simple --trusted-host mirror" in shown
     own = "--extra-index-url https://download.pytorch.org/whl/cpu"
-    for given, is_used in (((), True), (("--index", "http://mirror/simple"), False), (("--wheels", "/mnt"), False)):
+    for given, is_used in (((), True), (("--index", "http://mirror/simple"), False), (("--wheels", wheels), False)):
         arguments = ("env", "create", "pytorch", "--path", str(place), "--vendor", "cpu", "--dry-run", *given)
-        assert (own in run_accelmark(*arguments, ACCELMARK_CACHE=cache).stdout) == is_used
+        shown = run_accelmark(*arguments, ACCELMARK_CACHE=cache).stdout
+        assert (own in shown) == is_used
+        heading, _, constraints, install = shown.splitlines()
+        assert heading == "# on localhost"
+        assert constraints == f"cp /dev/null {place}/constraints.txt", "pytorch has none; pip wants the file"
+        assert f"--constraint {place}/constraints.txt" in install
     assert not place.exists()
 
 
@@ -137,6 +144,25 @@ def test_environments_are_listed_and_removed(cache: Path, tmp_path: Path) -> Non
     assert registered() == {}
     done = run_accelmark("env", "remove", "jax", ACCELMARK_CACHE=cache)
     assert "this machine has no environment of 'jax'" in done.stderr
+
+
+def test_an_environment_in_another_directory_leaves_the_earlier_one_with_the_command_that_removes_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def made(*_: object) -> dict[str, str]:
+        return {"jax": "1.2"}
+
+    monkeypatch.setattr("accelmark.run.environments.create.create", made)  # installs nothing
+    old, new = empty_environment(tmp_path / "old"), empty_environment(tmp_path / "new")
+    remover = f"accelmark env remove jax --path {old}"
+    for place, is_told in ((old, False), (old, False), (new, True)):
+        arguments = ["env", "create", "jax", "--vendor", "cpu", "--path", str(place)]
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert (f"runs do not use {old} any more; remove it: {remover}\n" in done.stdout) == is_told
+    removed = run_accelmark(*remover.split()[1:], ACCELMARK_CACHE=cache)
+    assert removed.returncode == 0, removed.stderr
+    assert not old.exists()
+    assert registered()["jax"].path == new
 
 
 def test_the_hosts_of_a_cluster_use_the_directory_that_its_file_names(cache: Path, tmp_path: Path) -> None:
@@ -217,9 +243,10 @@ def test_a_directory_with_wheels_that_does_not_exist_is_named_before_anything_is
 ) -> None:
     absent, place = tmp_path / "absent", tmp_path / "venv"
     create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(place), "--wheels", str(absent))
-    done = run_accelmark(*create, ACCELMARK_CACHE=cache)
-    assert done.returncode == 1
-    assert f"--wheels {absent}: no such directory on this host" in " ".join(done.stderr.split())
+    for further in (), ("--dry-run",):
+        done = run_accelmark(*create, *further, ACCELMARK_CACHE=cache)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"--wheels {absent}: no such directory on this host" in " ".join(done.stderr.split())
     assert not place.exists()
 
 

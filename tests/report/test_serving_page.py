@@ -75,6 +75,7 @@ def test_a_stage_without_a_window_says_why(tmp_path: Path) -> None:
     served = Served((STAGES[1], Stage(QUEUE, 8, concurrency=8)), settings={"load": {"concurrency": [4, 8]}})
     html = render_page(run(tmp_path / "run", served))
     assert 'title="no request was started after the load was reached: the stage is too short"' in html
+    assert re.search(r'title="in the whole stage"[^>]*>\s*8\s*<', html), "its requests, which are in no window"
 
 
 def test_tables_have_the_server_its_load_and_figures(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.host import SubprocessHost
+from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
+from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
@@ -27,8 +30,10 @@ from accelmark.run.preflight.facts import (
 )
 from accelmark.run.preflight.packages import PackageFacts, package_facts, package_problems, require_here
 from accelmark.run.preflight.report import check_cluster, require_ready
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import RequestError
+from accelmark.spec.job import TrainJob
 from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 from tests.run.fakes import make_plan
@@ -189,6 +194,26 @@ def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     found = host_problems("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "busy: load 7.0 on 8 cores"]
     assert "--set threads=1" in found[-1].hint, "the one idle core"
+
+
+def test_idle_cores_are_no_advice_where_all_jobs_state_their_threads(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(name: str, found: HostFacts, *rest: Any, **options: Any) -> list[HostProblem]:
+        return host_problems(name, found.model_copy(update={"cpus": 8, "load1": 7.0}), *rest, **options)
+
+    monkeypatch.setattr("accelmark.run.preflight.check.host_problems", busy)
+    plan = make_plan((), ())
+    free, run = plan.jobs[0], tmp_path / "run"
+    run.mkdir()
+    assert isinstance(free.job.work, TrainJob)
+    settings = free.job.work.settings.model_copy(update={"threads": 2})
+    work = free.job.work.model_copy(update={"settings": settings})
+    limited = free.model_copy(update={"job": free.job.model_copy(update={"work": work})})
+    for jobs, is_advised in (((limited, limited), False), ((limited, free), True), ((), True)):
+        found = asyncio.run(Preflight(RunDirectory(run, plan), create_launcher(plan, run), jobs).run())
+        (hint,) = [problem.hint for problem in found if problem.what.startswith("busy: ")]
+        assert ("--set threads=1" in hint) == is_advised
 
 
 def test_too_few_and_busy_devices_are_reported() -> None:

@@ -29,7 +29,7 @@ class DatasetConfig(FiniteSpec):
     """Images and their place. The test split is held out for the scored error; the search uses the training split."""
 
     name: Literal["fashion-mnist", "cifar-10", "imagenet", "arrays"] = "fashion-mnist"
-    """Data set; ``arrays`` reads ``.npy`` files of the user."""
+    """Data set; ``arrays`` reads one ``.npz`` file of the user."""
     directory: Path | None = None
     """Directory of the data; for imagenet the parent of train/ and val/. None: fetched by name."""
     train_directory: Path | None = None

@@ -65,14 +65,18 @@ def create(
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
         options.echo_in_rows(f"{host}: {place} has {listed}")
     if hosts is None:
-        from accelmark.run.environments.registry import FrameworkEnvironment, register
+        from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
 
+        earlier = registered().get(framework)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         register(
             FrameworkEnvironment(
                 framework=framework, path=place, created_at=now, versions=versions[cluster.hosts[0].name]
             )
         )
+        if earlier is not None and earlier.path != place and earlier.path.exists():
+            remover = shlex.join(["accelmark", "env", "remove", framework, "--path", str(earlier.path)])
+            options.echo_in_rows(f"runs do not use {earlier.path} any more; remove it: {remover}")
     elif cluster.environments.get(framework) != place:
         options.echo_in_rows(f"add to {hosts}:  environments: {{{framework}: {place}}}")
         options.echo_in_rows(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
@@ -189,11 +193,15 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
 def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
     from accelmark.run.environments.create import constraints_file
+    from accelmark.run.host import HostError
     from accelmark.spec.plugins.launcher import load_launcher
 
-    options.echo_in_rows(f"# on {', '.join(host.name for host in cluster.hosts)}")
-    options.echo_in_rows(shlex.join([cluster.python, "-m", "venv", str(place)]))
-    if recipe.constraints is not None:
-        copied = shlex.join([str(recipe.constraints), str(constraints_file(place))])
-        options.echo_in_rows(f"cp {copied}" if load_launcher(cluster.launcher).is_localhost else f"# send {copied}")
-    options.echo_in_rows(shlex.join(recipe.install_command(place)))
+    is_localhost = load_launcher(cluster.launcher).is_localhost
+    if is_localhost and recipe.wheels is not None and not recipe.wheels.is_dir():
+        raise HostError(cluster.hosts[0].name, f"--wheels {recipe.wheels}: no such directory on this host")
+    typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
+    typer.echo(shlex.join([cluster.python, "-m", "venv", str(place)]))
+    copied = shlex.join([str(recipe.constraints or "/dev/null"), str(constraints_file(place))])
+    is_there = recipe.constraints is None or is_localhost
+    typer.echo(f"cp {copied}" if is_there else f"# send {copied}")
+    typer.echo(shlex.join(recipe.install_command(place)))

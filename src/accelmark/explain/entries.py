@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
@@ -13,9 +14,9 @@ from accelmark.explain.fields import DocumentedField, as_yaml, documented_fields
 from accelmark.explain.schemas import FILES
 from accelmark.explain.terms import all_terms
 from accelmark.results.figure_names import FIGURES, title_of
-from accelmark.spec.errors import RequestError, closest
+from accelmark.spec.errors import RequestError, SpecError, closest
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
-from accelmark.spec.plugins.catalog import load_server, readable
+from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, folders, load_server, readable
 from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.settings.inference import InferSettings
@@ -44,7 +45,7 @@ class Entry:
 
 
 def settings() -> dict[str, list[DocumentedField]]:
-    """Return kind -> all settings, or all keys of a file; launchers, data sets and servers have kinds of their own."""
+    """Return kind -> all settings, or all keys of a file; launchers, data sets, servers and engines have own kinds."""
     models = dict(SETTINGS)
     for model, title in FILES.values():
         models[f"key of {title}" if "." in title else f"key of a {title.lower()}"] = model
@@ -52,7 +53,9 @@ def settings() -> dict[str, list[DocumentedField]]:
     found = {kind: list(documented_fields(model)) for kind, model in models.items()}
     found["key of case.yaml, data set"] = list(documented_fields(DataEntry, "data[]."))
     servers, _ = readable("servers", load_server)
-    return found | {f"setting of serving, server {name}": _options(server) for name, server in servers.items()}
+    found |= {f"setting of serving, server {name}": _options(server) for name, server in servers.items()}
+    engines = {name: engine for name, engine in _engines().items() if engine.options}
+    return found | {f"setting of inference, engine {name}": _engine_options(one) for name, one in engines.items()}
 
 
 def entries() -> Iterator[Entry]:
@@ -106,6 +109,26 @@ def _options(server: ServerSpec) -> list[DocumentedField]:
         kind = " | ".join(flag.values) or "any"
         text = f"Option of {server.title}, which gets it as: {'; '.join(passed)}."
         found.append(DocumentedField(f"server_options.{name}", kind, as_yaml(default), text))
+    return found
+
+
+def _engines() -> dict[str, EngineSpec]:
+    """Return the declared engines of AccelMark and of all vendors whose declarations can be read."""
+    found = engine_specs()
+    for vendor in folders("vendors").values():
+        with contextlib.suppress(SpecError):
+            found |= engine_specs(vendor.path)
+    return found
+
+
+def _engine_options(engine: EngineSpec) -> list[DocumentedField]:
+    """Return the options of an engine as settings; where one has a default, its text states it."""
+    found = []
+    for name, option in engine.options.items():
+        kind = " | ".join(map(as_yaml, option.values)) or "any"
+        if option.least is not None:
+            kind = f"integer of at least {option.least}"
+        found.append(DocumentedField(f"engine_options.{name}", kind, "", f"Option of {engine.title}: {option.what}."))
     return found
 
 

@@ -35,10 +35,10 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     over = [each for layer in (*adapted, *given) for each in (*_preset(layer), layer)]
     server = _server([base, *over], run.where)
     if server is not None:
-        server, options = _adapted(server, request)
+        server, options = adapted_server(server, run.vendor_folder)
         over = [*options, *over]
     resolved = resolve_as(
-        ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=_options(server)
+        ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=option_layer(server)
     )
     settings = resolved.settings
     data_dirs = _data(request, side, settings)
@@ -94,23 +94,23 @@ def _preset(layer: Layer) -> Iterator[Layer]:
         yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values | {"slo.share": 0.99})
 
 
-def _adapted(server: ServerSpec, request: KeyRequest) -> tuple[ServerSpec, list[Layer]]:
+def adapted_server(server: ServerSpec, vendor_folder: Path) -> tuple[ServerSpec, list[Layer]]:
     """Return the server with what the vendor adds to it, and the layer of the vendor's options.
 
     Raises:
         SpecError: the vendor's file has an unknown key or option.
     """
-    file = request.run.vendor_folder / "servers" / f"{server.name}.yaml"
+    file = vendor_folder / "servers" / f"{server.name}.yaml"
     if not file.is_file():
         return server, []
-    name = f"vendors/{request.run.vendor.name}/servers/{file.name}"
+    name = f"vendors/{vendor_folder.name}/servers/{file.name}"
     adaptation = parse(ServerAdaptation, read_yaml(file), name)
     values = {f"server_options.{option}": value for option, value in adaptation.options.items()}
     return server.adapted(adaptation), [Layer(name, values)]
 
 
-def _options(server: ServerSpec | None) -> Layer | None:
-    """Return the layer with the defaults of a server's options."""
+def option_layer(server: ServerSpec | None) -> Layer | None:
+    """Return the layer with the defaults of a server's options; None without a server."""
     if server is None:
         return None
     values = {f"server_options.{name}": value for name, value in server.options.items()}

@@ -11,7 +11,7 @@ from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Provenance, Resolved, resolve, setting_defaults
-from accelmark.spec.plugins.catalog import folders, load_framework, load_trainer
+from accelmark.spec.plugins.catalog import folders, hooks_file, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings.training import NEEDED_NAME, TrainSettings
 
@@ -79,6 +79,9 @@ def _check_settings(request: KeyRequest, resolved: Resolved[TrainSettings]) -> N
     problems += own_mesh_problems(resolved.settings, provenance)
     own = (request.run.where, _COMMAND_LINE)
     problems += (*unused_settings(provenance, own), *without_effect(provenance, (request.case_file, *own)))
+    if (request.adaptation / "extern").is_dir() and hooks_file(framework) is None:
+        what = f"{request.adaptation / 'extern'}: framework {framework} has no hooks to replace"
+        problems.append(Problem(request.run.where, str(request.key), what, "remove the folder"))
     if problems:
         raise SpecError(problems)
 

@@ -127,7 +127,7 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
 def _columns(serving: ServingRound) -> Iterator[Column]:
     """Yield the columns of the table; those without any value are left out."""
     yield Column("Window, s", "Steady state, since the stage began", _window)
-    yield Column("Requests", "Due in the window", _requests)
+    yield Column("Requests", "Due in the window; without a window, those of the whole stage", _requests)
     yield Column("Failed", "Requests of the whole stage", _failed)
     yield Column("Requests/s", "Answered in the window", _request_rate)
     yield Column("Tokens/s", "Output tokens", lambda stage: _number(stage.output_token_rate))
@@ -160,6 +160,8 @@ def _window(stage: ServingStage) -> Cell:
 
 
 def _requests(stage: ServingStage) -> Cell:
+    if stage.window_s is None:
+        return Cell(f"{stage.num_requests:,}", "in the whole stage")
     return Cell(f"{stage.num_measured:,}", f"{stage.num_requests:,} in the whole stage")
 
 

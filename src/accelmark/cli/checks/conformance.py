@@ -5,20 +5,35 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from accelmark.cli.checks.trial import Check, trial
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.serving import adapted_server, option_layer
 from accelmark.plan.training import without_effect
-from accelmark.spec.errors import AccelmarkError, SpecError, nearest
-from accelmark.spec.layers import Layer, resolve, resolve_inference
+from accelmark.spec.errors import AccelmarkError, RequestError, SpecError, nearest
+from accelmark.spec.layers import Layer, resolve, resolve_as, resolve_inference
 from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import find, folders, known_engines, load_case, load_vendor
+from accelmark.spec.plugins.catalog import (
+    engine_files,
+    engine_specs,
+    find,
+    folders,
+    framework_device,
+    hooks_file,
+    known_engines,
+    load_case,
+    load_server,
+    load_vendor,
+)
 from accelmark.spec.plugins.launcher import option_names
+from accelmark.spec.plugins.vendor import VendorSpec
+from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
 from accelmark.telemetry.declaration import VendorTelemetry, telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
@@ -40,7 +55,10 @@ def vendor_checks(name: str, *, run: bool = False) -> Iterator[Check]:
     folder = find("vendors", name).path
     described = _vendor_description(name, folder)
     yield from described
-    if run and all(check.state != "missing" for check in described):
+    if not run:
+        what = "not tried: reading its devices, training on them"
+        yield Check("advice", what, f"accelmark check vendor {name}")
+    elif all(check.state != "missing" for check in described):
         yield from _vendor_trials(name, folder)
 
 
@@ -79,8 +97,8 @@ def _vendor_description(name: str, folder: Path) -> list[Check]:
     if not (folder / "README.md").is_file():
         checks.append(Check("missing", "no README.md", "describe what runs, with which driver and framework version"))
     for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
-        checks += _adaptation_checks(adaptation)
-    return checks
+        checks += _adaptation_checks(adaptation, spec)
+    return [*checks, *_engine_checks(folder), *_server_checks(folder)]
 
 
 def _reads_devices(folder: Path, telemetry: VendorTelemetry) -> bool:
@@ -110,7 +128,29 @@ def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
         yield from trial("resnet_mini", name)
 
 
-def _adaptation_checks(folder: Path) -> Iterator[Check]:
+def _engine_checks(folder: Path) -> Iterator[Check]:
+    """Check the syntax of a vendor's engines, which are not imported, and their declarations."""
+    for name in sorted(engine_files(folder / "engines")):
+        tree = _parsed(folder / "engines" / f"{name}.py", f"engines/{name}.py", "correct the file")
+        if isinstance(tree, Check):
+            yield tree
+    yield from _problems("engines/engines.yaml", lambda: engine_specs(folder))
+
+
+def _server_checks(folder: Path) -> Iterator[Check]:
+    """Check what a vendor adds to servers, and the values of their options."""
+    for file in sorted((folder / "servers").glob("*.yaml")):
+        yield from _problems(f"servers/{file.name}", partial(_resolved_server, file.stem, folder))
+
+
+def _resolved_server(name: str, folder: Path) -> object:
+    find("servers", name, f"servers/{name}.yaml")
+    server, layers = adapted_server(load_server(name), folder)
+    base, declared = Layer(_FILE, {}), option_layer(server)
+    return resolve_as(ServeSettings, base, layers, mutable=("server_options",), is_open=False, beneath=declared)
+
+
+def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Iterator[Check]:
     where = f"cases/{folder.name}"
     model, dash, framework = folder.name.rpartition("-")
     try:
@@ -123,34 +163,60 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
     if not dash or not any(file.is_file() for file in files):
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
         return
+    try:
+        framework_device(vendor, framework)
+    except AccelmarkError as error:
+        what, _, do = str(error).partition("; ")
+        yield Check("missing", f"{where}: {what}", do)
     for path in sorted(folder.iterdir()):
-        if path.match("config*.yaml") or path.name == "infer.yaml":  # others depend on which files apply beneath them
+        # infer_*.yaml depend on which files apply beneath them
+        if path.match("config*.yaml") or path.match("serve*.yaml") or path.name == "infer.yaml":
             yield from _settings_checks(path, f"{where}/{path.name}", case)
         elif not path.name.startswith("__") and not any(path.match(pattern) for pattern in _READ):
             yield Check("advice", f"{where}/{path.name} is not read", f"names that are: {', '.join(_READ)}")
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
-    if (folder / "extern").is_dir():
+    if (folder / "extern").is_dir() and hooks_file(framework) is None:
+        yield Check("missing", f"{where}/extern: framework {framework} has no hooks to replace", "remove the folder")
+    elif (folder / "extern").is_dir():
         yield from _extern_checks(folder / "extern" / "__init__.py", f"{where}/extern", framework)
 
 
 def _settings_checks(file: Path, name: str, case: CaseSpec) -> Iterator[Check]:
     """Check a vendor's settings on the case alone: which of the vendor's other files apply depends on the device."""
-    try:
+    found: list[Check] = []
+
+    def read() -> None:
         layer = Layer.of(name, read_yaml(file))
         if file.name.startswith("infer") and case.infer is not None:
-            found = resolve_inference(case.infer, "case.yaml", vendor=[layer], reserved=option_names())
-            for note in (note for note in found.notes if note.severity == "warning"):
-                yield Check("advice", f"{name}: {note.key} {note.what}", "correct it, unless it is an option")
+            notes = resolve_inference(case.infer, "case.yaml", vendor=[layer], reserved=option_names()).notes
+            for note in (note for note in notes if note.severity == "warning"):
+                what = f"{name}: {note.key} {note.what}"
+                found.append(Check("advice", what, "correct it, unless it is an option"))
+        elif file.name.startswith("serve") and case.serve is not None:
+            _resolved_serving(layer, case.serve)
         elif file.name.startswith("config") and case.train is not None:
             base = Layer.of("case.yaml", case.train.settings)
             resolve(base, [layer], mutable=case.train.mutable, is_open=False)
-    except SpecError as error:
-        for problem in error.problems:
-            yield Check("missing", f"{name}: {problem.key}: {problem.what}", problem.hint or "correct the file")
+        if not found:
+            found.append(Check("good", f"{name}: {counted(len(layer.values), 'setting')}, all mutable"))
+
+    yield from _problems(name, read)
+    yield from found
+
+
+def _resolved_serving(layer: Layer, side: ServeCaseSpec) -> object:
+    """Return the settings of serving; options of a server that the layer does not name are left out."""
+    values, server = layer.values, layer.values.get("server")
+    declared = None
+    if isinstance(server, str):
+        find("servers", server, layer.name)
+        declared = option_layer(load_server(server))
     else:
-        yield Check("good", f"{name}: {counted(len(layer.values), 'setting')}, all mutable")
+        values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
+    base, over = Layer.of(_FILE, side.settings), [Layer(layer.name, values)]
+    return resolve_as(ServeSettings, base, over, mutable=side.mutable, is_open=False, beneath=declared)
 
 
 def _extern_checks(file: Path, where: str, framework: str) -> Iterator[Check]:
@@ -213,7 +279,7 @@ def _declaration_checks(case: CaseSpec) -> Iterator[Check]:
     if infer is not None:
         parts.append(("infer.", lambda: resolve_inference(infer, "case.yaml", reserved=option_names())))
     for prefix, read in parts:
-        yield from _problems(prefix, read)
+        yield from _problems(_FILE, read, prefix)
     compiler = infer.configurations.get("compiler") if infer is not None else None
     engines = set().union(*(known_engines(vendor.path) for vendor in folders("vendors").values()))
     if compiler is not None and compiler not in engines:
@@ -227,7 +293,7 @@ def _checks_of_settings(file: Path) -> Iterator[Check]:
         train = read_yaml(file).get("train")
         settings = train.get("settings") if isinstance(train, dict) else None
         if isinstance(settings, dict):
-            yield from _problems(_SETTINGS, lambda: _resolved(settings))
+            yield from _problems(_FILE, lambda: _resolved(settings), _SETTINGS)
 
 
 def _resolved(settings: Mapping[str, Any]) -> object:
@@ -238,14 +304,17 @@ def _resolved(settings: Mapping[str, Any]) -> object:
     return resolved
 
 
-def _problems(prefix: str, read: Callable[[], object]) -> Iterator[Check]:
-    """Yield the problems that ``read`` raises, with their keys below ``prefix``."""
+def _problems(file: str, read: Callable[[], object], prefix: str = "") -> Iterator[Check]:
+    """Yield the problems that ``read`` raises for ``file``, with their keys below ``prefix``."""
     try:
         read()
     except SpecError as error:
         for problem in error.problems:
             key = f"{prefix}{problem.key.removeprefix(prefix)}"
-            yield Check("missing", f"case.yaml: {key}: {problem.what}", problem.hint or "correct this key")
+            where = f"{file}: {key}" if key else file
+            yield Check("missing", f"{where}: {problem.what}", problem.hint or "correct this key")
+    except RequestError as error:
+        yield Check("missing", str(error), "correct this name")
 
 
 def _code_checks(file: Path, framework: str) -> Iterator[Check]:
@@ -265,20 +334,27 @@ def _code_checks(file: Path, framework: str) -> Iterator[Check]:
 def _class_in(file: Path, where: str, name: str, base: str) -> ast.ClassDef | Check:
     """Return a class of a Python file without executing it, or the reason why there is none."""
     do = f"define class {name}({base})"
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    except OSError:
-        return Check("missing", f"no {where}", do)
-    except SyntaxError as error:
-        return Check("missing", f"{where}:{error.lineno}: {error.msg}", "correct the file")
+    tree = _parsed(file, where, do)
+    if isinstance(tree, Check):
+        return tree
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return classes[0] if classes else Check("missing", f"{where} has no class {name}", do)
 
 
+def _parsed(file: Path, where: str, do: str) -> ast.Module | Check:
+    """Return the syntax tree of a Python file, or the reason why there is none."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except OSError:
+        return Check("missing", f"no {where}", do)
+    except SyntaxError as error:
+        return Check("missing", f"{where}:{error.lineno}: {error.msg}", "correct the file")
+
+
 def allowed_hooks(framework: str) -> tuple[str, ...]:
-    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py`` without importing the framework."""
-    tree = ast.parse((find("frameworks", framework).path / "hooks.py").read_text(encoding="utf-8"))
-    for node in tree.body:
+    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py``, or nothing, without importing the framework."""
+    file = hooks_file(framework)
+    for node in ast.parse(file.read_text(encoding="utf-8")).body if file is not None else ():
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED_HOOKS" and node.value is not None:
             return tuple(ast.literal_eval(node.value))
     return ()

@@ -104,7 +104,16 @@ class Preflight:
             self._facts[name] = facts
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-            problems = host_problems(name, facts, self._cluster, offset, launcher.work_directory, launcher.visible_file)
+            sets_threads = bool(self.jobs) and all(job.job.work.threads is not None for job in self.jobs)
+            problems = host_problems(
+                name,
+                facts,
+                self._cluster,
+                offset,
+                launcher.work_directory,
+                launcher.visible_file,
+                sets_threads=sets_threads,
+            )
             problems += await self.check_packages(host)
             if self._cluster.container is not None and facts.engine_problem is None:
                 problems += await self._check_images(host)

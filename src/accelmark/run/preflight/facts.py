@@ -122,11 +122,13 @@ def host_problems(
     clock_offset_s: float,
     work: str,
     visible_file: Path | None = None,
+    *,
+    sets_threads: bool = False,
 ) -> list[HostProblem]:
     """Return the problems of a single host.
 
-    ``clock_offset_s`` is its clock minus this machine's, ``work`` its work directory, and ``visible_file`` a file in
-    the run directory that it must see at the same path.
+    ``clock_offset_s`` is its clock minus this machine's, ``work`` its work directory, ``visible_file`` a file in the
+    run directory that it must see at the same path, and ``sets_threads`` whether all jobs state their threads.
     """
     found: list[HostProblem] = []
 
@@ -180,8 +182,8 @@ def host_problems(
         found.append(HostProblem(name, what, "synchronise it by NTP", "warning"))
     if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
         idle = facts.cpus - round(facts.load1)
-        use = f", or, where the CPU computes, use the idle cores: --set threads={idle}" if idle > 0 else ""
-        hint = f"end other processes{use}"
+        use = f", or, where the CPU computes, use the idle cores: --set threads={idle}"
+        hint = "end other processes" + (use if idle > 0 and not sets_threads else "")
         found.append(
             HostProblem(name, f"busy: load {facts.load1:.1f} on {counted(facts.cpus, 'core')}", hint, "warning")
         )

@@ -330,6 +330,12 @@ def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
     return device
 
 
+def hooks_file(framework: str) -> Path | None:
+    """Return the file of a framework that lists what vendors may replace, or None if it has no hooks."""
+    file = find("frameworks", framework).path / "hooks.py"
+    return file if file.is_file() else None
+
+
 def load_launch(name: str) -> FrameworkLaunch:
     """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
     return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
