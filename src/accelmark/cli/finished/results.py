@@ -30,6 +30,8 @@ _PIPE_WIDTH: Final = 260
 """Columns of a table of runs in output that is not a terminal."""
 _COMPARISON_WIDTH: Final = 140
 _MAX_VALUES: Final = 12
+_SHORT_EFFECTS: Final = {"unknown": "one round", "within-noise": "noise"}
+"""Effects in few letters, by class."""
 _WIDE: Final = 116
 """Smallest width for all columns of a comparison."""
 
@@ -321,7 +323,7 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
     table.add_column("effect", no_wrap=True)
     styles = {"better": "green", "worse": "red", "different": "yellow"}
     for line in lines:
-        effect = "one round" if line.css_class == "unknown" and narrow else line.effect
+        effect = _SHORT_EFFECTS.get(line.css_class, line.effect) if narrow else line.effect
         judged = Text(effect, style=styles.get(line.css_class, "dim"))
         cells = (
             [line.bare, line.other, line.short] if narrow else [line.baseline, line.other, line.change, line.interval]
