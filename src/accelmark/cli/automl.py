@@ -55,7 +55,9 @@ def run(
     ],
     runs: Runs = Path("runs"),
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data set.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the request and print it; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the request and its data, which are fetched once; start nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""

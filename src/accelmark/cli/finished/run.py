@@ -180,7 +180,8 @@ def _show(verification: Verification) -> None:
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
     for case in verification.summary.cases:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
-        console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
+        marks = f"  ({', '.join(mark.replace('_', ' ') for mark in case.marks)})" if case.marks else ""
+        console.print(Text.assemble((case.verdict, style), f"  {case.key}{marks}"))
         for finding in case.findings:
             text = Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}")
             print_hanging(console, text)

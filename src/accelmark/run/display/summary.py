@@ -215,10 +215,11 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
         name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
     if case.role is not None:
         name = f"{case.role}: {name}"
+    verdict = f"{case.verdict} (made-up data)" if "made_up_data" in case.marks else case.verdict
     return (
         Text(sign, style=style),
         Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim")),
-        Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
+        Text(verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),
         Text(_figure(case, _TIME[case.task])),
