@@ -58,7 +58,7 @@ import sys
 from urllib.request import Request, urlopen
 urlopen(Request(sys.argv[1], headers={"User-Agent": "accelmark"}), timeout=10).close()
 """
-"""Argument: an address. pip would try an index that cannot be reached again, with pauses, for every package."""
+"""Open the address in the first argument once: pip retries an unreachable index for each package."""
 Report = Callable[[str, str], None]
 """Called with a host and what is done there."""
 
