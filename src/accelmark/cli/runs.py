@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
-_CPU: Final = "cpu"
 
 
 def train(
@@ -281,17 +280,18 @@ def plan_request(
     from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
-    on_cpus = _problems_on_cpus(request, settings, synthetic=synthetic, where=where)
+    others = _problems_here(request, settings, synthetic=synthetic, where=where)
     try:
         cluster = read_cluster(base / given.expanduser()) if isinstance(given := request.cluster, Path) else given
     except SpecError as error:
-        raise SpecError(dict.fromkeys([*error.problems, *on_cpus])) from error
+        raise SpecError(dict.fromkeys([*error.problems, *others])) from error
     vendor = request.vendor or cluster.vendor
     try:
-        find("vendors", vendor or _CPU, where)
+        if vendor is not None:
+            find("vendors", vendor, where)
     except RequestError as error:
         key, what = "vendor" if request.vendor else "cluster.vendor", str(error).removeprefix(f"{where}: ")
-        raise SpecError(dict.fromkeys([Problem(where, key, what), *on_cpus])) from error
+        raise SpecError(dict.fromkeys([Problem(where, key, what), *others])) from error
     plan = build_plan(
         request,
         cluster=cluster,
@@ -306,12 +306,12 @@ def plan_request(
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 
-def _problems_on_cpus(request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str) -> Iterator[Problem]:
-    """Yield the problems that the cases of a request have on this machine's CPUs too, whatever the vendor."""
+def _problems_here(request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str) -> Iterator[Problem]:
+    """Yield the problems that the cases of a request have on one device of this machine, too."""
     from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.errors import SpecError
 
-    here = request.model_copy(update={"vendor": _CPU, "cluster": ClusterSpec()})
+    here = request.model_copy(update={"vendor": None, "cluster": ClusterSpec()})
     for case in request.cases:
         alone = case.model_copy(update={"key": ":".join(case.key.split(":")[:2])})
         alone_here = here.model_copy(update={"cases": (alone,)})

@@ -11,6 +11,7 @@ from accelmark.report.printable import printable
 from accelmark.results.compare.context import value_text
 from accelmark.results.compare.table import HALF, Cell, Row, grouped, row_of
 from accelmark.results.figure_names import FigureName, format_figure, title_of
+from accelmark.results.marks import with_marks
 from accelmark.results.schema import Task, relative_half
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
@@ -89,8 +90,7 @@ def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
 
 def _fact(row: Row, name: str) -> str:
     text = NOTHING if row[name] is None else str(row[name])
-    marks = str(row["marks"]).replace("_", " ")
-    return f"{text} ({marks})" if name == "verdict" and marks else text
+    return with_marks(text, filter(None, str(row["marks"]).split(", "))) if name == "verdict" else text
 
 
 def figure_cell(row: Row, name: FigureName) -> str:
@@ -220,8 +220,7 @@ def _engine(case: LoadedCase) -> str:
 
 
 def _verdict(case: LoadedCase) -> str:
-    marks = ", ".join(mark.replace("_", " ") for mark in case.result.marks)
-    return case.result.verdict + (f" ({marks})" if marks else "")
+    return with_marks(case.result.verdict, case.result.marks)
 
 
 def _cell(name: FigureName, case: LoadedCase) -> str:

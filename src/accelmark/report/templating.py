@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from accelmark.results.marks import mark_text
 from accelmark.spec.number_format import NOTHING, counted, percent, quantity
 from accelmark.spec.plugins.requirements import page_needs, require_all
 
@@ -65,5 +66,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent, "plain": plain}
+    environment.filters["mark_text"] = mark_text
     environment.globals["NOTHING"] = NOTHING
     return environment

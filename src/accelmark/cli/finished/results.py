@@ -280,14 +280,13 @@ def compare(
 def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
     from accelmark.results.compare.context import context_lines
+    from accelmark.results.marks import with_marks
     from accelmark.run.display.rows import print_hanging
 
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
-        marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        print_hanging(
-            console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}")
-        )
+        verdict = with_marks(side.verdict, side.marks)
+        print_hanging(console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {verdict}"))
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     if pair.differences:

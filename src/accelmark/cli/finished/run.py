@@ -174,14 +174,14 @@ def _show(verification: Verification) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from accelmark.results.marks import with_marks
     from accelmark.run.display.rows import print_hanging
 
     console = Console(highlight=False)
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
     for case in verification.summary.cases:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
-        marks = f"  ({', '.join(mark.replace('_', ' ') for mark in case.marks)})" if case.marks else ""
-        console.print(Text.assemble((case.verdict, style), f"  {case.key}{marks}"))
+        console.print(Text.assemble((case.verdict, style), f"  {with_marks(str(case.key), case.marks)}"))
         for finding in case.findings:
             text = Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}")
             print_hanging(console, text)

@@ -17,6 +17,7 @@ from rich.text import Text
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
+from accelmark.results.marks import marks_text
 from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
 from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.schema import CaseResult, Summary
@@ -215,11 +216,11 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
         name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
     if case.role is not None:
         name = f"{case.role}: {name}"
-    verdict = f"{case.verdict} (made-up data)" if "made_up_data" in case.marks else case.verdict
+    marks = f"\n{marks_text(case.marks)}" if case.marks else ""
     return (
         Text(sign, style=style),
-        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim")),
-        Text(verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
+        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim"), (marks, "dim")),
+        Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),
         Text(_figure(case, _TIME[case.task])),
