@@ -29,8 +29,8 @@ from benchmarks.fanout.steps import steadily, together
 FACTS = {
     "time": 0.0, "hostname": "simulated", "boot_id": "x", "python": [3, 11, 2], "executable": "python3",
     "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1, "busy_ports": [],
-    "missing_directories": [], "missing_files": [], "lacking_modules": [], "engine_problem": None, "held_by": None,
-    "may_clear_caches": True,
+    "refusals": {}, "missing_directories": [], "missing_files": [], "lacking_modules": [], "engine_problem": None,
+    "held_by": None, "may_clear_caches": True,
 }  # fmt: skip
 _STEADY = re.compile(r"steady(?P<seconds>\d+)x(?P<ranks>\d+)")
 STEP = b'[PerfLog] {"event": "STEP_END", "value": {"global_steps": 1, "loss": 1.0' + b" " * 330 + b"}}\n"

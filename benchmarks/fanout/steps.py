@@ -32,6 +32,7 @@ REQUEST = {
     "is_locked": False,
     "locked_file": None,
     "ports": [29501],
+    "urls": [],
     "directories": ["/usr"],
     "files": [],
     "modules": ["json"],

@@ -46,7 +46,7 @@ def facts(**changed: object) -> HostFacts:
     values: dict[str, object] = {
         "time": 0.0, "hostname": "a", "boot_id": "x", "python": (3, 11, 2), "executable": "/usr/bin/python3",
         "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1,
-        "busy_ports": (), "missing_directories": (), "missing_files": (), "lacking_modules": (),
+        "busy_ports": (), "refusals": {}, "missing_directories": (), "missing_files": (), "lacking_modules": (),
         "engine_problem": None, "held_by": None, "may_clear_caches": True,
     }  # fmt: skip
     return HostFacts.model_validate(values | changed)
@@ -275,7 +275,7 @@ def test_the_wheel_is_reproducible(plugins: Path) -> None:
 def probed(**asked: object) -> HostFacts:
     """Return what the probe reports of this machine."""
     request: dict[str, object] = {
-        "work_directory": "/tmp", "mounted": None, "is_locked": False, "locked_file": None, "ports": [],
+        "work_directory": "/tmp", "mounted": None, "is_locked": False, "locked_file": None, "ports": [], "urls": [],
         "directories": [], "files": [], "engine": None, "modules": [], "python_path": [],
     }  # fmt: skip
     done = subprocess.run(

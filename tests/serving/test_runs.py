@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,24 @@ def left_over(tmp_path: Path) -> list[str]:
     """Return the working directories of processes that a run left."""
     places = [process.info["cwd"] or "" for process in psutil.process_iter(["cwd"])]
     return [place for place in places if place.startswith(str(tmp_path / "run"))]
+
+
+def test_an_endpoint_that_refuses_connections_is_found_before_the_start(
+    tmp_path: Path, servers: dict[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    arguments = ("--endpoint", url, "--model", "m")
+    code, case, output = serve(tmp_path, servers, *arguments)
+    words = " ".join(output.replace("│", " ").split())
+    assert (code, case) == (1, {})
+    assert f"{url} cannot be reached: Connection refused" in words
+    assert "check --endpoint, and that the server runs" in words
+    assert not (tmp_path / "run").exists(), "nothing was started"
+    code, _, output = serve(tmp_path, servers, *arguments, "--dry-run")
+    assert code == 1
+    assert "this would not start" in output
+    assert f"{url} cannot be reached: Connection refused" in " ".join(output.split())
 
 
 def toy(mode: str) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -132,14 +134,28 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
         import ray  # reads the authentication mode of the environment when it is imported
 
         os.environ.update({name: "0" for name in _DISABLED if name not in os.environ})
-        _connect(ray, address, folder)
         try:
+            with _handler_of_sigterm_kept():
+                _connect(ray, address, folder)
             actor_class, arguments = _actor_class(ray, config, network)
             make, kill = partial(actor_class.remote, *arguments), partial(ray.kill, no_restart=True)
             with closing(WorkerPool(config.schedule.concurrency, make, kill)) as workers:
                 yield workers
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _handler_of_sigterm_kept() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which Ray replaces; a SIGTERM in the meantime raises KeyboardInterrupt."""
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:  # from Ray's handler
+        raise KeyboardInterrupt from error
+    finally:
+        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+            signal.signal(signal.SIGTERM, former)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -88,10 +89,10 @@ def run(
         for line in unchecked:
             typer.echo(f"not checked: {line}", err=True)
         return
-    with _live(as_json) as observer:
+    with _shown(as_json) as (announce, observer):
         from accelmark.automl.controller.session import start_search  # takes a second
 
-        found = start_search(loaded, runs, _announce, observer)
+        found = start_search(loaded, runs, announce, observer)
     _finish(found, as_json)
 
 
@@ -101,11 +102,11 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
     from accelmark.run.preflight.packages import require_here
 
     require_here("accelmark automl resume", "accelmark[automl]")
-    from accelmark.automl.controller.session import resume_search
-
     found = _find(name, runs)
-    _announce(found)
-    with _live(as_json) as observer:
+    with _shown(as_json) as (announce, observer):
+        from accelmark.automl.controller.session import resume_search  # takes a second
+
+        announce(found)
         resume_search(found, observer)
     _finish(found, as_json)
 
@@ -198,8 +199,26 @@ def _find(name: str, runs: Path) -> SearchDirectory:
     return find_search(name, runs)
 
 
-def _announce(found: SearchDirectory) -> None:
-    print(f"search: {found.path}", file=sys.stderr)  # not typer's echo, which a live display does not see
+@contextmanager
+def _shown(as_json: bool) -> Iterator[tuple[Callable[[SearchDirectory], None], Any]]:
+    """Provide a function that announces a search, and an observer; after an interruption show how to resume."""
+    announced: list[SearchDirectory] = []
+
+    def announce(found: SearchDirectory) -> None:
+        announced.append(found)
+        print(f"search: {found.path}", file=sys.stderr)  # not typer's echo, which a live display does not see
+
+    try:
+        with _live(as_json) as observer:
+            yield announce, observer
+    except KeyboardInterrupt:
+        for found in announced:
+            typer.echo(_resume_command(found), err=True)
+        raise typer.Exit(EXIT_CANCELLED) from None
+
+
+def _resume_command(found: SearchDirectory) -> str:
+    return f"Continue with: accelmark automl resume {found.path}"
 
 
 def _live(as_json: bool) -> Any:
@@ -232,7 +251,7 @@ def _finish(found: SearchDirectory, as_json: bool) -> None:
         typer.echo(f"report: {written[0]}")
     if summary.ended_because == "asked":
         if not as_json:
-            typer.echo(f"Continue with: accelmark automl resume {found.path}")
+            typer.echo(_resume_command(found))
         raise typer.Exit(EXIT_CANCELLED)
     if summary.judgement.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from accelmark.automl.controller.journal import SearchState, read_journal
@@ -32,7 +32,13 @@ def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: 
     search.started[-1].wait()
     before = search.run().state()
     assert before.ended is None
-    time.sleep(3)
+    starting = search.begin("resume", "latest")
+    search.wait_for(lambda: bool(psutil.Process(starting.pid).children()))  # Ray's processes
+    starting.terminate()
+    code, out, err = search.finish(starting, timeout_s=60)
+    assert (code, out) == (130, "")
+    assert f"Continue with: accelmark automl resume {search.run().path}" in err
+    assert len(search.run().state().sessions) == 1, "it ended before its trials began"
     resumed = search.begin("resume", "latest", "--json")
     code, out, err = search.finish(resumed)
     assert code == 0, err

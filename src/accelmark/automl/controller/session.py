@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig, LocalCluster, check_capacity
@@ -124,10 +125,11 @@ def start_search(
 ) -> SearchDirectory:
     """Check the request, start the workers, make the directory below ``root``, announce it, and run the search.
 
-    Raises AccelmarkError where the request is wrong or the cluster does not start; no directory was made.
+    Raises AccelmarkError where the request is wrong or the cluster does not start, and KeyboardInterrupt at SIGINT or
+    SIGTERM before the search runs, or at the second one; a directory that was not announced was not made.
     """
     network = resolve_network(config.network)
-    with _workers(config, network, check_request(config, network)) as workers:
+    with _on_signals(_interrupt), _workers(config, network, check_request(config, network)) as workers:
         directory = SearchDirectory.create(root, config, network)
         announce(directory)
         with directory.held():
@@ -136,9 +138,12 @@ def start_search(
 
 
 def resume_search(directory: SearchDirectory, observer: Observer | None = None) -> None:
-    """Continue a search that was stopped or killed; raises RequestError where it is complete or its data changed."""
+    """Continue a search that was stopped or killed.
+
+    Raises RequestError where it is complete or its data changed, and KeyboardInterrupt as :func:`start_search`.
+    """
     config, network = directory.config(), directory.network()
-    with directory.held():
+    with _on_signals(_interrupt), directory.held():
         state = directory.state()
         if state.ended is not None and state.ended.over:
             why = why_ended(state.ended.reason)
@@ -176,18 +181,22 @@ def _run(directory: SearchDirectory, config: AutomlConfig, workers: WorkerPool, 
     controller = SearchController(directory, config, workers, observer=observer)
     # Hosts of a cluster have their own monitoring.
     monitoring = recording(telemetry) if isinstance(config.cluster, LocalCluster) else nullcontext()
-    with monitoring, _on_first_signal(controller.request_stop):
+
+    def stop(number: int, _frame: object) -> None:
+        controller.request_stop()
+        signal.signal(number, _interrupt)
+
+    with monitoring, _on_signals(stop):
         controller.run()
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def _on_first_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Call ``act`` on the first SIGINT or SIGTERM; the second one ends the context at once."""
-
-    def handle(number: int, _frame: object) -> None:
-        act()
-        signal.signal(number, signal.default_int_handler)
-
+def _on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call ``handle`` at SIGINT and SIGTERM."""
     with ExitStack() as former:
         if threading.current_thread() is threading.main_thread():  # no other may handle signals
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -70,6 +70,7 @@ class Engine(Base):
         super().__init__(request)
         self.ort = self.package("onnxruntime")
         self.providers = self._providers()
+        self.quantised: dict[str, str] = {}
         existing = self.engine_file()
         source = existing or self._in_precision(self.onnx_file())
         options = self.ort.SessionOptions()
@@ -160,7 +161,7 @@ class Engine(Base):
         if self.request.precision == "fp16":
             precision.write_fp16(path, target)
         else:
-            precision.write_int8(path, target, self)
+            self.quantised = precision.write_int8(path, target, self, on_cpu=self.providers[0] == _CPU)
         return target
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
@@ -199,9 +200,10 @@ class Engine(Base):
         return super().fingerprint() | {"onnxruntime": self.ort.__version__, "providers": ",".join(self.providers)}
 
     def describe(self) -> dict[str, str]:
-        """Return the version, the active providers, and the number of nodes on the CPU."""
+        """Return the version, the active providers, the number of nodes on the CPU, and the bits of int8 weights."""
         active = ",".join(self.session.get_providers())
-        return {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
+        own = {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
+        return own | self.quantised
 
     def graph_types(self) -> dict[str, int] | None:
         """Return the types in the session's optimised graph; in its source, where the provider saves no graph."""

@@ -49,6 +49,7 @@ class Engine(Base):
         self.ov = self.package("openvino")
         self.core = self.ov.Core()
         self.target = self._target()
+        self.quantised: dict[str, str] = {}
         existing = self.engine_file()
         settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
@@ -152,7 +153,7 @@ class Engine(Base):
         from accelmark.infer.onnx.precision import write_int8
 
         target = self.request.work_dir / f"{self.name}-int8.onnx"
-        write_int8(path, target, self)
+        self.quantised = write_int8(path, target, self, on_cpu=self.target == "CPU")
         return target
 
     def _load(self, path: Path) -> Any:
@@ -206,7 +207,7 @@ class Engine(Base):
         return super().fingerprint() | {"openvino": self.ov.__version__, "target": self.target, "batch_size": size}
 
     def describe(self) -> dict[str, str]:
-        """Return the version, the device, and the precision that the plug-in reports."""
+        """Return the version, the device, the precision that the plug-in reports, and the bits of int8 weights."""
         computed = str(self.compiled.get_property("INFERENCE_PRECISION_HINT"))
         name = str(self.core.get_property(self.target, "FULL_DEVICE_NAME"))
         return {
@@ -214,6 +215,7 @@ class Engine(Base):
             "ov_device": f"{self.target} {name}",
             "precision": computed,
             "streams": str(self.compiled.get_property("NUM_STREAMS")),
+            **self.quantised,
         }
 
     def graph_types(self) -> dict[str, int] | None:

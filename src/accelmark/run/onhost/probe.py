@@ -12,6 +12,8 @@ import time
 
 HOST_LOCK = "accelmark-host"
 """Abstract socket address that is bound while a job runs; a second one, with the run after a slash, names it."""
+CONNECT_S = 10.0
+"""Time for a connection to a service that a job asks."""
 
 
 def free_mib(path: str) -> float:
@@ -58,6 +60,19 @@ def port_is_free(port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+def refusal(url: str) -> str | None:
+    """Return why nothing accepts connections at a URL, or None where something does."""
+    from urllib.parse import urlsplit  # imported here: slow, and seldom needed
+
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 def holder() -> str | None:
@@ -125,6 +140,7 @@ def main() -> None:
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
         "busy_ports": [port for port in request["ports"] if not port_is_free(port)],
+        "refusals": {url: why for url in request["urls"] if (why := refusal(url)) is not None},
         "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
         "missing_files": [path for path in request["files"] if not os.path.exists(path)],
         "lacking_modules": lacking(request["modules"]),

@@ -40,6 +40,7 @@ from accelmark.run.preflight.packages import (
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec, HostSpec
+from accelmark.spec.job import ServeJob
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 
@@ -135,6 +136,7 @@ class Preflight:
             "is_locked": launcher.locks_hosts,
             "locked_file": self._locked_file(),
             "ports": self._ports(host.spec),
+            "urls": endpoints(self._jobs_on(host)),
             "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],
             "modules": list(AGENT_PACKAGES),
@@ -316,6 +318,13 @@ def _packages(jobs: Sequence[PlannedJob], frameworks: Iterable[str] = ()) -> dic
         needs += job.requires
         installs += job.installs
     return found
+
+
+def endpoints(jobs: Iterable[PlannedJob]) -> list[str]:
+    """Return the URLs of the running servers that jobs measure."""
+    works = (planned.job.work for planned in jobs)
+    urls = (work.settings.endpoint for work in works if isinstance(work, ServeJob))
+    return list(dict.fromkeys(url for url in urls if url is not None))
 
 
 def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:

@@ -94,6 +94,8 @@ class HostFacts(Spec):
     cpus: int
     load1: float
     busy_ports: tuple[int, ...]
+    refusals: dict[str, str]
+    """URLs of services that its jobs ask and that it cannot connect to, each with the reason."""
     missing_directories: tuple[str, ...]
     missing_files: tuple[str, ...]
     lacking_modules: tuple[str, ...]
@@ -113,6 +115,11 @@ def missing_data(name: str, path: str) -> HostProblem:
     """Return the problem of a host that has no directory ``path`` with data."""
     hint = "copy or mount it there, or correct data in the run file (--data)"
     return HostProblem(name, f"the data directory {path} is missing", hint)
+
+
+def refused(name: str, url: str, why: str) -> HostProblem:
+    """Return the problem of a host that cannot connect to the service at ``url``."""
+    return HostProblem(name, f"{url} cannot be reached: {why}", "check --endpoint, and that the server runs")
 
 
 def host_problems(
@@ -160,6 +167,7 @@ def host_problems(
         error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
     for port in facts.busy_ports if facts.held_by is None else ():
         error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
+    found += (refused(name, url, why) for url, why in facts.refusals.items())
     found += (missing_data(name, path) for path in facts.missing_directories)
     for path in facts.missing_files:
         if visible_file is not None and path == str(visible_file):

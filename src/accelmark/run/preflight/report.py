@@ -20,8 +20,9 @@ from accelmark.run.controller.data import datasets_of
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, grouped, missing_data
+from accelmark.run.onhost.probe import refusal
+from accelmark.run.preflight.check import Preflight, endpoints
+from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError, grouped, missing_data, refused
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import AccelmarkError
@@ -106,6 +107,8 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Host
     hosts = [launcher.host(spec) for spec in cluster.hosts]
     absent = dict.fromkeys(str(path) for _, path in given_data(directory.plan) if not path.exists())
     problems += [missing_data(host.name, path) for host in hosts for path in absent]
+    refusals = {url: await asyncio.to_thread(refusal, url) for url in endpoints(directory.plan.jobs)}
+    problems += [refused(host.name, url, why) for host in hosts for url, why in refusals.items() if why is not None]
     problems += _wrong_here(directory.plan, launcher)
     return problems + [problem for host in hosts for problem in await preflight.check_packages(host, imports=False)]
 

@@ -67,6 +67,12 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_features() -> frozenset[str]:
+    """Return the instruction set extensions of the CPU, as Linux names them."""
+    fields = _cpuinfo()
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
 def _cpuinfo() -> dict[str, str]:
     text = _text(_PROC / "cpuinfo") or ""
     first = text.split("\n\n", 1)[0]
@@ -80,8 +86,10 @@ def _cpu() -> dict[str, Any]:
     no_turbo = _text(_SYS / "devices/system/cpu/intel_pstate/no_turbo")
     boost = _text(_SYS / "devices/system/cpu/cpufreq/boost")
     turbo = None if no_turbo is None and boost is None else (no_turbo == "0" if no_turbo is not None else boost == "1")
-    flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
+    flags = cpu_features()
+    wanted = (
+        "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16",
+    )  # fmt: skip
     return {
         "model": cpu_model(),
         "logical_cores": psutil.cpu_count(),
