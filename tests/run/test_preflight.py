@@ -68,6 +68,7 @@ def test_a_healthy_host_has_no_problem() -> None:
         ({"not_writable": "Read-only file system"}, "/var/tmp/accelmark cannot be written: Read-only file system"),
         ({"memory_mib": 3.0}, "3 MiB of memory are free, 512 are needed"),
         ({"busy_ports": (29501,)}, "port 29501 is in use"),
+        ({"refusals": {"http://a:1": "Connection refused"}}, "http://a:1 cannot be reached: Connection refused"),
         ({"held_by": "run7"}, "is in use by run7"),
         ({"lacking_modules": ("psutil", "yaml")}, "/usr/bin/python3 has no psutil, PyYAML"),
     ],
