@@ -79,6 +79,13 @@ def test_the_recorder_does_not_load_what_a_vendors_script_preloads() -> None:
     }  # fmt: skip
 
 
+OF_SETUPTOOLS = (
+    "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') == 'local'; "
+    "enabled and __import__('_distutils_hack').add_shim(); \n"
+)
+"""``distutils-precedence.pth`` of Debian 12's python3-setuptools 66.1.1, which has no RECORD."""
+
+
 def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +98,12 @@ def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_packag
     record.parent.mkdir()
     digest = base64.urlsafe_b64encode(hashlib.sha256(packaged.encode()).digest()).rstrip(b"=").decode()
     record.write_text(f"packaged.pth,sha256={digest},{len(packaged)}\n")
+    own = tmp_path / "distutils-precedence.pth"
+    own.write_text(OF_SETUPTOOLS)
     assert list(start_files()) == []
+    own.write_text(OF_SETUPTOOLS + "import more\n")
+    assert list(start_files()) == [str(own)]
+    own.unlink()
     (tmp_path / "slow.pth").write_text("import time; time.time = lambda: 0\n")
     (tmp_path / "packaged.pth").write_text(packaged + "import more\n")
     assert list(start_files()) == [str(tmp_path / "packaged.pth"), str(tmp_path / "slow.pth")]

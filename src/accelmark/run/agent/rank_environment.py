@@ -33,6 +33,9 @@ _VIRTUALENV_PATCHES: Final = frozenset({
 })  # fmt: skip
 """First digits of the SHA-256 of ``_virtualenv.py``, by virtualenv 20.4 to 20.34 and uv 0.4 to 0.9; in no RECORD."""
 
+_SETUPTOOLS: Final = "distutils-precedence.pth", frozenset({"2638ce9e2500e572", "7ea7ffef3fe2a117"})
+"""The start file of setuptools 60 and later, and 50 to 59; Debian and Ubuntu install setuptools without a RECORD."""
+
 
 def environment_record(
     task: AgentTask,
@@ -159,10 +162,13 @@ def start_files(python: Path | None = None) -> Iterator[str]:
 
 
 def _is_packaged(path: Path, content: bytes) -> bool:
-    """Return whether a file is as the RECORD of an installed package lists it, or is virtualenv's or uv's patch."""
+    """Return whether a file is as a package's RECORD lists it, is setuptools' own, or is virtualenv's or uv's patch."""
     name, text, module = _VIRTUALENV
     if path.name == name and content.strip() == text and path.with_name(module).is_file():
         return hashlib.sha256(path.with_name(module).read_bytes()).hexdigest()[:16] in _VIRTUALENV_PATCHES
+    name, hashes = _SETUPTOOLS
+    if path.name == name and hashlib.sha256(content).hexdigest()[:16] in hashes:
+        return True
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     line = f"{path.name},sha256={digest},"
     return any(line in record.read_text(errors="replace") for record in path.parent.glob("*.dist-info/RECORD"))
