@@ -64,6 +64,35 @@ def test_the_cpu_vendor_reads_the_flags_of_the_processor() -> None:
     assert ("amx_bf16" in host_capabilities(load_vendor("cpu"))) == ("amx_bf16" in flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags\t\t: fpu avx avx2 f16c", {"avx2", "emulated_bf16"}),
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", {"avx2", "avx512_bf16"}),
+        ("Features\t: fp asimd sve bf16", set()),
+        ("Features\t: fp asimd sve", {"emulated_bf16"}),
+    ],
+)
+def test_a_cpu_without_instructions_for_bf16_emulates_it(flags: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\nbogomips\t: 1\n")
+    own = load_vendor("cpu")
+    tests = {name: one.model_copy(update={"file": tmp_path / "cpuinfo"}) for name, one in own.capabilities.items()}
+    assert set(host_capabilities(own.model_copy(update={"capabilities": tests}))) == expected
+
+
+@pytest.mark.parametrize(
+    "case", ["graph_mini", "llama_mini", "minilm_finetune", "resnet_mini", "speech_mini", "translation_mini"]
+)
+def test_a_mini_case_in_bf16_is_trained_in_fp32_where_bf16_is_emulated(case: str) -> None:
+    adaptation = find("vendors", "cpu", "test").path / "cases" / f"{case}-pytorch"
+    key = CaseKey(model=case, framework="pytorch", hardware="CPU")
+    layers, _ = vendor_layers(adaptation, "cpu", key, Capabilities({"emulated_bf16": "/proc/cpuinfo"}), "config")
+    assert [dict(layer.values) for layer in layers] == [{"precision": "fp32"}]
+    train = load_case(case).train
+    assert train is not None
+    assert "precision" in train.mutable
+
+
 def test_llama_mini_is_compiled_in_fp32_on_a_cpu_with_amx() -> None:
     adaptation = find("vendors", "cpu", "test").path / "cases" / "llama_mini-pytorch"
     key = CaseKey(model="llama_mini", framework="pytorch", hardware="CPU")
