@@ -336,6 +336,7 @@ def test_a_broken_framework_is_named_and_hides_no_other(tmp_path: Path, monkeypa
     (tmp_path / "frameworks" / "foo").mkdir(parents=True)
     (tmp_path / "frameworks" / "foo" / "framework.yaml").write_text("name: foo\ntitle: Foo\n")
     monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))  # without this user's environments
     seen = look_around({})
     assert "pytorch" in [one.name for one in seen.frameworks]
     assert any("frameworks/foo/framework.yaml: module: is missing" in problem for problem in seen.problems)
