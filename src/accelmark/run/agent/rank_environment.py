@@ -27,14 +27,27 @@ from accelmark.spec.secret import displayed_value
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
 _RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
-_VIRTUALENV: Final = "_virtualenv.pth", b"import _virtualenv", "_virtualenv.py"
-_VIRTUALENV_PATCHES: Final = frozenset({
-    "684b8c07932ba4a8", "ce57d5e0d9b5d735", "c9199315871b11b1", "0f20351ea7e90039", "6cf30c56faf2a552",
-})  # fmt: skip
-"""First digits of the SHA-256 of ``_virtualenv.py``, by virtualenv 20.4 to 20.34 and uv 0.4 to 0.9; in no RECORD."""
+_DISTUTILS: Final = (
+    "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, '{}') == 'local'; "
+    "enabled and __import__('_distutils_hack').add_shim();"
+)
+_UNRECORDED: Final[Mapping[str, tuple[frozenset[str], str, frozenset[str]]]] = {
+    "_virtualenv.pth": (
+        frozenset({"import _virtualenv"}),
+        "_virtualenv.py",
+        frozenset({"684b8c07932ba4a8", "ce57d5e0d9b5d735", "c9199315871b11b1", "0f20351ea7e90039", "6cf30c56faf2a552"}),
+    ),
+    "distutils-precedence.pth": (
+        frozenset(_DISTUTILS.format(default) for default in ("local", "stdlib")),
+        "_distutils_hack/__init__.py",
+        frozenset({"c05b8045c9a51ed9", "4c2531daa12158dc", "4d27a48545b57dd1", "46849a60a7cc8518", "df81e6bcba34ee3e"}),
+    ),
+}
+"""Start files that are in no RECORD: their texts, the module that they import, and first digits of its SHA-256.
 
-_SETUPTOOLS: Final = "distutils-precedence.pth", frozenset({"2638ce9e2500e572", "7ea7ffef3fe2a117"})
-"""The start file of setuptools 60 and later, and 50 to 59; Debian and Ubuntu install setuptools without a RECORD."""
+By virtualenv 20.4 to 20.34 and uv 0.4 to 0.9; of setuptools 52.0, 59.6, 66.1.1, 68.1.2 and 78.1.1, which Debian 11 to
+13 and Ubuntu 22.04 and 24.04 install without a RECORD.
+"""
 
 
 def environment_record(
@@ -162,13 +175,15 @@ def start_files(python: Path | None = None) -> Iterator[str]:
 
 
 def _is_packaged(path: Path, content: bytes) -> bool:
-    """Return whether a file is as a package's RECORD lists it, is setuptools' own, or is virtualenv's or uv's patch."""
-    name, text, module = _VIRTUALENV
-    if path.name == name and content.strip() == text and path.with_name(module).is_file():
-        return hashlib.sha256(path.with_name(module).read_bytes()).hexdigest()[:16] in _VIRTUALENV_PATCHES
-    name, hashes = _SETUPTOOLS
-    if path.name == name and hashlib.sha256(content).hexdigest()[:16] in hashes:
+    """Return whether a file is as a package's RECORD lists it, or one of ``_UNRECORDED`` with its module."""
+    texts, name, hashes = _UNRECORDED.get(path.name, (frozenset(), "", frozenset()))
+    module = path.parent / name
+    if content.decode(errors="replace").strip() in texts and module.is_file() and _short_hash(module) in hashes:
         return True
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     line = f"{path.name},sha256={digest},"
     return any(line in record.read_text(errors="replace") for record in path.parent.glob("*.dist-info/RECORD"))
+
+
+def _short_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]

@@ -66,8 +66,8 @@ def refusal(url: str) -> str | None:
     """Return why nothing accepts connections at a URL, or None where something does."""
     from urllib.parse import urlsplit  # imported here: slow, and seldom needed
 
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), CONNECT_S).close()
     except (OSError, ValueError) as error:
