@@ -63,8 +63,8 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     for row, index in zip(target, batch.labels.tolist(), strict=True):
         tokens = [*model.prompt, *tokenizer.encode(case._recordings.row(index)[0].lower()).ids, 50257]
         row[: len(tokens)] = torch.tensor(tokens)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(600):
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(2000):
         loss = F.cross_entropy(
             model.pair(batch.inputs[0], target).flatten(0, 1), target.flatten(), ignore_index=IGNORED
         )
@@ -73,6 +73,8 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         optimizer.step()
         if loss < 0.005:
             break
+    else:
+        pytest.fail(f"Whisper did not learn three recordings: its loss is {loss.item():.3g}")
     model.pair.net.save_pretrained(root / "whisper_weights/hf")
     return {**data, "weights": root / "whisper_weights/hf/model.safetensors"}
 
