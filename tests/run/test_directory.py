@@ -1,4 +1,4 @@
-"""A run's directory: permissions of its files."""
+"""A run's directory: permissions of its files, and what is left of a run that started nothing."""
 
 from __future__ import annotations
 
@@ -23,3 +23,14 @@ def test_only_the_owner_can_read_a_plan_with_secrets(tmp_path: Path, cluster: Cl
     plan = make_plan().model_copy(update={"cluster": cluster})
     RunDirectory.create(tmp_path / "run", plan)
     assert (tmp_path / "run" / "plan.json").stat().st_mode & 0o004 == mode
+
+
+def test_of_a_run_that_started_nothing_no_new_directory_is_left(tmp_path: Path) -> None:
+    first = RunDirectory.create(tmp_path / "new" / "runs" / "first", make_plan())
+    second = RunDirectory.create(tmp_path / "new" / "runs" / "second", make_plan())
+    first.discard()
+    assert [each.name for each in tmp_path.rglob("*") if each.is_dir()] == ["new", "runs", "second"]
+    second.discard()
+    assert (tmp_path / "new" / "runs").is_dir(), "the second run found it"
+    RunDirectory.create(tmp_path / "other" / "runs" / "third", make_plan()).discard()
+    assert [each.name for each in tmp_path.iterdir()] == ["new"]

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self, final
@@ -48,6 +48,7 @@ class RunDirectory:
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path = path
         self.plan = plan
+        self._made: tuple[Path, ...] = ()
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Self:
@@ -57,8 +58,10 @@ class RunDirectory:
             RequestError: the directory is not empty.
             RunError: it cannot be written.
         """
-        make_directory(path)
         path = path.resolve()
+        with write_errors(path):
+            made = tuple(parent for parent in path.parents if not parent.exists())
+        make_directory(path)
         require_empty(path)
         try:
             with write_errors(path / HOLDER_FILE):
@@ -69,6 +72,7 @@ class RunDirectory:
                 raise RequestError(f"{path}: {what}") from error
             raise
         directory = cls(path, plan)
+        directory._made = made
         directory.replace_plan(plan)
         return directory
 
@@ -104,8 +108,11 @@ class RunDirectory:
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
 
     def discard(self) -> None:
-        """Remove the directory of a run that started nothing."""
+        """Remove the directory of a run that started nothing, and the parents that were created for it if empty."""
         shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            for parent in self._made:
+                parent.rmdir()
 
     def round_dir(self, job: PlannedJob) -> Path:
         """Return the directory of a job."""
