@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, final
 
@@ -62,21 +62,36 @@ class _Scan:
         self.identities: dict[str, _Identity] = {}
         self.directories: list[str] = []
         self._seen: set[str] = set()
-        for root in roots:
-            for directory, subdirectories, files in os.walk(os.path.abspath(root), followlinks=True):  # noqa: PTH100
-                self._visit(directory)
-                subdirectories[:] = [name for name in subdirectories if name not in skipped]
-                for name in (*(name for name in files if name not in skipped), *subdirectories):
-                    path = os.path.join(directory, name)  # noqa: PTH118  a tree may have a million files
-                    try:
-                        state = os.lstat(path)
-                        if stat.S_ISLNK(state.st_mode):
-                            self._visit(path)
-                            state, path = os.stat(path), os.path.realpath(path)  # noqa: PTH116
-                    except OSError:
-                        continue
-                    if not stat.S_ISDIR(state.st_mode):
-                        self.identities[path] = _identity(state)
+        left = [self._real(os.path.abspath(root)) for root in roots]  # noqa: PTH100
+        scanned: set[str] = set()
+        while left:
+            directory = left.pop()
+            if directory in scanned:  # a link may lead to a directory above it
+                continue
+            scanned.add(directory)
+            try:
+                entries = list(os.scandir(directory))
+            except OSError:
+                continue
+            self._visit(directory)
+            left += self._note(entry for entry in entries if entry.name not in skipped)
+
+    def _note(self, entries: Iterable[os.DirEntry[str]]) -> Iterator[str]:
+        """Note the files of a directory, and yield its directories."""
+        for entry in entries:
+            try:
+                path = self._real(entry.path) if entry.is_symlink() else entry.path
+                if entry.is_dir():
+                    yield path
+                else:
+                    self.identities[path] = _identity(entry.stat())
+            except OSError:
+                continue
+
+    def _real(self, path: str) -> str:
+        """Note the links on the way to a file or directory, and return where it is."""
+        self._visit(path)
+        return os.path.realpath(path)
 
     def _visit(self, path: str) -> None:
         """Note a directory or link, those above it, and those on the way to a link's target."""
