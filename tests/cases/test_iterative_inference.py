@@ -71,7 +71,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if loss < 0.005:
+        if loss < 0.02:  # the least probable token has 0.87 or more
             break
     else:
         pytest.fail(f"Whisper did not learn three recordings: its loss is {loss.item():.3g}")
@@ -125,7 +125,7 @@ def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[st
     assert engine == pytest.approx(framework, abs=0.5), "on noise with 1 % of other noise"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(REDUCED))
 def test_inductor_compiles_the_parts_of_a_step(
     name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
