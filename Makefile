@@ -14,7 +14,7 @@ help:  ## Show this list
 run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show its page
 	@$(BIN)/accelmark run quickstart
 
-test: $(VENV)/.test lint  ## Install what tests need; run lint and all tests but the heavy ones (under 15 minutes)
+test: $(VENV)/.test lint  ## Install what tests need; run lint and all tests but the heavy ones (8 to 26 minutes on two cores)
 	# Processes of their own: the thread pools of inference runtimes disturb other tests in the same process.
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not heavy' tests/infer
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not heavy and not cluster' --ignore tests/infer
@@ -34,7 +34,7 @@ test-servers: $(VENV)/.test-servers  ## Build llama.cpp; run all tests of genera
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports & contracts=$$!; $(BIN)/mypy && wait $$contracts
+	$(BIN)/lint-imports & contracts=$$!; $(BIN)/mypy --num-workers 2 && wait $$contracts
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'AccelMark needs Python 3.11 or newer; name one with PYTHON=...'; exit 2; }
