@@ -85,7 +85,8 @@ def test_each_adaptation_of_a_vendor_is_tried_in_its_own_framework(monkeypatch: 
 
     monkeypatch.setattr(conformance, "trial", trial)
     list(vendor_checks("cpu", run=True))
-    mini = [("llama_mini", "cpu", framework) for framework in ("mindspore", "paddle", "pytorch", "tensorflow")]
+    frameworks = ("jax", "mindspore", "paddle", "pytorch", "tensorflow")
+    mini = [("llama_mini", "cpu", framework) for framework in frameworks]
     assert [one for one in begun if one[0] == "llama_mini"] == mini
     assert ("graph_mini", "cpu", "pytorch") in begun
     assert ("vit_l_16", "cpu", "pytorch") not in begun, "it is not trained"
