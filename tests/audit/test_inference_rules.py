@@ -227,7 +227,7 @@ def test_time_outside_of_the_calls_is_reported(run: Path) -> None:
             value["crossing_ms"] = 0.5 * sum(value["latency_ms"])
 
     change_events(run, slow)
-    assert "crossing" in rules(judged(run), "warning")
+    assert "time-outside-engine" in rules(judged(run), "warning")
 
 
 @pytest.mark.parametrize(

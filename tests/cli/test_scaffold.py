@@ -233,7 +233,7 @@ def test_a_case_that_fails_in_training_reports_why(bench: Path) -> None:
     said = missing(case_checks("line3", run=True))
     assert "cannot be trained" in said
     assert "not finite" in said
-    assert "cores-at-hand" not in said
+    assert "cpu-contention" not in said
     assert "report.html" not in said
 
 

@@ -34,7 +34,7 @@ def plan(
     data_dirs: DataDirs = no_data,
     options: Mapping[str, Any] | None = None,
     others: tuple[str, ...] = (),
-    may_lack_data: bool = False,
+    allow_missing_data: bool = False,
     **command_line: Any,
 ) -> Plan:
     chips = load_vendor("acme").chips
@@ -53,7 +53,7 @@ def plan(
         created_at="2026-01-01T00:00:00Z",
         where="run.yaml",
         command_line=command_line,
-        may_lack_data=may_lack_data,
+        allow_missing_data=allow_missing_data,
     )
 
 
@@ -189,11 +189,11 @@ def test_missing_data_does_not_hide_other_problems(plugins: Path) -> None:
     assert "data: DIRECTORY" in str(found.value.problems[1])
 
 
-def test_a_plan_that_may_lack_data_has_all_settings_and_lists_what_is_missing(plugins: Path) -> None:
+def test_a_plan_that_allows_missing_data_has_all_settings_and_lists_what_is_missing(plugins: Path) -> None:
     def lacking(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
         raise DataError("ImageNet cannot be fetched: name the directory that holds it")
 
-    planned = plan({"cases": [{"key": "toy:pytorch:X1:1:1"}]}, data_dirs=lacking, may_lack_data=True)
+    planned = plan({"cases": [{"key": "toy:pytorch:X1:1:1"}]}, data_dirs=lacking, allow_missing_data=True)
     (job,) = planned.jobs
     assert job.job.data_dirs == {}
     assert "optimizer.lr" in job.job.provenance
@@ -201,12 +201,12 @@ def test_a_plan_that_may_lack_data_has_all_settings_and_lists_what_is_missing(pl
     assert (problem.key, problem.what.partition(":")[0]) == ("toy:pytorch:X1:1:1", "ImageNet cannot be fetched")
     assert Plan.model_validate_json(planned.model_dump_json()) == planned
     with pytest.raises(SpecError, match="did you mean 'toy'"):
-        plan({"cases": [{"key": "toi:pytorch:X1:1:1"}]}, data_dirs=lacking, may_lack_data=True)
+        plan({"cases": [{"key": "toi:pytorch:X1:1:1"}]}, data_dirs=lacking, allow_missing_data=True)
 
 
-def test_a_plan_that_may_lack_data_may_lack_devices_and_versions_too(plugins: Path) -> None:
+def test_a_plan_that_allows_missing_data_may_lack_devices_and_versions_too(plugins: Path) -> None:
     run = {"cases": [{"key": "toy:pytorch_1.8:H100:1:8"}]}
-    planned = plan(run, may_lack_data=True)
+    planned = plan(run, allow_missing_data=True)
     (job,) = planned.jobs
     assert job.job.key.hardware == "H100"
     whats = ("requests 8 devices a host, this one has 2", "names H100, but this machine has X1", "names version 1.8")

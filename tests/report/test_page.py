@@ -79,7 +79,7 @@ def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
     measure_run(run)
     loaded = load_run(run)
     (case,) = loaded.summary.cases
-    found = (Finding(severity="warning", rule="quiet-start", expected="", actual="busy"),)
+    found = (Finding(severity="warning", rule="busy-at-start", expected="", actual="busy"),)
     for verdict, opened in (("VALID", ""), ("INVALID", " open")):
         changed = case.model_copy(update={"verdict": verdict, "findings": found})
         summary = loaded.summary.model_copy(update={"cases": (changed,)})

@@ -265,8 +265,8 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
 
 def test_of_a_rule_the_finding_that_differs_is_shown() -> None:
     both = "warning: busy"
-    found = ContextDifference(area="audit", name="quiet-start", baseline=(both, "98 %"), other=(both, "99 %"))
-    assert context_lines([found]) == ["audit: quiet-start: 98 % (and 1 more) -> 99 % (and 1 more)"]
+    found = ContextDifference(area="audit", name="busy-at-start", baseline=(both, "98 %"), other=(both, "99 %"))
+    assert context_lines([found]) == ["audit: busy-at-start: 98 % (and 1 more) -> 99 % (and 1 more)"]
 
 
 def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:

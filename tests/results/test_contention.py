@@ -28,7 +28,7 @@ def ended(core_wait_s: float | None) -> InferFinished:
 
 def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
     (found,) = contention_findings((), {0: ended(0.4), 1: ended(31.0), 2: None})
-    assert (found.severity, found.rule) == ("warning", "cores-at-hand")
+    assert (found.severity, found.rule) == ("warning", "cpu-contention")
     assert (
         found.actual == "rank 1 waited for CPU cores 31\u202f% of the time (limit 2\u202f%): "
         "other work may have used them. Use an idle host."
@@ -39,8 +39,8 @@ def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
 @pytest.mark.parametrize(
     ("others_cpu_s", "rule", "told"),
     [
-        (20.0, "cores-at-hand", "other work used up to 20.0 s of CPU time"),
-        (2.0, "threads-fit", "more threads than cores"),
+        (20.0, "cpu-contention", "other work used up to 20.0 s of CPU time"),
+        (2.0, "oversubscribed", "more threads than cores"),
     ],
 )
 def test_other_work_is_reported_only_if_it_used_enough_cpu_time(
@@ -53,7 +53,7 @@ def test_other_work_is_reported_only_if_it_used_enough_cpu_time(
     (found,) = contention_findings([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
     assert found.rule == rule
     assert told in found.actual
-    assert bool(disturbances([found])) == (rule == "cores-at-hand")
+    assert bool(disturbances([found])) == (rule == "cpu-contention")
 
 
 def test_short_and_unknown_waits_give_no_finding(tmp_path: Path) -> None:

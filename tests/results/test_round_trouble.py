@@ -198,7 +198,7 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     result = round_result(round_dir)
     assert ("resumed" in result.marks) == is_continued
     assert result.started_at == (began if is_continued else end["started_at"])
-    assert any(found.rule == "one-go" for found in result.findings) != is_continued, "it was started again"
+    assert any(found.rule == "resumed" for found in result.findings) != is_continued, "it was started again"
     assert result.num_steps == 100
     assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(1.0 + (0.7 if is_continued else 0))
     assert result.figures[F.E2E_TIME].value == pytest.approx(3.1 + (2.7 if is_continued else 0))

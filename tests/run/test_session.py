@@ -183,7 +183,7 @@ def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -
     assert "no checkpoint to resume from" in (run / "events.jsonl").read_text()
     result = json.loads((run / "toy0-pytorch-X1x1x1" / "round1" / "result.json").read_text())
     assert "resumed" not in result["marks"]
-    (found,) = (found for found in result["findings"] if found["rule"] == "one-go")
+    (found,) = (found for found in result["findings"] if found["rule"] == "resumed")
     assert (found["severity"], found["actual"][:42]) == ("info", "the round was started again at step 1: fig")
 
 

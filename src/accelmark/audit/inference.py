@@ -20,7 +20,7 @@ MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 MAX_DECLARED_SHARE: Final = 0.01
 """Share of the measured calls' time that an engine may declare as not inference without making the result OPEN."""
 
-MAX_CROSSING_SHARE: Final = 0.1
+MAX_SHARE_OUTSIDE: Final = 0.1
 """Share of the windows outside of the calls, above which a warning is given."""
 
 _WIDTHS: Final = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
@@ -219,15 +219,15 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
 
 
 @for_each(_engines)
-def crossing(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
+def time_outside_engine(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Report windows that are longer by the rank's clock than the calls by that of the engine's process.
 
     Rates and latencies are those of the rank's clock, so that such a difference changes none of them.
     """
     share = inference.crossing_share
-    if share is not None and share > MAX_CROSSING_SHARE:
+    if share is not None and share > MAX_SHARE_OUTSIDE:
         actual = f"{percent(share)} of the windows' time is outside of the calls: a busy machine, or the engine's clock"
-        yield finding("warning", "crossing", f"at most {limit_percent(MAX_CROSSING_SHARE)}", actual)
+        yield finding("warning", "time-outside-engine", f"at most {limit_percent(MAX_SHARE_OUTSIDE)}", actual)
 
 
 @for_each(_engines)

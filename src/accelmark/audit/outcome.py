@@ -166,7 +166,7 @@ def not_resumed(entry: RoundEvidence) -> Findings:
     """Report rounds that were resumed from a checkpoint; the round itself reports that it was started again."""
     if "resumed" in entry.result.marks:
         actual = "the round was resumed: steps repeated after the checkpoint count as time"
-        yield finding("warning", "one-go", "", actual)
+        yield finding("warning", "resumed", "", actual)
 
 
 @for_each(Evidence.all_rounds)

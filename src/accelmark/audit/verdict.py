@@ -17,7 +17,7 @@ RULES: Final[tuple[Rule, ...]] = (
     workload.settings, workload.case_known, workload.external_trainer, workload.one_model, workload.dataset,
     workload.same_dataset, workload.precision, workload.seeds, reevaluation.reproduced,
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
-    inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.crossing,
+    inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.time_outside_engine,
     inference.cache_check, inference.declared_time, inference.loadgen,
     serving.case_contract, serving.load_complete, serving.request_records, serving.request_errors,
     serving.pinned_length, serving.token_count, serving.client_limit, serving.served_answers, serving.benchmarks,

@@ -57,7 +57,7 @@ def train(
     case = CaseRequest(key=key, data=data and data.expanduser())
     request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
-    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic, may_lack_data=dry_run)
+    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=dry_run)
     if not (write_reference or reference_file):
         execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
         return
@@ -133,7 +133,7 @@ def infer(
     name = f"{run_name(key)}-infer"
     request = RunSpec(name=name, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     limits = tuning.read_budget(tune, budget, tuned_file)
-    plan = plan_request(request, settings or (), synthetic=synthetic, may_lack_data=dry_run)
+    plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run)
     if limits is not None:
         plan = tuning.with_search(plan, limits)
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
@@ -172,7 +172,7 @@ def run(
         raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
     request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(
-        request, settings or (), synthetic=synthetic, where=str(file), base=file.parent, may_lack_data=dry_run
+        request, settings or (), synthetic=synthetic, where=str(file), base=file.parent, allow_missing_data=dry_run
     )
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json, submit=submit)
 
@@ -263,13 +263,13 @@ def plan_request(
     synthetic: bool,
     where: str = COMMAND_LINE,
     base: Path = Path(),
-    may_lack_data: bool = False,
+    allow_missing_data: bool = False,
 ) -> Plan:
     """Return the plan of a request on the devices of this machine or of its cluster.
 
     ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for
-    errors; the path of a cluster file is relative to ``base``. With ``may_lack_data`` missing data is no error, but
-    listed in the plan. Raises AccelmarkError with all problems.
+    errors; the path of a cluster file is relative to ``base``. ``allow_missing_data``: list missing data in the plan
+    instead of raising. Raises AccelmarkError with all problems.
     """
     from accelmark.cli.machine import detect_devices
     from accelmark.plan.build import build_plan
@@ -300,7 +300,7 @@ def plan_request(
         created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         where=where,
         command_line=setting_values(settings, synthetic=synthetic),
-        may_lack_data=may_lack_data,
+        allow_missing_data=allow_missing_data,
     )
     plan = with_environments(with_checks(plan))
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
@@ -316,7 +316,7 @@ def _problems_here(request: RunSpec, settings: Sequence[str], *, synthetic: bool
         alone = case.model_copy(update={"key": ":".join(case.key.split(":")[:2])})
         alone_here = here.model_copy(update={"cases": (alone,)})
         try:
-            plan_request(alone_here, settings, synthetic=synthetic, where=where, may_lack_data=True)
+            plan_request(alone_here, settings, synthetic=synthetic, where=where, allow_missing_data=True)
         except SpecError as error:
             yield from error.problems
 

@@ -82,5 +82,5 @@ def serve(
     request = RunSpec(
         name=f"{run_name(key)}-serve", vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,)
     )
-    plan = plan_request(request, settings or (), synthetic=False, may_lack_data=dry_run)
+    plan = plan_request(request, settings or (), synthetic=False, allow_missing_data=dry_run)
     execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)

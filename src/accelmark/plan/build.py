@@ -37,13 +37,13 @@ def build_plan(
     created_at: str,
     where: str,
     command_line: Mapping[str, Any] | None = None,
-    may_lack_data: bool = False,
+    allow_missing_data: bool = False,
 ) -> Plan:
     """Resolve ``request`` into a plan.
 
     ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
-    ``may_lack_data``: data that the user has to give and has not, and devices and versions of frameworks that this
-    machine has not, are listed in the plan, and are no errors.
+    ``allow_missing_data``: list missing data, devices and framework versions in the plan instead of raising.
+
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     launcher = load_launcher(cluster.launcher)
@@ -80,7 +80,7 @@ def build_plan(
         )
     for case_request in request.cases:
         planner.add(case_request)
-    if planner.problems or (planner.missing and not may_lack_data):
+    if planner.problems or (planner.missing and not allow_missing_data):
         raise SpecError(dict.fromkeys([*planner.problems, *planner.missing]))
     return Plan(
         **{name: getattr(request, name) for name in RunOptions.model_fields},

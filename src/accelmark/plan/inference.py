@@ -11,7 +11,7 @@ from typing import Final
 from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.benchmarks import BENCHMARK_REQUIRES, benchmark_dirs, benchmark_problems
 from accelmark.plan.plan import LayerFile
-from accelmark.plan.request import KeyRequest, PlannedWork, require_side
+from accelmark.plan.request import KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import InferJob
 from accelmark.spec.key import CaseKey
@@ -200,7 +200,7 @@ def _requires(request: KeyRequest, data: dict[str, Path], settings: InferSetting
 
 def _inference_side(request: KeyRequest) -> InferCaseSpec:
     key, where = request.key, request.run.where
-    side = require_side(request, "infer", request.case.infer)
+    side = require_task(request, "infer", request.case.infer)
     problems: list[Problem] = []
     if not (request.folder.path / f"infer_{key.framework}.py").is_file():
         present = [file.stem.removeprefix("infer_") for file in request.folder.path.glob("infer_*.py")]

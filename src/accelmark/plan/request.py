@@ -165,7 +165,7 @@ class PlannedWork:
     warnings: tuple[str, ...] = ()
 
 
-def require_side(request: KeyRequest, task: Literal["train", "infer", "serve"], side: S | None) -> S:
+def require_task(request: KeyRequest, task: Literal["train", "infer", "serve"], side: S | None) -> S:
     """Return the side of the case for a task; raise SpecError with the cases that have one."""
     if side is not None:
         return side

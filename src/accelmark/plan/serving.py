@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.benchmarks import BENCHMARK_REQUIRES, benchmark_dirs, benchmark_problems
-from accelmark.plan.request import KeyRequest, PlannedWork, require_side
+from accelmark.plan.request import KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
@@ -28,7 +28,7 @@ _FILES: Final = ("prompts.file", "load.trace")
 def plan_serving(request: KeyRequest) -> PlannedWork:
     """Merge the serving settings of a key, and find its data and weights."""
     run = request.run
-    side = require_side(request, "serve", request.case.serve)
+    side = require_task(request, "serve", request.case.serve)
     given = request.own_layers(run.command_line, dict.fromkeys(_FILES, False))
     base = Layer.of(request.case_file, side.settings)
     adapted, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "serve")

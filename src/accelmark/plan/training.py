@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, unused_settings
-from accelmark.plan.request import KeyRequest, PlannedWork, require_side
+from accelmark.plan.request import KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Provenance, Resolved, resolve, setting_defaults
@@ -22,7 +22,7 @@ _COMMAND_LINE: Final = "command line"
 
 def plan_training(request: KeyRequest) -> PlannedWork:
     """Merge the training settings of a key, and find its data."""
-    key, run, train = request.key, request.run, require_side(request, "train", request.case.train)
+    key, run, train = request.key, request.run, require_task(request, "train", request.case.train)
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
     problems: list[Problem] = []
     if trainer is None and not (request.folder.path / f"{key.framework}.py").is_file():
@@ -74,7 +74,7 @@ def _check_settings(request: KeyRequest, resolved: Resolved[TrainSettings]) -> N
         for key in refused.when
         if provenance[key].layer != "default"
     ]
-    splits, where = require_side(request, "train", request.case.train).mesh, provenance["parallelism"].layer
+    splits, where = require_task(request, "train", request.case.train).mesh, provenance["parallelism"].layer
     problems += parallelism_problems(resolved.settings, request.key, spec.parallelism, splits, where)
     problems += own_mesh_problems(resolved.settings, provenance)
     own = (request.run.where, _COMMAND_LINE)
@@ -134,7 +134,7 @@ def _trainer_problems(
             hint = f"it is given: {', '.join(trainer.settings) or 'no setting'}"
             yield Problem(origin.layer, setting, f"the trainer {trainer.name} has no argument for it", hint)
     if trainer.passes("parallelism"):
-        splits = require_side(request, "train", request.case.train).mesh
+        splits = require_task(request, "train", request.case.train).mesh
         where = resolved.provenance["parallelism"].layer
         yield from parallelism_problems(resolved.settings, key, trainer.parallelism, splits, where)
     if not {"samples", "tokens"} & trainer.log.step_groups() and not trainer.passes("batch_size"):

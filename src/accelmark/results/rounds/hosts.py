@@ -27,9 +27,9 @@ MIN_CPU_WAIT_S: Final = 0.5
 """Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
 _ADVICE: Final = ". Use an idle host."
 _FOREIGN_PROCESS: Final = "foreign-process"
-_BUSY_AT_START: Final = "quiet-start"
-_CPU_CONTENTION: Final = "cores-at-hand"
-_OVERSUBSCRIBED: Final = "threads-fit"
+_BUSY_AT_START: Final = "busy-at-start"
+_CPU_CONTENTION: Final = "cpu-contention"
+_OVERSUBSCRIBED: Final = "oversubscribed"
 _UNREADABLE: Final = "samples-readable"
 
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
@@ -125,7 +125,7 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
         active = sorted(reasons - {"idle", "gpu_idle", "none"})
         if active:
             actual = f"{host} device {index}: clocks were throttled: {', '.join(active)}"
-            yield finding("info", "clocks-free", "", actual)
+            yield finding("info", "throttled", "", actual)
 
 
 def disturbances(findings: Iterable[Finding]) -> list[str]:

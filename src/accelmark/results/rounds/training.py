@@ -64,7 +64,7 @@ def train_round(
         findings += _log_findings(job, work, timeline)
         if timeline.num_attempts == 1 and earlier:
             actual = "the round was started again at step 1: figures are of its last attempt only"
-            findings.append(finding("info", "one-go", "", actual))
+            findings.append(finding("info", "resumed", "", actual))
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
