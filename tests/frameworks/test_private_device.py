@@ -127,6 +127,7 @@ from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_sched
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
 from accelmark.train.loop.contract import Progress
 
 device = torch.device("testchip", 0)
@@ -134,7 +135,8 @@ def checkpoints(settings, directory):
     model = torch.nn.Linear(4, 4).to(device)
     optimizer = build_optimizer(model, settings.optimizer, device)
     training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
-    return training, Checkpoints(directory, settings, training, Place(0, 1, device, 1, 1), RankPlace())
+    saved = CheckpointDirectory(directory, RankPlace(), lambda values: lambda: values)
+    return training, Checkpoints(saved, settings, training, Place(0, 1, device, 1, 1), RankPlace())
 
 def resume(name, fused):
     directory = Path(sys.argv[1], f"{name}-{fused}")
@@ -145,7 +147,7 @@ def resume(name, fused):
     training.optimizer.step()
     saved.save(Progress())
     resumed, loaded = checkpoints(settings, directory)
-    loaded.load(loaded.newest(lambda values: lambda: values))
+    loaded.load(loaded.newest())
     states = [list(each.optimizer.state.values()) for each in (training, resumed)]
     devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
     same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,8 @@ SETTINGS: dict[str, Any] = {
 HOSTS = ("host0", "host1")
 
 
-def run_on_hosts(directory: Path, make: Callable[[Path], JobSpec]) -> list[Ran]:
-    """Run a job of one rank per host, each with the files below its own directory."""
+def run_on_hosts(directory: Path, make: Callable[[Path], JobSpec], per_host: int = 1) -> list[Ran]:
+    """Run a job of ``per_host`` ranks per host, each host with the files below its own directory."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -44,7 +46,7 @@ def run_on_hosts(directory: Path, make: Callable[[Path], JobSpec]) -> list[Ran]:
         place = directory / name
         node_dir = node_dir_of(place, f"{name}_noderank{number}")
         launch = command(write_job(make(place), place), 2)
-        launch[launch.index("--nproc") + 1] = "1"
+        launch[launch.index("--nproc") + 1] = str(per_host)
         where = ["--nnodes", "2", "--node-rank", str(number), "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
         launch[launch.index("--") : launch.index("--")] = where
         process = subprocess.Popen(
@@ -55,8 +57,43 @@ def run_on_hosts(directory: Path, make: Callable[[Path], JobSpec]) -> list[Ran]:
     return [Ran(node, done.returncode, text) for (done, node), text in zip(started, outputs, strict=True)]
 
 
+def _two_hosts_job(directory: Path, settings: dict[str, Any], **more: Any) -> JobSpec:
+    job = make_job(directory, settings, **more)
+    return job.model_copy(update={"key": job.key.model_copy(update={"nnodes": 2})})
+
+
 def names(directory: Path, host: str) -> list[str]:
     return sorted(path.name for path in (directory / host / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "per_host", "num_rounds"),
+    [
+        pytest.param("ddp", 2, 1, id="ddp-2x2"),
+        pytest.param("ddp", 4, 3, id="ddp-2x4", marks=pytest.mark.heavy),
+        pytest.param("fsdp2", 2, 3, id="fsdp2-2x2", marks=pytest.mark.heavy),
+        pytest.param("fsdp2", 4, 2, id="fsdp2-2x4", marks=pytest.mark.heavy),
+        pytest.param("hsdp", 2, 3, id="hsdp-2x2", marks=pytest.mark.heavy),
+        pytest.param("hsdp", 4, 2, id="hsdp-2x4", marks=pytest.mark.heavy),
+    ],
+)
+def test_each_host_has_one_writer_of_its_checkpoints(
+    tmp_path: Path, parallelism: str, per_host: int, num_rounds: int
+) -> None:
+    settings = SETTINGS | {"parallelism": parallelism, "end.max_steps": 6, "model.samples": 256}
+    for number in range(num_rounds):
+        place = tmp_path / f"round{number}"
+        ran = run_on_hosts(place, partial(_two_hosts_job, settings=settings, nproc=per_host), per_host)
+        for host, done in enumerate(ran):
+            ranks = range(host * per_host, (host + 1) * per_host)
+            logs = "".join(done.log(rank) for rank in ranks)
+            assert done.exit_code == 0, done.output + logs
+            checkpoint = place / HOSTS[host] / "checkpoints" / "step000000006"
+            assert json.loads((checkpoint / "progress.json").read_text())["writer"] == ranks[0]
+            random = {f"random{rank}.pt" for rank in ranks}
+            shards = set() if parallelism == "ddp" else {"shards"}
+            assert {path.name for path in checkpoint.iterdir()} == {"progress.json", "weights.pt"} | random | shards
+        assert names(place, "host0") == names(place, "host1") == ["step000000003", "step000000006"]
 
 
 @pytest.mark.heavy
@@ -65,14 +102,9 @@ def test_hosts_without_a_shared_directory_resume_evaluate_and_replay(tmp_path: P
     settings = SETTINGS | {"parallelism": parallelism}
 
     def train(place: Path, **more: Any) -> JobSpec:
-        job = make_job(place, settings, **more)
+        job = _two_hosts_job(place, settings, **more)
         assert isinstance(job.work, TrainJob)
-        return job.model_copy(
-            update={
-                "key": job.key.model_copy(update={"nnodes": 2}),
-                "work": job.work.model_copy(update={"is_checked": True}),
-            }
-        )
+        return job.model_copy(update={"work": job.work.model_copy(update={"is_checked": True})})
 
     first, second = run_on_hosts(tmp_path, train)
     assert (first.exit_code, second.exit_code) == (0, 0), first.output + first.log() + second.output + second.log(1)
@@ -123,44 +155,58 @@ def test_hosts_without_a_shared_directory_resume_evaluate_and_replay(tmp_path: P
     assert pairs == [[list(pair) for pair in itertools.pairwise(chain)]] * 2
 
 
-def _ranks(directories: list[Path], per_host: int) -> list[RankPlace]:
-    world = len(directories)
-    return [RankPlace(rank, rank % per_host, world, per_host) for rank in range(world)]
+class Exchange:
+    """Exchanges maxima between the threads of a test, one for each rank."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.barrier = threading.Barrier(num_ranks, timeout=60)
+        self._values: list[list[float]] = []
+
+    def maximum(self, values: list[float]) -> Callable[[], list[float]]:
+        self._values.append(values)
+        self.barrier.wait()
+        joint = [max(column) for column in zip(*self._values, strict=True)]
+        if self.barrier.wait() == 0:
+            self._values.clear()
+        self.barrier.wait()
+        return lambda: joint
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_arrays_are_written_once_for_each_directory(tmp_path: Path, is_shared: bool) -> None:
-    hosts = [tmp_path / ("shared" if is_shared else f"host{number}") for number in range(2)]
-    directories = [hosts[0], hosts[0], hosts[1], hosts[1]]
-    barrier = threading.Barrier(4, timeout=60)
-    asked: list[int] = []
+@pytest.mark.parametrize(
+    ("shares", "writers"),
+    [((0, 0, 0), [0]), ((0, 1, 2), [0, 2, 4]), ((0, 1, 1), [0, 2]), ((0, 1, 0), [0, 2])],
+)
+def test_arrays_are_written_once_for_each_directory(
+    tmp_path: Path, shares: tuple[int, ...], writers: list[int]
+) -> None:
+    """``shares`` numbers the directory of each of three hosts, which have two ranks each."""
+    exchange = Exchange(6)
+    written: list[int] = []
 
-    def save(checkpoints: ArrayCheckpoints, place: RankPlace) -> None:
+    def save(rank: int) -> None:
+        place = RankPlace(rank, rank % 2, 6, 2)
+        checkpoints = ArrayCheckpoints(tmp_path / str(shares[rank // 2]), place, exchange.maximum)
+
         def state() -> dict[str, np.ndarray[Any, Any]]:
-            asked.append(place.rank)
+            written.append(rank)
             return {"weights": np.arange(3.0)}
 
-        checkpoints.save(state, Progress(global_steps=7), barrier.wait)
-
-    ranks = _ranks(directories, 2)
-    opened = [ArrayCheckpoints(directory, place) for place, directory in zip(ranks, directories, strict=True)]
-    threads = [threading.Thread(target=save, args=each) for each in zip(opened, ranks, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(asked) == ([0] if is_shared else [0, 2])
-    for checkpoints in opened:
-        newest = checkpoints.newest(lambda values: lambda: values)
+        checkpoints.save(state, Progress(global_steps=7), exchange.barrier.wait)
+        newest = checkpoints.newest()
         assert newest is not None
         arrays, progress = checkpoints.load(newest)
         assert (arrays["weights"].tolist(), progress.global_steps) == ([0.0, 1.0, 2.0], 7)
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(save, range(6)))
+    assert sorted(written) == writers
+    assert {path.name for path in tmp_path.glob("*/*")} == {"step000000007"}
 
 
 def _newest(directory: Path, others: int) -> Path | None:
     """Return the newest checkpoint of the second host, where the first one has it at step ``others``."""
     place = RankPlace(1, 0, 2, 1)
-    return CheckpointDirectory(directory, place).newest(lambda values: lambda: [max(values[0], -float(others))])
+    return CheckpointDirectory(directory, place, lambda values: lambda: [max(values[0], -float(others))]).newest()
 
 
 def test_hosts_continue_from_the_newest_checkpoint_that_all_have(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
         if place.rank == 0:
             self.flops_per_sample = self.count_flops()
         self.build_training()
-        self._checkpoints = ArrayCheckpoints(job.checkpoint_dir, place)
+        self._checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
         if not settings.loader.synthetic:
             self._eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
         version, libraries = self.versions()
@@ -279,7 +279,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest(self.exchange_max) if self.job.resume else None
+        newest = self._checkpoints.newest() if self.job.resume else None
         return None if newest is None else self._load(newest)
 
     def _load(self, checkpoint: Path) -> Progress:

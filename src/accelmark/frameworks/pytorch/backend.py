@@ -63,6 +63,7 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import Mesh, mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock, StepTracer
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
@@ -246,7 +247,8 @@ class PyTorchBackend:
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
         if self.clock is not None and self._settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
-        self._checkpoints = Checkpoints(self._job.checkpoint_dir, self._settings, training, case.place, self._ranks)
+        directory = CheckpointDirectory(self._job.checkpoint_dir, self._ranks, self.exchange_max)
+        self._checkpoints = Checkpoints(directory, self._settings, training, case.place, self._ranks)
 
     def _with_optimizer(self, hooks: Hooks, model: nn.Module, autocast: Autocast) -> Training:
         training = Training(model, hooks.create_optimizer(model), None, hooks.create_grad_scaler(), autocast)
@@ -271,7 +273,7 @@ class PyTorchBackend:
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest(self.exchange_max) if self._job.resume else None
+        newest = self._checkpoints.newest() if self._job.resume else None
         return None if newest is None else self._checkpoints.load(newest)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:

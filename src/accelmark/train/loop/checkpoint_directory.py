@@ -6,6 +6,7 @@ Where each host has its own, it keeps all that its ranks need to continue from a
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,10 @@ from accelmark.spec.plugins.framework import RankPlace
 
 _NAME: Final = re.compile(r"step(\d{9})")
 _TEMPORARY: Final = ".tmp"
+_TOKEN_BITS: Final = 24
+"""Exact in a float32, as some frameworks exchange numbers."""
+ExchangeMax = Callable[[list[float]], Callable[[], list[float]]]
+"""Starts a maximum of each value over all ranks; the returned function waits for it."""
 
 
 @final
@@ -25,9 +30,11 @@ class CheckpointDirectory:
     The first rank of each host removes what a killed process left unfinished.
     """
 
-    def __init__(self, path: Path, place: RankPlace) -> None:
+    def __init__(self, path: Path, place: RankPlace, exchange_max: ExchangeMax) -> None:
         self.path = path
         self._place = place
+        self._exchange_max = exchange_max
+        self._leader: int | None = None
         if place.local_rank == 0 and path.is_dir():
             for unfinished in path.glob(f"*{_TEMPORARY}"):
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -36,20 +43,41 @@ class CheckpointDirectory:
         """Return the directory in which a checkpoint is written."""
         return self.path / f"{name}{_TEMPORARY}"
 
-    def leader(self, written: Path) -> int:
-        """Return the rank that writes what the ranks that share this rank's directory have in common, and completes it.
+    def leader(self) -> int:
+        """Return the lowest rank that shares this rank's directory: it writes what they have in common.
 
-        That is rank 0, or the first rank of a host that does not see what rank 0 has ``written``.
+        The first call is collective: the first rank of each host makes a subdirectory, and every rank looks for those
+        of the hosts before its own.
         """
+        if self._leader is None:
+            self._leader = 0 if self._place.world_size == self._place.local_world_size else self._find_leader()
+        return self._leader
+
+    def _find_leader(self) -> int:
         place = self._place
-        return 0 if place.rank == 0 or written.exists() else place.rank - place.local_rank
+        draw = secrets.randbits(_TOKEN_BITS) if place.rank == 0 else 0
+        (token,) = self._exchange_max([float(draw)])()  # every rank has removed unfinished files by now
+
+        def probe(rank: int) -> Path:
+            return self.path / f"probe{int(token)}-{rank}{_TEMPORARY}"
+
+        first_here = place.rank - place.local_rank
+        if place.local_rank == 0:
+            probe(place.rank).mkdir(parents=True)
+        self._exchange_max([0.0])()
+        first_of_hosts = range(0, first_here, place.local_world_size)
+        leader = next((rank for rank in first_of_hosts if probe(rank).exists()), first_here)
+        self._exchange_max([0.0])()
+        if place.local_rank == 0:
+            probe(place.rank).rmdir()
+        return leader
 
     def complete(self, name: str) -> None:
         """Rename a checkpoint that is written, in place of one of that name."""
         shutil.rmtree(self.path / name, ignore_errors=True)
         self.temporary(name).rename(self.path / name)
 
-    def newest(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]]) -> Path | None:
+    def newest(self) -> Path | None:
         """Return the newest checkpoint that all hosts have, and remove later ones; None where a host has none.
 
         Raises:
@@ -58,7 +86,7 @@ class CheckpointDirectory:
         steps = self._steps()
         newest = max(steps, default=-1)
         if self._place.world_size > 1:
-            newest = -round(exchange_max([-float(newest)])()[0])
+            newest = -round(self._exchange_max([-float(newest)])()[0])
         if newest < 0:
             return None
         if newest not in steps:

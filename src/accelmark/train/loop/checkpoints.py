@@ -16,7 +16,7 @@ import numpy.typing as npt
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
+from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, ExchangeMax, name_of, unreadable
 from accelmark.train.loop.contract import Progress
 
 NamedArrays = Mapping[str, npt.NDArray[Any]]
@@ -24,10 +24,10 @@ NamedArrays = Mapping[str, npt.NDArray[Any]]
 
 @final
 class ArrayCheckpoints:
-    """The checkpoints of a job: a directory each. Rank 0 writes them, and a rank of each host that does not see it."""
+    """The checkpoints of a job: a directory each, written by the lowest of the ranks that share it."""
 
-    def __init__(self, directory: Path, place: RankPlace) -> None:
-        self._directory, self._place = CheckpointDirectory(directory, place), place
+    def __init__(self, directory: Path, place: RankPlace, exchange_max: ExchangeMax) -> None:
+        self._directory, self._place = CheckpointDirectory(directory, place, exchange_max), place
 
     def save(self, state: Callable[[], NamedArrays], progress: Progress, barrier: Callable[[], object]) -> str:
         """Write a checkpoint and return its name, when it is complete; all ranks call this.
@@ -40,19 +40,11 @@ class ArrayCheckpoints:
         Raises:
             RunError: it could not be written, for example because the disk is full.
         """
-        name, place = name_of(progress.global_steps), self._place
+        name = name_of(progress.global_steps)
         temporary = self._directory.temporary(name)
         try:
-            if place.rank == 0:
+            if self._directory.leader() == self._place.rank:
                 self._write(temporary, state(), progress)
-            leads = place.rank == 0
-            if place.world_size > place.local_world_size:
-                barrier()
-                leads = self._directory.leader(temporary) == place.rank
-                if leads and place.rank != 0:
-                    self._write(temporary, state(), progress)
-                barrier()
-            if leads:
                 self._directory.complete(name)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -64,12 +56,12 @@ class ArrayCheckpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         np.savez(temporary / "state.npz", allow_pickle=False, **arrays)
-        record = {"world_size": self._place.world_size, "progress": asdict(progress)}
+        record = {"world_size": self._place.world_size, "writer": self._place.rank, "progress": asdict(progress)}
         (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
 
-    def newest(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]]) -> Path | None:
+    def newest(self) -> Path | None:
         """Return the newest checkpoint that all hosts have, or None."""
-        return self._directory.newest(exchange_max)
+        return self._directory.newest()
 
     def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
         """Return the arrays of a checkpoint and the progress of training.

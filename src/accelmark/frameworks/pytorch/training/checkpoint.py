@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -45,9 +45,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: Path, settings: TrainSettings, training: Training, place: Place, ranks: RankPlace
+        self,
+        directory: CheckpointDirectory,
+        settings: TrainSettings,
+        training: Training,
+        place: Place,
+        ranks: RankPlace,
     ) -> None:
-        self._directory = CheckpointDirectory(directory, ranks)
+        self._directory = directory
         self._settings = settings
         self._training = training
         self._place = place
@@ -59,8 +64,8 @@ class Checkpoints:
         self._own_state: list[str] | None = None
         """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
         self._background = BackgroundWriter() if settings.checkpoint.asynchronous else None
-        self._groups: dict[int, dist.ProcessGroup | None] = {}
-        """Lowest rank of those that share a directory -> their group for threads that write."""
+        self._group: dist.ProcessGroup | None = None
+        """The ranks that share this rank's directory, from the first checkpoint on."""
         self._random: dict[str, Any] | None = None
         """Loaded states of the random generators, until they are restored."""
 
@@ -73,28 +78,27 @@ class Checkpoints:
         name = name_of(progress.global_steps)
         beside = self._directory.temporary(name)
         with _naming(beside):
-            if self._rank == 0:
+            leader = self._directory.leader()
+            if self._group is None and (self._world > 1 or self._settings.has_shards):
+                self._group = self._open_group(leader)
+            if leader == self._rank:
                 shutil.rmtree(beside, ignore_errors=True)
                 beside.mkdir(parents=True)
                 self._write_record(beside, progress)
             self._barrier()
-            leader = self._directory.leader(beside / _RECORD)
-            beside.mkdir(parents=True, exist_ok=True)
-            if leader == self._rank != 0:
-                self._write_record(beside, progress)
             keep, training = leader == self._rank or self._settings.has_shards, self._training
             model = training.distinct_state() if self._settings.has_shards else training.model_state(keep=keep)
             state = {"model": model, "optimizer": training.optimizer_state(keep=keep)}
             if not keep:
                 state = {}
-            random, group = random_state(self._device), self._sharing(leader)
+            random = random_state(self._device)
             # Not in the thread: FSDP2 replaces the parameters of a model while it computes.
             names = training.optimizer_names() if self._settings.has_shards else []
             if self._background is None:
-                self._write(name, state, names, random, leader, group)
+                self._write(name, state, names, random, leads=leader == self._rank)
             else:
                 staged = self._background.stage(state)
-                self._background.start(lambda: self._write(name, staged, names, random, leader, group))
+                self._background.start(lambda: self._write(name, staged, names, random, leads=leader == self._rank))
         return name
 
     def finish_save(self) -> float:
@@ -106,13 +110,7 @@ class Checkpoints:
         return 0.0 if self._background is None else self._background.finish()
 
     def _write(
-        self,
-        name: str,
-        state: dict[str, Any],
-        names: list[str],
-        random: dict[str, Any],
-        leader: int,
-        group: dist.ProcessGroup | None,
+        self, name: str, state: dict[str, Any], names: list[str], random: dict[str, Any], *, leads: bool
     ) -> None:
         """Write this rank's files, and complete the checkpoint.
 
@@ -121,10 +119,9 @@ class Checkpoints:
             state: of model and optimizer, empty where another rank writes it.
             names: of the optimizer's parameters, where the model is sharded.
             random: states of this rank's generators.
-            leader: lowest rank of those that share the directory.
-            group: these ranks.
+            leads: whether this rank writes what the ranks that share its directory have in common.
         """
-        beside, leads = self._directory.temporary(name), leader == self._rank
+        beside, group = self._directory.temporary(name), self._group
         with _naming(beside):
             if self._settings.has_shards:
                 from accelmark.frameworks.pytorch.training.shards import write_shards
@@ -140,25 +137,24 @@ class Checkpoints:
             # Before any rank removes an older one.
             self._barrier(group)
 
-    def _sharing(self, leader: int) -> dist.ProcessGroup | None:
-        """Return a gloo group of the ranks with this leader, None without ranks. All ranks call it together.
+    def _open_group(self, leader: int) -> dist.ProcessGroup | None:
+        """Return a gloo group of the ranks with this leader. All ranks call it together.
 
         It is used for checkpoints only, so that a thread's exchanges do not mix with those of training.
         """
-        if self._world == 1 and not self._settings.has_shards:
-            return None
-        if leader not in self._groups:
-            leaders = [0] * self._world
-            dist.all_gather_object(leaders, leader)
-            for each in sorted(set(leaders)):
-                ranks = [rank for rank, own in enumerate(leaders) if own == each]
-                self._groups[each] = dist.new_group(ranks, backend="gloo")
-        return self._groups[leader]
+        leaders = [0] * self._world
+        dist.all_gather_object(leaders, leader)
+        groups = {
+            first: dist.new_group([rank for rank, its in enumerate(leaders) if its == first], backend="gloo")
+            for first in sorted(set(leaders))
+        }
+        return groups[leader]
 
     def _write_record(self, beside: Path, progress: Progress) -> None:
         scaler = self._training.scaler
         record = {
             "world_size": self._world,
+            "writer": self._rank,
             "parallelism": str(self._settings.parallelism),
             "samples_per_step": self._settings.samples_per_step(self._world),
             "progress": asdict(progress),
@@ -167,9 +163,9 @@ class Checkpoints:
         }
         (beside / _RECORD).write_text(json.dumps(record), encoding="utf-8")
 
-    def newest(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]]) -> Path | None:
+    def newest(self) -> Path | None:
         """Return the newest checkpoint that all hosts have, or None."""
-        return self._directory.newest(exchange_max)
+        return self._directory.newest()
 
     def load_for_replay(self, checkpoint: Path) -> Progress:
         """Load weights and optimizer state, but hyperparameters and learning rate as the case has them at that step."""
