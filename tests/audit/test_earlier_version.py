@@ -16,6 +16,7 @@ from accelmark.audit import provenance
 from accelmark.audit.verify import verify_run
 from accelmark.cli.finished.results import compare, results
 from accelmark.cli.finished.run import report
+from accelmark.cli.help import Verb
 from accelmark.results.store.bundle import unpack
 
 HERE = Path(__file__).parent / "earlier_version"
@@ -23,8 +24,8 @@ COMMIT = "05d27fddd68fbe81c995737fde86e8763b089086"
 BUNDLES = {"train_2ranks": "INVALID", "infer_resnet_mini": "VALID", "minilm_2rounds": "INVALID"}
 
 app = typer.Typer()
-app.command("compare")(compare)
-app.command("report")(report)
+app.command("compare", cls=Verb)(compare)
+app.command("report", cls=Verb)(report)
 app.command("results")(results)
 runner = CliRunner()
 

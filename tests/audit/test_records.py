@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from accelmark.audit.verify import verify_run
 from accelmark.cli.finished.results import results
 from accelmark.cli.finished.run import report, verify
+from accelmark.cli.help import Verb
 from accelmark.results.schema import CaseResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.signature import Trust
@@ -29,8 +30,8 @@ from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
 from tests.run.fakes import make_plan
 
 app = typer.Typer()
-app.command("verify")(verify)
-app.command("report")(report)
+app.command("verify", cls=Verb)(verify)
+app.command("report", cls=Verb)(report)
 app.command("results")(results)
 runner = CliRunner()
 

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.finished.run import evaluate, report
+from accelmark.cli.help import Verb
 from accelmark.results.store.bundle import write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError
@@ -19,7 +20,7 @@ from tests.made_run import Made, make_run
 from tests.telemetry.recorder import SRC
 
 app = typer.Typer()
-app.command()(report)
+app.command(cls=Verb)(report)
 runner = CliRunner()
 
 

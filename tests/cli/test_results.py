@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.finished.results import compare, figures_table, results, show_rows
+from accelmark.cli.help import Verb
 from accelmark.report.comparison import lines_of
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
@@ -27,7 +28,7 @@ from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import made
 
 app = typer.Typer()
-app.command("compare")(compare)
+app.command("compare", cls=Verb)(compare)
 app.command("results")(results)
 runner = CliRunner()
 

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.finished.run import export
+from accelmark.cli.help import Verb
 from accelmark.results.export.tracking import to_mlflow, to_tensorboard
 from accelmark.results.sources import load_source
 from accelmark.results.store.bundle import write_bundle
@@ -89,7 +90,7 @@ def test_a_server_that_does_not_answer_is_told_before_mlflow_tries_for_minutes(t
 
 def test_a_finished_run_has_no_live_telemetry_and_says_so(tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command()(export)
+    app.command(cls=Verb)(export)
     done = CliRunner().invoke(app, [str(loaded(tmp_path / "run", rounds=1).path), "--prometheus"])
     assert (done.exit_code, done.stdout) == (0, "")
     assert "no live telemetry: its telemetry has ended" in done.stderr
@@ -98,7 +99,7 @@ def test_a_finished_run_has_no_live_telemetry_and_says_so(tmp_path: Path) -> Non
 def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     app = typer.Typer()
-    app.command()(export)
+    app.command(cls=Verb)(export)
     run = loaded(tmp_path / "run", rounds=1)
     with pytest.raises(RequestError, match="choose a format"):
         CliRunner().invoke(app, [str(run.path)], catch_exceptions=False)

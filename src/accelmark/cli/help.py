@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Final
 
 from typer.core import TyperCommand, TyperGroup
 
+from accelmark.cli.output import Output
+
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
         "accelmark train resnet_mini",
@@ -76,7 +78,14 @@ _TYPE: Final = re.compile(r"<(?:list\[)?([^<>\]]*?)(?: range)?\]?>")
 
 
 class Verb(TyperCommand):
-    """A verb whose help shows its examples."""
+    """A verb whose help shows its examples. An :class:`Output` that it returns is printed, as JSON with ``--json``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the verb and print its output."""
+        output = super().invoke(ctx)
+        if isinstance(output, Output):
+            output.emit(as_json=bool(ctx.params.get("as_json")))
+        return None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the usage line with required arguments as ``KEY``, not ``{KEY}``."""

@@ -30,7 +30,7 @@ from accelmark.cli.serving import serve
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
-_GROUPS: Final[Mapping[str, tuple[Callable[..., None], ...]]] = {
+_GROUPS: Final[Mapping[str, tuple[Callable[..., object], ...]]] = {
     "Measure": (train, infer, serve, run, probe, cluster),
     "Follow a run": (status, stop, resume),
     "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
@@ -43,7 +43,7 @@ _USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__
 """Wrong arguments and options, whose class typer does not export."""
 
 
-def _name(verb: Callable[..., None]) -> str:
+def _name(verb: Callable[..., object]) -> str:
     return verb.__name__.removesuffix("_files")
 
 

@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
+from accelmark.cli.output import Output
 from accelmark.report.printable import printable
 from accelmark.spec.errors import RequestError
 
@@ -252,7 +253,7 @@ def compare(
     ] = False,
     force: Annotated[bool, Option("--force", help="Compare runs that are not comparable.")] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
     from accelmark.results.compare import comparison as comparing
     from accelmark.results.sources import open_sources
@@ -264,17 +265,18 @@ def compare(
         from accelmark.results.store.files import write_atomic
 
         write_atomic(output, render_comparison(comparison))
-    if as_json:
-        typer.echo(comparison.model_dump_json())
-        return
-    for problem in problems:
-        options.warn(problem)
-    for pair in comparison.pairs:
-        _print_pair(pair)
-    for line in comparison.unmatched:
-        options.echo_wrapped(f"not compared: {printable(line)}")
-    if output is not None:
-        typer.echo(str(output))
+
+    def show() -> None:
+        for problem in problems:
+            options.warn(problem)
+        for pair in comparison.pairs:
+            _print_pair(pair)
+        for line in comparison.unmatched:
+            options.echo_wrapped(f"not compared: {printable(line)}")
+        if output is not None:
+            typer.echo(str(output))
+
+    return Output(comparison, show)
 
 
 def _print_pair(pair: Pair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -12,7 +11,8 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.spec.errors import EXIT_FAILED, RequestError
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def report(
     mllog_as: Annotated[str | None, Option(metavar="BENCHMARK", help="Name of the MLPerf benchmark in them.")] = None,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Write the report page of a run. A run without a summary is summarised first."""
     from accelmark.report.run_page import write_page
     from accelmark.results.store.ended import SUMMARY_FILE, is_in_progress, require_ended
@@ -55,11 +55,12 @@ def report(
         logs = write_mllog(run, benchmark=mllog_as)
     page = write_page(run, output)
     loaded = load_run(run)
-    if as_json:
-        problems = [*loaded.summary.problems, *loaded.problems]
-        content = {"page": str(page), "problems": problems, "summary": loaded.summary.model_dump(mode="json")}
-        typer.echo(json.dumps(content))
-    else:
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+    def print_paths() -> None:
         if markdown:
             from accelmark.report.tables import results_table
 
@@ -68,10 +69,9 @@ def report(
             options.warn(problem)
         for path in (*logs, page):
             typer.echo(str(path))
-    if show:
-        import webbrowser
 
-        webbrowser.open(page.resolve().as_uri())
+    problems = [*loaded.summary.problems, *loaded.problems]
+    return Output({"page": str(page), "problems": problems, "summary": loaded.summary}, print_paths)
 
 
 def _require_unedited(run: Path) -> None:
@@ -103,7 +103,7 @@ def verify(
         Option("--replay", metavar="NONCE", help="Also replay steps that this text chooses; the run must be here."),
     ] = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Recompute and audit the results of a run. Compares figures with its records, checks hashes and signature."""
     from accelmark.audit.verify import verify_run
     from accelmark.results.store.bundle import unpack
@@ -126,27 +126,26 @@ def verify(
             found = verify_run(run_dir, trust)
     verification = found._replace(changed=(*archive, *found.changed))
     is_trusted = trust == Trust() or found.signature.status == "trusted"
-    if as_json:
-        content = {
-            "intact": verification.is_intact,
-            "changed": verification.changed,
-            "differences": verification.differences,
-            "num_figures": verification.num_figures,
-            "signature": found.signature._asdict(),
-            "cases": [case.model_dump(mode="json") for case in verification.summary.cases],
-            "replayed": [again.values() for again in checked],
-        }
-        typer.echo(json.dumps(content))
-    else:
+    reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
+    invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
+
+    def show() -> None:
         _show(verification)
         _show_again(checked)
         if not is_trusted:
             required = f"--key {key}" if key is not None else f"--allowed-signers {allowed_signers}"
             options.echo_error(f"error: the run is not signed as {required} requires", fg="red")
-    reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
-    invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
-    if not reproduced or not is_trusted or invalid:
-        raise typer.Exit(EXIT_FAILED)
+
+    content = {
+        "intact": verification.is_intact,
+        "changed": verification.changed,
+        "differences": verification.differences,
+        "num_figures": verification.num_figures,
+        "signature": found.signature._asdict(),
+        "cases": verification.summary.cases,
+        "replayed": [again.values() for again in checked],
+    }
+    return Output(content, show, EXIT_OK if reproduced and is_trusted and not invalid else EXIT_FAILED)
 
 
 def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:
@@ -236,7 +235,7 @@ def evaluate(
     run: options.RunPath = options.LATEST,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Evaluate the final weights of a run again. A fresh process uses the case's own code, and replays steps."""
     from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
     from accelmark.run.record.measure import measure_run
@@ -250,12 +249,9 @@ def evaluate(
         if was_signed and signing_key() is None:
             what = "it was measured again, and its signature, which no longer holds, was removed"
             options.warn(f"{run}: {what}; set {KEY_VARIABLE} and use 'accelmark report --recompute' to sign it")
-    if as_json:
-        typer.echo(json.dumps([again.values() for again in checked]))
-    else:
-        _show_again(checked)
-    if not all(again.is_reproduced for again in checked):
-        raise typer.Exit(EXIT_FAILED)
+    is_reproduced = all(again.is_reproduced for again in checked)
+    content = [again.values() for again in checked]
+    return Output(content, lambda: _show_again(checked), EXIT_OK if is_reproduced else EXIT_FAILED)
 
 
 def _show_again(checked: Sequence[CheckedAgain]) -> None:
@@ -298,7 +294,7 @@ def export(
         bool, Option("--prometheus", help="Print the latest telemetry of a run in progress.")
     ] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Export a run to TensorBoard, MLflow or Prometheus. Prometheus gets the live telemetry of a run in progress."""
     if tensorboard is None and mlflow is None and not prometheus:
         raise RequestError("choose a format: --tensorboard DIR, --mlflow URI or --prometheus")
@@ -324,10 +320,10 @@ def export(
             exported["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
         if mlflow is not None:
             exported["mlflow"] = to_mlflow(loaded, tracking_uri_of(mlflow), experiment)
-    if as_json:
-        typer.echo(json.dumps(exported))
-    else:
+
+    def show() -> None:
         for tool, places in exported.items():
             for place in places:
-                within = f", experiment {experiment}" if tool == "mlflow" else ""
-                typer.echo(f"{tool}: {place}{within}")
+                typer.echo(f"{tool}: {place}{f', experiment {experiment}' if tool == 'mlflow' else ''}")
+
+    return Output(exported, show)
