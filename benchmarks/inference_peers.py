@@ -36,7 +36,7 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.checks.checked_pass import CheckedPass
 from accelmark.infer.steps import SevenSteps
 from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
-from accelmark.results.figures.inference import phase_figures
+from accelmark.results.rounds.inference import phase_figures
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import FolderRef, find, load_case, load_vendor

@@ -19,7 +19,7 @@ from accelmark.compat.flagperf.coverage import coverage
 from accelmark.datasets.catalogue import known_datasets
 from accelmark.explain.entries import entries, settings
 from accelmark.explain.support import case_support
-from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, title_of
+from accelmark.results.figures import FIGURE_GROUPS, FIGURES, title_of
 from accelmark.spec.number_format import quantity
 
 _ROOT: Final = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import pytest
 
 import accelmark
 from accelmark.api import Run, compare, frame, load_all, run
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 

@@ -19,12 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from accelmark.results.compare.comparison import RunComparison
-from accelmark.results.compare.comparison import compare as _compare
-from accelmark.results.compare.table import COLUMNS, rows_of
+from accelmark.results.comparison import RunComparison
+from accelmark.results.comparison import compare as _compare
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.results.sources import find_sources, load_source, open_sources
 from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.table import COLUMNS, rows_of
 from accelmark.spec.errors import RequestError
 from accelmark.spec.runfile import CaseRequest, RunSpec
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, Standard
 from accelmark.audit.outcome import plausible_convergence
 from accelmark.audit.verify import verify_run
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
 from accelmark.results.schema import CaseResult, Figure, Finding, Point, RoundResult
 from accelmark.results.store.bundle import unpack, write_bundle

@@ -16,7 +16,7 @@ import pytest
 import accelmark
 from accelmark.audit import provenance
 from accelmark.audit.verdict import audit_case
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import CaseResult, Figure
 from accelmark.run.record.measure import measure_run

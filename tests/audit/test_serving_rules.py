@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.log.serving import BenchmarkScore, RequestRecord

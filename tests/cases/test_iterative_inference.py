@@ -23,7 +23,7 @@ from transformers import CLIPConfig, CLIPModel
 import accelmark
 from accelmark.infer.checks.answers import Answers
 from accelmark.infer.iterative import IterativeModel
-from accelmark.results.figures.inference import answer_reasons
+from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferPrecision
 from accelmark.train.tasks.metrics import IGNORED

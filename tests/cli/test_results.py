@@ -18,11 +18,11 @@ from accelmark.cli.help import Verb
 from accelmark.report.comparison import lines_of
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
-from accelmark.results.compare import comparison as comparing
-from accelmark.results.compare.table import matching, rows_of
+from accelmark.results import comparison as comparing
 from accelmark.results.sources import open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.table import matching, rows_of
 from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import made
@@ -165,7 +165,7 @@ def test_sql_that_takes_too_much_memory_is_reported_and_leaves_no_file(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("accelmark.results.compare.table._MEMORY_LIMIT", "16MB")
+    monkeypatch.setattr("accelmark.results.table._MEMORY_LIMIT", "16MB")
     with pytest.raises(RequestError, match="needs more than 16MB of memory"):
         ask("results", runs, "--sql", "SELECT md5(i::VARCHAR) AS x FROM range(3000000) AS r(i) ORDER BY x")
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN
-from accelmark.results.figures.step_errors import compare_steps
+from accelmark.results.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event

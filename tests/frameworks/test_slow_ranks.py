@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures.timeline import read_timeline
 from accelmark.results.read.round_dir import NodeDir
-from accelmark.results.rounds.stragglers import times_of_ranks, why_unknown
+from accelmark.results.rounds.timeline import read_timeline
+from accelmark.results.rounds.training import times_of_ranks, why_unknown
 from accelmark.spec.plugins.catalog import FolderRef
 from tests.frameworks.rank_jobs import SMALL_LLAMA, rank_job, run_job, values, write_plays
 

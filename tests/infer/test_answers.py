@@ -8,7 +8,7 @@ from accelmark.cases.resnet_mini.infer_pytorch import Case as ResNetMini
 from accelmark.infer.case import InferBatch, swap_neighbours
 from accelmark.infer.checks.answers import Answers
 from accelmark.infer.process.memory import Slots
-from accelmark.results.figures.inference import answer_reasons
+from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.train.tasks.metrics import IGNORED
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.results.figures.inference import answer_reasons
+from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.log.events import Event
 
 pytestmark = pytest.mark.adversary

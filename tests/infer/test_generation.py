@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from accelmark.infer.language_model.model import CausalModel, Costs
-from accelmark.results.figures.generation import ModelCosts, generation_stage
-from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import requests_of
+from accelmark.results.rounds.generation import ModelCosts, generation_stage
+from accelmark.results.rounds.load import measured_stage
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings

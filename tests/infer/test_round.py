@@ -9,7 +9,7 @@ import pytest
 
 from accelmark.report.charts import latency_chart
 from accelmark.report.run_page import render_page
-from accelmark.results.figure_names import INFER_FIGURES, FigureName
+from accelmark.results.figures import INFER_FIGURES, FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from accelmark.probe import collectives
 from accelmark.probe.timing import Timing
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.run.probe import probe, remembered
 from accelmark.spec.log.records import Ceilings, Rate

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from accelmark.report.view.app import Access, listen, make_app, server_for
-from accelmark.report.view.index import RunIndex
+from accelmark.report.view import Access, RunIndex, listen, make_app, server_for
 
 
 @contextmanager

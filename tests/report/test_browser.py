@@ -13,8 +13,8 @@ from accelmark.automl.controller.journal import SearchDirectory
 from accelmark.report.run_page import write_page
 from accelmark.report.search_page import write_report
 from accelmark.report.templating import fill, inline
-from accelmark.results.figures.scaling import scaling_curves
 from accelmark.results.rounds.summary import write_round
+from accelmark.results.scaling import scaling_curves
 from accelmark.run.record.measure import measure_run
 from tests.made_run import Made, make_run
 from tests.report.conftest import IN_CHROMIUM

@@ -10,7 +10,7 @@ import pytest
 from accelmark.report.charts import collectives_chart
 from accelmark.report.cluster_page import render_cluster
 from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery
-from accelmark.results.figures.scaling import ScalePoint, ScalingCurve
+from accelmark.results.scaling import ScalePoint, ScalingCurve
 from accelmark.spec.log.records import Ceilings, CollectiveTiming, Rate
 
 POINTS = (

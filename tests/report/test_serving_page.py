@@ -15,9 +15,9 @@ from accelmark.report.comparison import render_comparison
 from accelmark.report.load_charts import LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import render_page
 from accelmark.report.tables import results_table, shown_columns, shown_rows
-from accelmark.results.compare.comparison import compare
-from accelmark.results.compare.table import rows_of
+from accelmark.results.comparison import compare
 from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.table import rows_of
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError

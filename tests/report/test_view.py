@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from accelmark.cli.finished.results import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.report.view.app import is_loopback, read_or_create_token
+from accelmark.report.view import is_loopback, read_or_create_token
 from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.figure_names import FigureName
-from accelmark.results.figures.aggregate import finding_texts, rounds_needed, spread, spread_warnings, student_t
+from accelmark.results.figures import FigureName
+from accelmark.results.rounds.summary import finding_texts, rounds_needed, spread, spread_warnings, student_t
 from accelmark.results.schema import Figure, Finding, Spread
 
 

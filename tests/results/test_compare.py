@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelmark.report.comparison import lines_of, render_comparison, summary_line
-from accelmark.results.compare.comparison import compare
-from accelmark.results.compare.context import ContextDifference, context_lines
-from accelmark.results.compare.statistics import mean_difference, relative_difference
-from accelmark.results.figure_names import FigureName
+from accelmark.results.comparison import ContextDifference, compare, context_lines
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.results.sources import open_sources
+from accelmark.results.statistics import mean_difference, relative_difference
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import THIN

@@ -5,9 +5,9 @@ from array import array
 
 import pytest
 
-from accelmark.results.figure_names import FigureName as F
-from accelmark.results.figures.consumption import consumption_figures, integrate
+from accelmark.results.figures import FigureName as F
 from accelmark.results.read.telemetry import Samples
+from accelmark.results.rounds.consumption import consumption_figures, integrate
 
 NAN = math.nan
 

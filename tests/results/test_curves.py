@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.figures.curves import histogram, telemetry_series, thin
 from accelmark.results.read.telemetry import Samples
+from accelmark.results.rounds.curves import histogram, telemetry_series, thin
 
 
 @settings(max_examples=60, deadline=None)

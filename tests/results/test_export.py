@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from accelmark.cli.finished.run import export
 from accelmark.cli.help import Verb
-from accelmark.results.export.tracking import to_mlflow, to_tensorboard
+from accelmark.results.export import to_mlflow, to_tensorboard
 from accelmark.results.sources import load_source
 from accelmark.results.store.bundle import write_bundle
 from accelmark.spec.errors import RequestError, RunError

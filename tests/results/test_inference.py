@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.results.figures.inference import invalid_reasons, mfu, percentile, phase_figures
+from accelmark.results.rounds.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.schema import Figure
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
 from accelmark.spec.settings.inference import Reference

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.results.export.mllog import KNOWN_BENCHMARKS, RULESET, write_mllog
+from accelmark.results.export import KNOWN_BENCHMARKS, RULESET, write_mllog
 from accelmark.results.store.bundle import check_manifest, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError

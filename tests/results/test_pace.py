@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelmark.results.figures.timeline import Timeline, read_timeline
 from accelmark.results.read.reevaluation import SavedCheckpoints
-from accelmark.results.rounds.pace import pace_findings
+from accelmark.results.rounds.timeline import Timeline, read_timeline
+from accelmark.results.rounds.training import pace_findings
 from accelmark.results.schema import Finding
 from accelmark.spec.log.events import CheckpointHashes
 from tests.made_run import Made, make_run

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figure_names import TRAIN_FIGURES
-from accelmark.results.figure_names import FigureName as F
+from accelmark.results.figures import TRAIN_FIGURES
+from accelmark.results.figures import FigureName as F
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.spec.plugins.case import Target

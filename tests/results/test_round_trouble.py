@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.results.figure_names import FigureName as F
+from accelmark.results.figures import FigureName as F
 from accelmark.results.rounds.hosts import device_indices
 from accelmark.results.rounds.summary import round_result
 from accelmark.spec.errors import RunError

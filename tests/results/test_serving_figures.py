@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accelmark.results.figure_names import FigureName as F
-from accelmark.results.figures.quantiles import blocks_of, distribution, interval_ranks, share_interval
-from accelmark.results.figures.serving import SteadyWindow, measured_stage, steady_window, timeline_of
+from accelmark.results.figures import FigureName as F
 from accelmark.results.read.requests import read_requests
+from accelmark.results.rounds.load import (
+    SteadyWindow,
+    blocks_of,
+    distribution,
+    interval_ranks,
+    measured_stage,
+    share_interval,
+    steady_window,
+    timeline_of,
+)
 from accelmark.results.rounds.summary import round_result
-from accelmark.results.schema import RoundResult
-from accelmark.results.serving_schema import ServingStage
+from accelmark.results.schema import RoundResult, ServingStage
 from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeFinished
 from accelmark.spec.settings.serving import ServeSettings
 from tests.served_run import ROUND, Queue, Served, Stage, make_served_run, simulate

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from accelmark.results.figures.served_answers import prompt_use
-from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import read_requests
+from accelmark.results.rounds.load import measured_stage, prompt_use
 from accelmark.serving.client.processes import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import RequestRecord

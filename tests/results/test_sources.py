@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.report.tables import results_table
-from accelmark.results.compare.comparison import compare
-from accelmark.results.compare.table import COLUMNS, rows_of, to_csv
-from accelmark.results.figure_names import FigureName as F
+from accelmark.results.comparison import compare
+from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import load_source, open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
+from accelmark.results.table import COLUMNS, rows_of, to_csv
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import made
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figure_names import FigureName as F
+from accelmark.results.figures import FigureName as F
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure
 from accelmark.results.sources import find_sources, open_sources

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.compare.statistics import change_points, levels
-from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.scaling import scaling_curves
+from accelmark.results.statistics import change_points, levels
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.layers import Provenance
 from tests.results.compared_runs import loaded

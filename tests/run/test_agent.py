@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from accelmark.results.store.bundle import unpack, write_bundle
-from accelmark.results.store.ended import SUMMARY_FILE
+from accelmark.results.store.loaded_run import SUMMARY_FILE
 from accelmark.results.store.secret_list import SECRETS_FILE
 from accelmark.run.agent.recorder import RecorderProcess
 from accelmark.run.agent.task import AgentTask, VisibleDevices

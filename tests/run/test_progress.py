@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, InferenceRound, RoundResult

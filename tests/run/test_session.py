@@ -17,7 +17,7 @@ import pytest
 from accelmark.audit.verify import verify_run
 from accelmark.cli.finished.run import report
 from accelmark.plan.plan import Plan
-from accelmark.report.view.index import RunIndex
+from accelmark.report.view import RunIndex
 from accelmark.results.sources import load_source, open_sources
 from accelmark.results.store.bundle import check_manifest, write_bundle
 from accelmark.run.agent.task import STOP_FILES

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from accelmark.results.figure_names import F
-from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.figures import F
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.rounds.training import REFERENCE_RULE
+from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import AdaptationCost, Finding, ReplacedHook, Spread, Summary
 from accelmark.run.display.summary import print_summary, scaling_lines
 from accelmark.run.record.measure import measure_run

@@ -17,11 +17,11 @@ from accelmark.cli.tuning import read_budget, write_settings_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import Budget, settings_of
 from accelmark.report.run_page import render_page
-from accelmark.results.compare.table import rows_of
-from accelmark.results.figure_names import INFER_FIGURES, FigureName
+from accelmark.results.figures import INFER_FIGURES, FigureName
 from accelmark.results.rounds.summary import summarise
 from accelmark.results.schema import Figure, InferenceRound, RoundResult, finding
 from accelmark.results.store.loaded_run import load_run
+from accelmark.results.table import rows_of
 from accelmark.results.tuning import tuned_result
 from accelmark.run.controller.tuning import continued
 from accelmark.run.display.live import Board, heading

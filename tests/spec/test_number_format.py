@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.results.figure_names import FIGURES, FigureName
+from accelmark.results.figures import FIGURES, FigureName
 from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of, signed_percent, subtracted
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.results.figure_names import FigureName
-from accelmark.results.figures.consumption import consumption_figures
+from accelmark.results.figures import FigureName
 from accelmark.results.read.telemetry import Samples, read_samples
+from accelmark.results.rounds.consumption import consumption_figures
 from accelmark.results.schema import Figure
 from accelmark.telemetry.energy import EnergyReason, energy, integrate
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from accelmark.frameworks.pytorch.context_parallel import SequencePart
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm
-from accelmark.results.figures.step_errors import compare_steps
+from accelmark.results.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event

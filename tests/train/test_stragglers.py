@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures.timeline import read_timeline
 from accelmark.results.read.round_dir import NodeDir
-from accelmark.results.rounds.stragglers import describe, find_straggler, times_of_ranks
+from accelmark.results.rounds.timeline import read_timeline
+from accelmark.results.rounds.training import describe, find_straggler, times_of_ranks
 from accelmark.results.schema import RankTime, RankTimes
 from tests.train.jobs import Ran, make_job, run
 from tests.train.test_ranks import extern_of

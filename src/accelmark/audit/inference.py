@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
-from accelmark.results.figure_names import FigureName
-from accelmark.results.figures.inference import answer_reasons
+from accelmark.results.figures import FigureName
+from accelmark.results.rounds.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
 from accelmark.spec.job import InferJob
 from accelmark.spec.number_format import limit_percent, percent

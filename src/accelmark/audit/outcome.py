@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, described_hardware, deviation, for_each
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import RoundResult, Severity, finding
 from accelmark.spec.key import is_version
 from accelmark.spec.plugins.case import Target

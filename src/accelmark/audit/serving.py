@@ -8,8 +8,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
-from accelmark.results.schema import finding
-from accelmark.results.serving_schema import ServingRound, ServingStage
+from accelmark.results.schema import ServingRound, ServingStage, finding
 from accelmark.spec.job import InferJob, ServeJob
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.number_format import percent

@@ -8,7 +8,7 @@ from typing import Final
 
 from accelmark.audit import inference, outcome, provenance, reevaluation, registration, serving, workload
 from accelmark.audit.evidence import Evidence, Rule, gather_evidence
-from accelmark.results.figures.aggregate import finding_texts
+from accelmark.results.rounds.summary import finding_texts
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -16,8 +16,14 @@ from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
 from accelmark.results.store.bundle import check_manifest
-from accelmark.results.store.ended import MANIFEST_FILE, SUMMARY_FILE, require_ended
-from accelmark.results.store.loaded_run import RESULT_FILE, load_round, load_summary
+from accelmark.results.store.loaded_run import (
+    MANIFEST_FILE,
+    RESULT_FILE,
+    SUMMARY_FILE,
+    load_round,
+    load_summary,
+    require_ended,
+)
 from accelmark.results.store.signature import SignatureState, Trust, check_signature
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob

@@ -64,7 +64,7 @@ def with_search(plan: Plan, budget: Budget) -> Plan:
 
 def search_lines(plan: Plan) -> list[str]:
     """Return what a search tries, in its order, and its limits."""
-    from accelmark.results.figure_names import FigureName, title_of, unit_of
+    from accelmark.results.figures import FigureName, title_of, unit_of
     from accelmark.spec.number_format import duration
 
     tuning = plan.tuning

@@ -13,7 +13,7 @@ from accelmark.datasets.spec import DataEntry
 from accelmark.explain.fields import DocumentedField, as_yaml, documented_fields
 from accelmark.explain.schemas import FILES
 from accelmark.explain.terms import all_terms
-from accelmark.results.figure_names import FIGURES, title_of
+from accelmark.results.figures import FIGURES, title_of
 from accelmark.spec.errors import RequestError, SpecError, closest
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, folders, load_server, readable

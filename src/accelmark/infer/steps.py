@@ -30,7 +30,7 @@ from accelmark.infer.measure import Emit, Forward, Measured, measure
 from accelmark.infer.onnx.export import import_exporter
 from accelmark.infer.process.engine_process import EngineProcess
 from accelmark.infer.scenarios import Scenarios
-from accelmark.results.figures.inference import invalid_reasons, phase_figures
+from accelmark.results.rounds.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import Event

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.inference import engine_words
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figure_names import FIGURES, FigureName
+from accelmark.results.figures import FIGURES, FigureName
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.layers import Provenance, flatten, setting_defaults

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from accelmark.results.figures.scaling import ScalingCurve
+from accelmark.results.scaling import ScalingCurve
 from accelmark.spec.log.records import CollectiveTiming
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
 

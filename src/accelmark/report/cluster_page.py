@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from accelmark.report.charts import collectives_chart, scaling_chart, size_text, title_of
 from accelmark.report.templating import fill, inline
 from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, Part
-from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
+from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
 from accelmark.spec.errors import RunError

@@ -10,10 +10,17 @@ from accelmark.report.charts import KeyedChart, keys_of
 from accelmark.report.load_charts import LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import scale_text
 from accelmark.report.templating import fill, inline
-from accelmark.results.compare.comparison import Effect, FigureDifference, Pair, RunComparison, Side
-from accelmark.results.compare.context import Area, ContextDifference
-from accelmark.results.compare.load_curve import LoadCurvePoint
-from accelmark.results.figure_names import FIGURES, in_groups
+from accelmark.results.comparison import (
+    Area,
+    ContextDifference,
+    Effect,
+    FigureDifference,
+    LoadCurvePoint,
+    Pair,
+    RunComparison,
+    Side,
+)
+from accelmark.results.figures import FIGURES, in_groups
 from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {

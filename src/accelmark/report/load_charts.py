@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from accelmark.report.charts import HALF, KeyedChart, drawing, fitted, grid_line, logarithmic_ticks, text_at, ticks
-from accelmark.results.serving_schema import TimelineRequest
+from accelmark.results.schema import TimelineRequest
 from accelmark.spec.number_format import digits
 
 _HEIGHT: Final = 320

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import Point, RoundResult
 
 _MAX_ROUNDS: Final = 12
@@ -92,7 +92,7 @@ def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
 def _kept(points: Sequence[Point], most: int) -> list[Point]:
     import numpy as np
 
-    from accelmark.results.figures.curves import thin
+    from accelmark.results.rounds.curves import thin
 
     return [points[index] for index in thin(np.array([point.value for point in points], dtype=np.float64), most)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from accelmark.results.rounds.stragglers import MAX_SHARE, describe
+from accelmark.results.rounds.training import MAX_SHARE, describe
 from accelmark.results.schema import RoundResult
 from accelmark.spec.number_format import digits, limit_percent
 

@@ -15,7 +15,7 @@ from accelmark.report.rank_table import RankTable, rank_table
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.equivalence import EQUIVALENCE_RULE
-from accelmark.results.figure_names import (
+from accelmark.results.figures import (
     FIGURE_GROUPS,
     FIGURES,
     HEADLINES,
@@ -24,8 +24,8 @@ from accelmark.results.figure_names import (
     title_of,
     unit_of,
 )
-from accelmark.results.figures.aggregate import NARROW
-from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.rounds.summary import NARROW
+from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic

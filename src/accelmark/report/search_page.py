@@ -12,9 +12,9 @@ from accelmark.automl.records import TrialRecord
 from accelmark.automl.scoring.score import Scoreboard, summarise
 from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
 from accelmark.report.templating import embed_json, fill, inline, plotly
-from accelmark.results.compare.table import Cell, to_csv
 from accelmark.results.rounds.search import SearchPoint, SearchSummary
 from accelmark.results.store.files import write_atomic
+from accelmark.results.table import Cell, to_csv
 from accelmark.spec.number_format import digits, scale_of
 
 _MOST_DRAWN: Final = 60

@@ -10,8 +10,15 @@ from markupsafe import Markup
 
 from accelmark.report.charts import HALF, KeyedChart, Keys, keys_of, latency_chart
 from accelmark.report.load_charts import LoadCurve, LoadPoint, timeline_chart, tradeoff_chart
-from accelmark.results.schema import RoundResult
-from accelmark.results.serving_schema import LATENCIES, PERCENTILES, Distribution, Quantile, ServingRound, ServingStage
+from accelmark.results.schema import (
+    LATENCIES,
+    PERCENTILES,
+    Distribution,
+    Quantile,
+    RoundResult,
+    ServingRound,
+    ServingStage,
+)
 from accelmark.spec.log.serving import TokenScenarioResult
 from accelmark.spec.number_format import NOTHING, digits, percent
 from accelmark.spec.settings.serving import Slo

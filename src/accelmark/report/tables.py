@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.report.printable import printable
-from accelmark.results.compare.context import value_text
-from accelmark.results.compare.table import HALF, Cell, Row, grouped, row_of
-from accelmark.results.figure_names import FigureName, format_figure, title_of
-from accelmark.results.marks import with_marks
-from accelmark.results.schema import Task, relative_half
+from accelmark.results.comparison import value_text
+from accelmark.results.figures import FigureName, format_figure, title_of
+from accelmark.results.schema import Task, relative_half, with_marks
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
+from accelmark.results.table import HALF, Cell, Row, grouped, row_of
 from accelmark.spec.errors import RunError
 from accelmark.spec.number_format import NOTHING, percent
 

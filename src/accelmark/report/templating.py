@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from accelmark.results.marks import mark_text
+from accelmark.results.schema import mark_text
 from accelmark.spec.number_format import NOTHING, counted, percent, quantity
 from accelmark.spec.plugins.requirements import page_needs, require_all
 

@@ -11,9 +11,9 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from accelmark.results.figures.scaling import ScalingCurve
 from accelmark.results.read.round_dir import ledger_events, node_dirs, rank_logs, read_json
 from accelmark.results.rounds.hosts import disturbances
+from accelmark.results.scaling import ScalingCurve
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import Event, SavedCheckpoint, StepWindow

@@ -10,8 +10,7 @@ from pathlib import Path
 from accelmark.results.rounds.search import is_search, load_search
 from accelmark.results.schema import Summary
 from accelmark.results.store.bundle import SUFFIX, bundle_edits, edits, is_bundle, load_bundle
-from accelmark.results.store.ended import SUMMARY_FILE
-from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
 from accelmark.spec.errors import RequestError, RunError
 
 

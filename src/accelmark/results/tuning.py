@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from accelmark.results.compare.statistics import relative_difference
-from accelmark.results.figure_names import FigureName, format_figure
+from accelmark.results.figures import FigureName, format_figure
 from accelmark.results.schema import CaseResult, Finding, JobState, RoundResult, Summary
+from accelmark.results.statistics import relative_difference
 from accelmark.spec.number_format import NOTHING, counted, digits, duration
 from accelmark.spec.settings.tuning import TuningSpec
 

@@ -10,7 +10,7 @@ import yaml
 import accelmark
 from accelmark.cli import options
 from accelmark.plan.plan import Plan
-from accelmark.results.reference import reference_of
+from accelmark.results.rounds.training import reference_of
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import TrainJob

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from accelmark.results.compare.comparison import Pair
-    from accelmark.results.compare.table import Row
+    from accelmark.results.comparison import Pair
     from accelmark.results.store.loaded_run import LoadedRun
+    from accelmark.results.table import Row
 
 
 _PIPE_WIDTH: Final = 260
@@ -64,8 +64,8 @@ def results(
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
-    from accelmark.results.compare.table import column, matching, rows_of
     from accelmark.results.sources import open_sources
+    from accelmark.results.table import column, matching, rows_of
 
     given = {"--sql": sql is not None, "--group-by": group_by, "--format": output_format, "--output": output}
     _refuse_unused("--readme" if readme else None, given | {"--json": as_json})
@@ -100,7 +100,7 @@ def _write(
 ) -> None:
     """Print or write rows, or the answer of a query on them."""
     from accelmark.report.tables import markdown, plain_markdown
-    from accelmark.results.compare.table import COLUMNS, run_query, to_csv, write_parquet
+    from accelmark.results.table import COLUMNS, run_query, to_csv, write_parquet
 
     answer = run_query(rows, sql) if sql is not None else None
     if as_json:
@@ -135,7 +135,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _values_of(runs: Sequence[LoadedRun], name: str) -> str:
-    from accelmark.results.compare.table import rows_of
+    from accelmark.results.table import rows_of
 
     values = sorted({str(row[name]) for row in rows_of(runs) if row[name] not in (None, "")})
     more = ", …" if len(values) > _MAX_VALUES else ""
@@ -176,7 +176,7 @@ def _emit(text: str, output: Path | None) -> None:
 def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
     """Print rows with a heading for each group; two lines for each row where the table is wider than the terminal."""
     from accelmark.report.tables import group_title, shown_columns, shown_rows
-    from accelmark.results.compare.table import grouped
+    from accelmark.results.table import grouped
 
     if not rows:
         typer.echo("no results")
@@ -255,7 +255,7 @@ def compare(
     as_json: options.AsJson = False,
 ) -> Output:
     """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
-    from accelmark.results.compare import comparison as comparing
+    from accelmark.results import comparison as comparing
     from accelmark.results.sources import open_sources
 
     loaded, problems = open_sources([options.existing_run(run) for run in runs])
@@ -281,8 +281,8 @@ def compare(
 
 def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
-    from accelmark.results.compare.context import context_lines
-    from accelmark.results.marks import with_marks
+    from accelmark.results.comparison import context_lines
+    from accelmark.results.schema import with_marks
     from accelmark.run.display.rows import print_hanging
 
     console = _console(_COMPARISON_WIDTH)
@@ -345,8 +345,7 @@ def view(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
-    from accelmark.report.view.app import Access, is_loopback, listen, make_app, read_or_create_token, server_for
-    from accelmark.report.view.index import RunIndex
+    from accelmark.report.view import Access, RunIndex, is_loopback, listen, make_app, read_or_create_token, server_for
 
     if token_file is None and not is_loopback(host):
         raise RequestError(f"{host} can be reached from other machines: name a file for the token with --token-file")

@@ -37,8 +37,7 @@ def report(
 ) -> Output:
     """Write the report page of a run. A run without a summary is summarised first."""
     from accelmark.report.run_page import write_page
-    from accelmark.results.store.ended import SUMMARY_FILE, is_in_progress, require_ended
-    from accelmark.results.store.loaded_run import load_run
+    from accelmark.results.store.loaded_run import SUMMARY_FILE, is_in_progress, load_run, require_ended
     from accelmark.run.record.measure import measure_run
 
     run = options.own_run(run)
@@ -50,7 +49,7 @@ def report(
         measure_run(run, recompute=recompute)
     logs: list[Path] = []
     if mllog or mllog_as is not None:
-        from accelmark.results.export.mllog import write_mllog
+        from accelmark.results.export import write_mllog
 
         logs = write_mllog(run, benchmark=mllog_as)
     page = write_page(run, output)
@@ -77,7 +76,7 @@ def report(
 def _require_unedited(run: Path) -> None:
     """Raise RequestError where recomputed results would hide that files were edited, or drop another's signature."""
     from accelmark.results.store.bundle import edits
-    from accelmark.results.store.ended import MANIFEST_FILE
+    from accelmark.results.store.loaded_run import MANIFEST_FILE
     from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
 
     if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):
@@ -173,7 +172,7 @@ def _show(verification: Verification) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from accelmark.results.marks import with_marks
+    from accelmark.results.schema import with_marks
     from accelmark.run.display.rows import print_hanging
 
     console = Console(highlight=False)
@@ -312,7 +311,7 @@ def export(
             options.warn(f"{run}: no live telemetry: {why}")
     exported: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
-        from accelmark.results.export.tracking import to_mlflow, to_tensorboard, tracking_uri_of
+        from accelmark.results.export import to_mlflow, to_tensorboard, tracking_uri_of
         from accelmark.results.sources import load_source
 
         loaded = load_source(run)

@@ -16,7 +16,7 @@ _ROTARY: Final = "inv_freq"
 
 
 class Costs(NamedTuple):
-    """What generation reads and computes; see :mod:`accelmark.results.figures.generation`."""
+    """What generation reads and computes; see :mod:`accelmark.results.rounds.generation`."""
 
     body_parameters: int
     """Weights of the matrix products of all layers."""

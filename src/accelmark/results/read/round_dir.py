@@ -1,4 +1,4 @@
-"""Read the directory of a round: its job, its hosts and how they exited."""
+"""Read the directory of a round: its job, its hosts, how they exited, and its evaluation job."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
+from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.schema import Finding, JobState, Mark, finding
 from accelmark.spec.job import JobSpec, NodeExit, TrainingWork
 from accelmark.spec.log.events import Finished

@@ -1,136 +1,559 @@
-"""Compute the stages of a load, of a server or of an engine that generates offline, and the figures of a round."""
+"""Compute the figures of a stage of load on a server or an engine from the records of its requests.
+
+Formulas are those of vLLM's benchmark (docs.vllm.ai, "Benchmark CLI"), except that latencies count from when a request
+was due, not from when it was sent, so that a load generator that falls behind does not hide the server's delay
+(coordinated omission).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
-from accelmark.results.figure_names import FigureName as F
-from accelmark.results.figures.consumption import HostSamples, consumption_figures
-from accelmark.results.figures.serving import measured_stage
-from accelmark.results.figures.serving_curves import StageRequests, load_curves
-from accelmark.results.figures.training import Figures, value
-from accelmark.results.read.rank_log import EndedStage
-from accelmark.results.read.requests import Requests
-from accelmark.results.schema import Figure, Point
-from accelmark.results.serving_schema import ServingStage
-from accelmark.spec.job import JobSpec
-from accelmark.spec.log.serving import TokenScenarioResult
-from accelmark.spec.settings.serving import ServeSettings, TokenScenario
+import numpy as np
+import numpy.typing as npt
 
-_PERCENTILES: Final = {
-    F.TTFT_P50: ("ttft", "p50"), F.TTFT_P99: ("ttft", "p99"), F.TPOT_P50: ("tpot", "p50"), F.TPOT_P99: ("tpot", "p99"),
-    F.ITL_P99: ("itl", "p99"),
-}  # fmt: skip
-_SCENARIOS: Final[dict[F, TokenScenario]] = {
-    F.LOADGEN_SERVER_TOKENS: "server", F.LOADGEN_OFFLINE_TOKENS: "offline",
-}  # fmt: skip
-_RATES: Final = {
-    F.OUTPUT_RATE: "output_token_rate", F.OUTPUT_RATE_PER_DEVICE: "token_rate_per_device",
-    F.OUTPUT_RATE_PER_USER: "token_rate_per_user", F.REQUEST_RATE: "request_rate",
-}  # fmt: skip
+from accelmark.results.read.requests import Booleans, Floats, Integers, Requests
+from accelmark.results.schema import (
+    PERCENTILES,
+    AnswersCompared,
+    Distribution,
+    Point,
+    PromptUse,
+    Quantile,
+    ServingStage,
+    TimelineRequest,
+)
+from accelmark.spec.log.serving import Answer, LoadStage
+from accelmark.spec.settings.serving import ServeSettings, Slo
 
-
-class Consumption(NamedTuple):
-    """Telemetry of the hosts, and why there is none."""
-
-    hosts: HostSamples
-    reason: str
+_BLOCKS: Final = 30
+_MIN_IN_BLOCK: Final = 10
+_MIN_BLOCKS: Final = 5
+_TAIL: Final = 0.025
+_Z: Final = 1.959964
 
 
-def consumed(
-    job: JobSpec, stage: ServingStage, load: EndedStage, consumption: Consumption
-) -> tuple[Figures, list[str], int]:
-    """Return the figures from telemetry over the stage's window, warnings about them, and the tokens in it."""
-    if stage.window_s is None:
-        figures, notes = consumption_figures({}, 0, job.device_type, stage.reasons[0])
-        return figures, notes, 0
-    begin_s, end_s = (load.load.begin_mono_s + time for time in stage.window_s)
-    tokens = round((stage.output_token_rate or 0.0) * (end_s - begin_s))
-    hosts = {host: (samples, ((begin_s, end_s),)) for host, (samples, _) in consumption.hosts.items()}
-    figures, notes = consumption_figures(hosts, tokens, job.device_type, consumption.reason)
-    return figures, notes, tokens
+def blocks_of(times: Floats) -> Integers:
+    """Assign requests to blocks of neighbours in time: :data:`_BLOCKS`, or fewer of at least ten requests."""
+    count = len(times)
+    number = min(_BLOCKS, count // _MIN_IN_BLOCK)
+    ranks = np.empty(count, dtype=np.int64)
+    ranks[np.argsort(times, kind="stable")] = np.arange(count)
+    return ranks * max(number, 1) // max(count, 1)
 
 
-def stage_of(
-    job: JobSpec,
-    settings: ServeSettings,
-    requests: Requests,
-    ended: EndedStage,
-    num_devices: int,
-    consumption: Consumption,
-) -> ServingStage:
-    """Return the figures of one stage, with the energy in its window."""
-    chosen = requests.where(requests.stage == ended.load.stage)
-    ended_s = ended.mono_s - ended.load.begin_mono_s
-    stage = measured_stage(chosen, ended.load, settings, num_devices, ended_s)
-    used = consumed(job, stage, ended, consumption)[0]
-    return stage.model_copy(
-        update={
-            "mean_power_w": used[F.MEAN_POWER].value,
-            "joules_per_token": used[F.ENERGY_PER_UNIT].value,
-            "tokens_per_joule": used[F.UNITS_PER_JOULE].value,
-        }
+def distribution(values: Floats, blocks: Integers, absent: str) -> Distribution:
+    """Return percentiles of ``values``, whose samples of one block may depend on each other.
+
+    The interval is that of the order statistics X(l) and X(u) with P(l <= B < u) >= 95 % for B binomial with the share
+    of the percentile (Conover, Practical Nonparametric Statistics, 3.2). B counts independent samples: the number of
+    samples over the design effect, which is the variance of the share of samples below the percentile between blocks
+    over that of independent samples (Kish, Survey Sampling, 5.4). ``absent`` is the reason where there are no samples.
+    """
+    count = len(values)
+    if not count:
+        return Distribution(count=0, quantiles={name: Quantile(value=None, reason=absent) for name in PERCENTILES})
+    ordered = np.sort(values)
+    return Distribution(
+        count=count,
+        mean=float(values.mean()),
+        quantiles={name: _quantile(values, ordered, blocks, share) for name, share in PERCENTILES.items()},
+        curve=tuple((share, float(latency)) for share, latency in latency_curve(ordered)),
     )
 
 
-def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
-    """Return the stage whose figures are those of the round, and how it was chosen."""
-    measured = [stage for stage in stages if stage.output_token_rate is not None and stage.scenario is None]
-    if not measured:
-        return None, "no stage has a rate of output tokens"
-    if not has_slo:
-        best = max(measured, key=lambda stage: stage.output_token_rate or 0.0)
-        return best.stage, "the stage with the highest rate of output tokens; there is no SLO"
-    holding = [stage for stage in measured if stage.holds_slo]
-    if holding:
-        best = max(holding, key=lambda stage: stage.output_token_rate or 0.0)
-        return best.stage, "the stage with the highest rate of output tokens that holds the SLO"
-    best = max(measured, key=lambda stage: stage.slo_share or 0.0)
-    return best.stage, "no stage holds the SLO: the stage in which the largest share of requests does"
+def latency_curve(ordered: Sequence[float] | npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
+    """Return (share of samples, latency in ms) in steps of 1 %, in finer steps from 99 %; ``ordered`` is sorted."""
+    if not len(ordered):
+        return ()
+    last = len(ordered) - 1
+    shares = [point / 100 for point in range(100)] + [1 - 10 ** (-nines / 10) for nines in range(20, 41)]
+    indices = sorted({round(last * share) for share in shares} | {last})
+    return tuple(((index + 1) / len(ordered), round(float(ordered[index]), 5)) for index in indices)
 
 
-def stage_figures(stage: ServingStage | None, absent: str) -> Figures:
-    """Return rates and percentiles of the stage whose figures are those of the round; ``absent``: why there is none."""
+def _quantile(values: Floats, ordered: Floats, blocks: Integers, share: float) -> Quantile:
+    count = len(ordered)
+    needed = math.ceil(1 / (1 - share) - 1e-9)
+    if count < needed:
+        return Quantile(value=None, reason=f"needs {needed:,} samples, {count:,} were measured")
+    value = float(ordered[math.ceil(share * count - 1e-9) - 1])
+    independent = max(round(count / design_effect(values <= value, blocks)), 1)
+    low, high = interval_ranks(independent, share)
+    scale = count / independent
+    first = math.floor(low * scale) if low else 0
+    last = math.ceil(high * scale - 1e-9) if high <= independent else count + 1
+    return Quantile(
+        value=value,
+        low=float(ordered[max(first, 1) - 1]) if low else None,
+        high=float(ordered[last - 1]) if last <= count else None,
+        num_independent=independent,
+    )
+
+
+def design_effect(is_below: npt.NDArray[np.bool_], blocks: Integers) -> float:
+    """Return how much larger the variance of a share is than that of independent samples, at least 1."""
+    count, share = len(is_below), float(is_below.mean())
+    sizes = np.bincount(blocks)
+    if len(sizes) < _MIN_BLOCKS or not 0 < share < 1:
+        return 1.0
+    below = np.bincount(blocks, weights=is_below)
+    between = len(sizes) / (len(sizes) - 1) * float(((below - share * sizes) ** 2).sum()) / count
+    return max(between / (share * (1 - share)), 1.0)
+
+
+def interval_ranks(count: int, share: float) -> tuple[int, int]:
+    """Return the ranks (from 1) of the order statistics around a percentile.
+
+    Rank 0 or ``count + 1``: the samples have no limit on this side.
+    """
+    from scipy.special import bdtr
+
+    def below(rank: int) -> float:
+        """P(B < rank)."""
+        return float(bdtr(rank - 1, count, share)) if rank > 0 else 0.0
+
+    low = _first(lambda rank: below(rank) > _TAIL, count) - 1
+    high = _first(lambda rank: below(rank) >= 1 - _TAIL, count)
+    return low, high
+
+
+def _first(test: Callable[[int], bool], count: int) -> int:
+    """Return the first rank from 1 that passes a monotonic test; ``count + 1`` where none does."""
+    low, high = 1, count + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if test(middle) else (middle + 1, high)
+    return low
+
+
+def share_interval(good: int, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of ``count`` > 0 samples (Wilson, JASA 22, 1927)."""
+    share, square = good / count, _Z**2
+    centre = (share + square / (2 * count)) / (1 + square / count)
+    half = _Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+MAX_BACKLOG_SHARE: Final = 0.05
+"""Requests of an open load that may be left at the end of the window, over those at its beginning, as a share of the
+requests due in it."""
+MIN_BACKLOG: Final = 3.0
+"""The same in standard deviations of a Poisson number of requests."""
+MAX_TIMELINE: Final = 300
+_OWN_COUNT_MARGIN: Final = 0.9
+"""An answer of the pinned length may give fewer tokens when its text is split into tokens again."""
+_OF_LOAD: Final = (
+    "stage", "arrival", "concurrency", "rate", "is_search", "scenario", "input_tokens", "output_tokens", "duration_s",
+    "lag_p50_ms", "lag_p99_ms", "client_cpu_share",
+)  # fmt: skip
+_CLOCK_S: Final = 0.002
+"""Resolution allowed for in comparisons of times."""
+
+
+class SteadyWindow(NamedTuple):
+    """The steady-state window of a stage in seconds since it began."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Length in seconds."""
+        return self.end_s - self.begin_s
+
+
+def steady_window(requests: Requests, concurrency: int | None) -> SteadyWindow | str:
+    """Return the window without ramp-up and drain, or the reason why there is none.
+
+    Closed load: from when ``concurrency`` requests were first in progress until the last request was started. Open
+    load: from when the first request was due until the last one was due.
+    """
+    if not len(requests):
+        return "the stage has no requests"
+    due = np.sort(requests.due_s)
+    begin_s = float(due[0])
+    if concurrency is not None:
+        in_progress = np.arange(1, len(due) + 1) - np.searchsorted(np.sort(requests.end_s), due, side="right")
+        reached = np.flatnonzero(in_progress >= concurrency)
+        if not len(reached):
+            return f"the concurrency {concurrency} was never reached: at most {int(in_progress.max())} were in progress"
+        begin_s = float(due[reached[0]])
+    window = SteadyWindow(begin_s, float(due[-1]))
+    if window.length_s <= 0:
+        return "no request was started after the load was reached: the stage is too short"
+    return window
+
+
+def measured_stage(
+    requests: Requests, load: LoadStage, settings: ServeSettings, num_devices: int, ended_s: float | None
+) -> ServingStage:
+    """Return the figures of one stage; ``requests`` are its own.
+
+    ``ended_s`` is the time of its event LOAD_END since it began, None without one.
+    """
+    errors = Counter(status for status in requests.status if status != "ok")
+    fields: dict[str, Any] = {
+        **{name: getattr(load, name) for name in _OF_LOAD},
+        "num_requests": len(requests),
+        "num_missing": max(load.num_requests - len(requests), 0),
+        "num_implausible": int((~plausible(requests, ended_s)).sum()) + _surplus(requests, load.num_requests),
+        "errors": dict(errors),
+        **_token_counts(requests),
+        **_wrong_lengths(requests, settings),
+    }
+    window = steady_window(requests, load.concurrency)
+    if isinstance(window, str):
+        return ServingStage(**fields, window_s=None, num_measured=0, reasons=(window,))
+    return ServingStage(**fields, window_s=window, **_over_window(requests, window, load, settings, num_devices))
+
+
+def _over_window(
+    requests: Requests, window: SteadyWindow, load: LoadStage, settings: ServeSettings, num_devices: int
+) -> dict[str, Any]:
+    due = requests.where((requests.due_s >= window.begin_s) & (requests.due_s < window.end_s))
+    ended = requests.is_ok & in_window(requests.end_s, window)
+    latencies = latencies_of(due)
+    output_rate, total_rate, tokens_per_output = _token_rates(requests, window)
+    tpot_ms = latencies["tpot"].at("p50")
+    offered = len(due) / window.length_s
+    backlog = len(due) - int(in_window(requests.end_s, window).sum())
+    is_saturated = load.concurrency is None and backlog > max(
+        MAX_BACKLOG_SHARE * len(due), MIN_BACKLOG * np.sqrt(len(due))
+    )
+    duration_s = np.clip(requests.end_s, window.begin_s, window.end_s) - np.clip(
+        requests.due_s, window.begin_s, window.end_s
+    )
+    reasons = [] if output_rate is not None else ["neither a tokenizer nor the server's usage counts the tokens"]
     return {
-        **{name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()},
-        **{name: _percentile(stage, *of, absent) for name, of in _PERCENTILES.items()},
+        "num_measured": len(due),
+        "latencies": latencies,
+        "offered_rate": offered,
+        "request_rate": int(ended.sum()) / window.length_s,
+        "output_token_rate": output_rate,
+        "total_token_rate": total_rate,
+        "token_rate_per_device": None if output_rate is None else output_rate / num_devices,
+        "token_rate_per_user": 1000 / tpot_ms if tpot_ms else None,
+        "tokens_per_output": tokens_per_output,
+        "is_saturated": is_saturated,
+        "mean_concurrency": float(duration_s.sum()) / window.length_s,
+        "littles_concurrency": offered * float((due.end_s - due.due_s).mean()) if len(due) else None,
+        "reasons": tuple(reasons),
+        **_service_level(due, window, settings.slo, is_saturated=is_saturated),
     }
 
 
-def scenario_figures(scenarios: Sequence[TokenScenarioResult]) -> Figures:
-    """Return the figures of LoadGen's scenarios with token latencies."""
-    results = {result.scenario: result for result in scenarios}
-    figures: Figures = {}
-    for name, scenario in _SCENARIOS.items():
-        result = results.get(scenario)
-        absent = (result.reason if result else "the scenario was not requested") or "LoadGen reported none"
-        figures[name] = value(result.tokens_per_second if result else None, absent)
-    return figures
+def in_window(times: Floats, window: SteadyWindow) -> Booleans:
+    """Return which times are in the window."""
+    inside: Booleans = (times >= window.begin_s) & (times < window.end_s)
+    return inside
 
 
-def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str) -> Figure:
-    found = stage.latencies.get(latency) if stage is not None else None
-    quantile = found.quantiles.get(name) if found is not None else None
-    return value(quantile.value, quantile.reason or absent) if quantile is not None else value(None, absent)
+def latencies_of(requests: Requests) -> dict[str, Any]:
+    """Return the distribution of each latency, of the requests that were answered."""
+    ok = requests.where(requests.is_ok & np.isfinite(requests.first_s))
+    blocks = blocks_of(ok.due_s)
+    tpot_s = time_per_token(ok)
+    has_tpot = np.isfinite(tpot_s)
+    was_sent = np.isfinite(ok.sent_s)
+    has_queue = np.isfinite(ok.queue_s)
+    none = "no request was answered in the window"
+    no_queue = "the server does not state it"
+    no_gaps = "no answer has a second output" if len(ok) else none
+    no_tpot = "no answer has a second token" if np.isfinite(ok.tokens).any() else "tokens were not counted"
+    return {
+        "ttft": distribution(1000 * (ok.first_s - ok.due_s), blocks, none),
+        "sent_to_first": distribution(1000 * (ok.first_s - ok.sent_s)[was_sent], blocks[was_sent], none),
+        "itl": distribution(ok.gaps_us / 1000, np.repeat(blocks, ok.num_gaps), no_gaps),
+        "tpot": distribution(1000 * tpot_s[has_tpot], blocks[has_tpot], no_tpot if len(ok) else none),
+        "e2e": distribution(1000 * (ok.end_s - ok.due_s), blocks, none),
+        "queued": distribution(1000 * (ok.sent_s - ok.due_s)[was_sent], blocks[was_sent], none),
+        "server_queue": distribution(1000 * ok.queue_s[has_queue], blocks[has_queue], no_queue if len(ok) else none),
+    }
 
 
-def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
-    """Return begin and end of all stages in seconds of their host's monotonic clock; None without a stage."""
-    if not ended:
+def time_per_token(requests: Requests) -> Floats:
+    """Return (e2e - TTFT) / (tokens - 1) of each request in seconds; NaN for fewer than two tokens."""
+    further = requests.tokens - 1
+    return np.where(further > 0, (requests.end_s - requests.first_s) / np.where(further > 0, further, 1), np.nan)
+
+
+class Outputs(NamedTuple):
+    """The outputs of answers, in no order."""
+
+    arrival_s: Floats
+    tokens: Floats
+    """An answer's tokens are shared equally by its outputs."""
+
+
+def outputs_of(requests: Requests) -> Outputs:
+    """Return all outputs of the requests, which have a first output and a number of tokens."""
+    per_output = requests.tokens / (requests.num_gaps + 1)
+    elapsed_s = np.cumsum(requests.gaps_us, dtype=np.int64) / 1e6
+    before_s = np.concatenate(([0.0], elapsed_s))[np.cumsum(requests.num_gaps) - requests.num_gaps]
+    later_s = np.repeat(requests.first_s - before_s, requests.num_gaps) + elapsed_s
+    return Outputs(
+        np.concatenate((requests.first_s, later_s)),
+        np.concatenate((per_output, np.repeat(per_output, requests.num_gaps))),
+    )
+
+
+def counted(requests: Requests) -> Requests:
+    """Return the requests that were answered with a known number of tokens."""
+    return requests.where(requests.is_ok & np.isfinite(requests.first_s) & np.isfinite(requests.tokens))
+
+
+def _token_rates(requests: Requests, window: SteadyWindow) -> tuple[float | None, float | None, float | None]:
+    """Return output tokens/s, total tokens/s, and tokens per output.
+
+    Tokens count when their output arrived, a prompt's tokens when its first output did.
+    """
+    known = counted(requests)
+    if not len(known):
+        return None, None, None
+    outputs = outputs_of(known)
+    tokens = float(outputs.tokens[in_window(outputs.arrival_s, window)].sum())
+    prompts = float(np.nan_to_num(known.tokens_in)[in_window(known.first_s, window)].sum())
+    per_output = float(known.tokens.sum()) / len(outputs.tokens)
+    return tokens / window.length_s, (tokens + prompts) / window.length_s, per_output
+
+
+def within_slo(requests: Requests, slo: Slo) -> Booleans:
+    """Return which requests were answered and held all limits; an answer of one token holds every limit of TPOT."""
+    good = requests.is_ok.copy()
+    if slo.ttft_ms is not None:
+        good &= 1000 * (requests.first_s - requests.due_s) <= slo.ttft_ms
+    if slo.e2e_ms is not None:
+        good &= 1000 * (requests.end_s - requests.due_s) <= slo.e2e_ms
+    if slo.tpot_ms is not None:
+        tpot_ms = 1000 * time_per_token(requests)
+        good &= (requests.tokens <= 1) | (tpot_ms <= slo.tpot_ms)
+    return good
+
+
+def has_limits(slo: Slo) -> bool:
+    """Return whether an SLO limits anything."""
+    return any(limit is not None for limit in (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms))
+
+
+def _service_level(due: Requests, window: SteadyWindow, slo: Slo, *, is_saturated: bool) -> dict[str, Any]:
+    if not has_limits(slo) or not len(due):
+        return {}
+    good = int(within_slo(due, slo).sum())
+    share = good / len(due)
+    low, high = share_interval(good, len(due))
+    return {
+        "goodput": good / window.length_s,
+        "slo_share": share,
+        "slo_share_low": low,
+        "slo_share_high": high,
+        "holds_slo": share >= slo.share and not is_saturated,
+    }
+
+
+def plausible(requests: Requests, ended_s: float | None) -> Booleans:
+    """Return which requests have times in their order, within the stage, and gaps that fit between them."""
+    sent_s = np.where(np.isnan(requests.sent_s), requests.due_s, requests.sent_s)
+    first_s = np.where(np.isnan(requests.first_s), np.maximum(sent_s, requests.due_s), requests.first_s)
+    gaps_s = np.concatenate(([0], np.cumsum(requests.gaps_us, dtype=np.int64))) / 1e6
+    ends = np.cumsum(requests.num_gaps)
+    streamed_s = gaps_s[ends] - gaps_s[ends - requests.num_gaps]
+    good = (requests.due_s >= -_CLOCK_S) & (sent_s >= requests.due_s - _CLOCK_S) & (first_s >= sent_s - _CLOCK_S)
+    good &= first_s + streamed_s <= requests.end_s + _CLOCK_S
+    good &= np.isfinite(requests.first_s) | (requests.num_gaps == 0)
+    if ended_s is not None:
+        good &= requests.end_s <= ended_s + _CLOCK_S
+    if len(requests.gaps_us):
+        negative = np.concatenate(([0], np.cumsum(requests.gaps_us < 0)))
+        good &= negative[ends] == negative[ends - requests.num_gaps]
+    plausibly: Booleans = good
+    return plausibly
+
+
+def _surplus(requests: Requests, num_counted: int) -> int:
+    """Return the number of records that the load generator did not count, or that have the number of another."""
+    return len(requests) - min(len(np.unique(requests.number)), num_counted)
+
+
+def _token_counts(requests: Requests) -> dict[str, int]:
+    """Return the sums of both counts of tokens over the answers that have both."""
+    both = requests.is_ok & np.isfinite(requests.output_tokens) & np.isfinite(requests.usage_output)
+    both_in = requests.is_ok & np.isfinite(requests.input_tokens) & np.isfinite(requests.usage_input)
+    return {
+        "num_tokens_unknown": int((requests.is_ok & np.isnan(requests.tokens)).sum()),
+        "own_tokens": int(requests.output_tokens[both].sum()),
+        "usage_tokens": int(requests.usage_output[both].sum()),
+        "own_prompt_tokens": int(requests.input_tokens[both_in].sum()),
+        "usage_prompt_tokens": int(requests.usage_input[both_in].sum()),
+    }
+
+
+def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any]:
+    """Count the answers of another length than the pinned one.
+
+    The server's ``usage`` must be exact. Text that is split into tokens again may give fewer of them, so the own count
+    decides on its own only where there is no usage, or where it is below 90 % of the requested number.
+    """
+    if not settings.is_pinned:
+        return {}
+    own, usage, requested = requests.output_tokens, requests.usage_output, requests.requested_tokens
+    wrong = requests.is_ok & (
+        (np.isfinite(usage) & (usage != requested))
+        | (np.isfinite(own) & (own < _OWN_COUNT_MARGIN * requested))
+        | (np.isnan(usage) & (own < requested))
+    )
+    places = np.flatnonzero(wrong)
+    if not len(places):
+        return {}
+    first = int(places[0])
+    counts = ((usage[first], "by the server's usage"), (own[first], "by the model's tokenizer"))
+    told = " and ".join(f"{count:.0f} tokens {where}" for count, where in counts if count == count)
+    example = f"request {requests.number[first]} has {told} instead of {requested[first]:.0f}"
+    reason = requests.finish_reason[first]
+    return {
+        "num_wrong_length": len(places),
+        "wrong_length": f"{example} (finish_reason {reason})" if reason else example,
+    }
+
+
+def timeline_of(requests: Requests) -> tuple[TimelineRequest, ...]:
+    """Return the first requests of a stage for the chart, in the order in which they were due."""
+
+    def rounded(value: float) -> float | None:
+        return round(value, 5) if value == value else None
+
+    order = np.lexsort((requests.number, requests.due_s))[:MAX_TIMELINE].tolist()
+    return tuple(
+        TimelineRequest(
+            number=int(requests.number[index]),
+            due_s=round(float(requests.due_s[index]), 5),
+            sent_s=rounded(float(requests.sent_s[index])),
+            queue_s=rounded(float(requests.queue_s[index])),
+            first_s=rounded(float(requests.first_s[index])),
+            end_s=round(float(requests.end_s[index]), 5),
+            status=requests.status[index],
+        )
+        for index in order
+    )
+
+
+MIN_REPEATED: Final = 5
+"""Repeated and first uses of prompts from which their speeds are compared."""
+MAX_SPEEDUP: Final = 1000.0
+"""Greatest speed-up that is reported: a stored answer may take no measurable time."""
+
+
+def compared_answers(
+    answers: Sequence[Answer], requests: Requests, num_promised: int, min_agreement: float
+) -> AnswersCompared:
+    """Return the agreement of the answers with the framework's: the mean of each answer's share of agreeing tokens."""
+    known = set(
+        zip(
+            requests.stage[requests.is_ok].tolist(),
+            requests.number[requests.is_ok].tolist(),
+            requests.prompt[requests.is_ok].tolist(),
+            strict=True,
+        )
+    )
+    shares = [min(answer.num_agreeing / answer.num_tokens, 1.0) for answer in answers if answer.num_tokens > 0]
+    return AnswersCompared(
+        num_promised=num_promised,
+        num_compared=len(shares),
+        agreement=sum(shares) / len(shares) if shares else None,
+        worst=min(shares, default=None),
+        min_agreement=min_agreement,
+        num_foreign=sum((answer.stage, answer.number, answer.prompt) not in known for answer in answers),
+    )
+
+
+def prompt_use(requests: Requests) -> PromptUse:
+    """Return how often prompts were used again, and how much faster they were then; warm-up is a use as well.
+
+    Durations are relative to the mean of their stage, so that stages of different load are compared together.
+    """
+    order = np.lexsort((requests.due_s, requests.stage))
+    _, first = np.unique(requests.prompt[order], return_index=True)
+    again = np.ones(len(requests), dtype=np.bool_)
+    again[order[first]] = False
+    answered = requests.is_ok & (requests.stage >= 0) & (requests.tokens > 0) & np.isfinite(requests.first_s)
+    tokens = np.where(answered, requests.tokens, 1)
+    measured = requests.stage >= 0
+    return PromptUse(
+        num_requests=int(measured.sum()),
+        num_unique=len(np.unique(requests.prompt[measured])),
+        num_repeated=int((answered & again).sum()),
+        e2e_speedup=_speedup((requests.end_s - requests.due_s) / tokens, answered, again, requests),
+        tpot_speedup=_speedup(time_per_token(requests), answered, again, requests),
+        ttft_speedup=_speedup(requests.first_s - requests.due_s, answered, again, requests),
+    )
+
+
+def _speedup(durations: Floats, answered: Booleans, again: Booleans, requests: Requests) -> float | None:
+    """Return the median of first uses over that of repeated uses; None where there are too few."""
+    relative: Floats = np.full(len(durations), np.nan)
+    for stage in np.unique(requests.stage[answered]).tolist():
+        here = answered & (requests.stage == stage) & np.isfinite(durations)
+        if here.any() and (middle := float(durations[here].mean())) > 0:
+            relative[here] = durations[here] / middle
+    before, after = relative[~again & np.isfinite(relative)], relative[again & np.isfinite(relative)]
+    if min(len(before), len(after)) < MIN_REPEATED:
         return None
-    last = ended[-1].load
-    return ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s
+    return min(float(np.median(before)) / max(float(np.median(after)), 1e-9), MAX_SPEEDUP)
 
 
-def curves_of(ended: Sequence[EndedStage], requests: Requests) -> dict[str, tuple[Point, ...]]:
-    """Return the curves of all stages over time."""
-    first_s = ended[0].load.begin_mono_s if ended else 0.0
-    return load_curves(
-        [
-            StageRequests(
-                stage.load.stage, stage.load.begin_mono_s - first_s, requests.where(requests.stage == stage.load.stage)
-            )
-            for stage in ended
-        ]
+_NUM_BINS: Final = 300
+_MIN_BIN_S: Final = 0.5
+
+
+class StageRequests(NamedTuple):
+    """The requests of one stage, and when it began, in seconds since the first stage did."""
+
+    stage: int
+    begin_s: float
+    requests: Requests
+
+
+def load_curves(stages: Sequence[StageRequests]) -> dict[str, tuple[Point, ...]]:
+    """Return ``throughput`` (output tokens/s) and ``requests_in_progress``; ``step`` is the number of the stage."""
+    stages = [stage for stage in stages if len(stage.requests)]
+    if not stages:
+        return {}
+    end_s = max(stage.begin_s + float(stage.requests.end_s.max()) for stage in stages)
+    num_bins = max(min(_NUM_BINS, int(end_s / _MIN_BIN_S)), 1)
+    edges = np.linspace(0.0, max(end_s, _MIN_BIN_S), num_bins + 1)
+    tokens = np.zeros(num_bins)
+    busy_s = np.zeros(num_bins)
+    for _, begin_s, requests in stages:
+        outputs = outputs_of(counted(requests))
+        tokens += np.histogram(begin_s + outputs.arrival_s, bins=edges, weights=outputs.tokens)[0]
+        busy_s += _covered(begin_s + requests.due_s, begin_s + requests.end_s, edges)
+    width_s = edges[1] - edges[0]
+    middles = (edges[:-1] + edges[1:]) / 2
+    numbers = np.searchsorted([stage.begin_s for stage in stages], middles, side="right") - 1
+    names = [stages[max(number, 0)].stage for number in numbers.tolist()]
+    return {
+        "throughput": _points(names, middles, tokens / width_s),
+        "requests_in_progress": _points(names, middles, busy_s / width_s),
+    }
+
+
+def _covered(begins: Floats, ends: Floats, edges: Floats) -> Floats:
+    """Return how long intervals cover each bin: differences of the time covered up to each edge."""
+    begins, ends = np.sort(begins), np.sort(ends)
+    sums = (np.concatenate(([0.0], np.cumsum(times))) for times in (begins, ends))
+    before = []
+    for times, summed in zip((begins, ends), sums, strict=True):
+        number = np.searchsorted(times, edges, side="right")
+        before.append(number * edges - summed[number])
+    covered: Floats = np.diff(before[0] - before[1])
+    return covered
+
+
+def _points(stages: Sequence[int], times: Floats, values: Floats) -> tuple[Point, ...]:
+    return tuple(
+        Point(step=stage, time_s=round(time, 3), value=float(f"{value:.5g}"))
+        for stage, time, value in zip(stages, times.tolist(), values.tolist(), strict=True)
     )

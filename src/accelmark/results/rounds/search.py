@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
-from accelmark.results.figure_names import FigureName
-from accelmark.results.figures.aggregate import spread
+from accelmark.results.figures import FigureName
 from accelmark.results.read.telemetry import read_samples
+from accelmark.results.rounds.summary import spread
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import SCHEMA_VERSION, LoadedRun, RunFiles, load_file
 from accelmark.spec.errors import AccelmarkError, RunError
@@ -154,7 +154,7 @@ def search_consumption(
         reason = "no epoch ended in the last session"
     else:
         try:
-            from accelmark.results.figures.consumption import consumption_figures  # imports numpy
+            from accelmark.results.rounds.consumption import consumption_figures  # imports numpy
 
             samples = read_samples(telemetry / _RECORD)
         except AccelmarkError as error:

@@ -1,41 +1,429 @@
-"""Compute the result of a training round."""
+"""Compute the result of a training round: figures, findings, the slowest rank and the reference loss curve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from accelmark.results.equivalence import equivalence_finding
-from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
-from accelmark.results.figures.consumption import HostSamples, consumption_figures
-from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
-from accelmark.results.figures.timeline import Timeline, read_timeline
-from accelmark.results.figures.training import (
+from accelmark.results.figures import TRAIN_FIGURES, FigureName
+from accelmark.results.figures import FigureName as F
+from accelmark.results.read.reevaluation import Reevaluation, SavedCheckpoints, saved_checkpoints
+from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attempts, node_dirs, read_job, read_json
+from accelmark.results.rounds.consistency import agreement_findings, log_findings, step_clock_findings
+from accelmark.results.rounds.consumption import HostSamples, consumption_figures
+from accelmark.results.rounds.curves import curves_of, histogram, telemetry_series
+from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.timeline import Timeline, read_timeline
+from accelmark.results.schema import (
+    Environment,
+    Figure,
     Figures,
-    compute_figures,
-    converged,
-    limited_to_log,
-    memory_figure,
-    outcome_figures,
-    reference_error,
-    time_figures,
+    Finding,
+    RankTime,
+    RankTimes,
+    RoundResult,
+    Straggler,
+    finding,
+    ratio,
     value,
 )
-from accelmark.results.read.reevaluation import Reevaluation, saved_checkpoints
-from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attempts, node_dirs
-from accelmark.results.rounds.clocks import step_clock_findings
-from accelmark.results.rounds.consistency import agreement_findings, log_findings
-from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
-from accelmark.results.rounds.pace import pace_findings
-from accelmark.results.rounds.stragglers import straggler_findings, times_of_ranks, why_unknown
-from accelmark.results.schema import Environment, Finding, RoundResult, finding
+from accelmark.spec.errors import RunError
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
+from accelmark.spec.layers import flatten
+from accelmark.spec.log.records import DATA_FILE
 from accelmark.spec.number_format import limit_percent, percent
+from accelmark.spec.plugins.case import ReferenceLoss, Target
+from accelmark.spec.plugins.trainer import TrainerSpec
 
-REFERENCE_RULE: Final = "reference-loss"
+if TYPE_CHECKING:
+    from accelmark.results.rounds.timeline import Timeline  # imports NumPy, which the page does not need
+
+
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""
+
+
+_WINDOWS_ONLY: Final = "the framework times windows of steps, not single steps"
+
+_COMPARATORS: Final = {"at_least": "≥", "at_most": "≤"}
+
+
+def no_work(timeline: Timeline) -> str:
+    """Return the reason of figures where nothing was trained."""
+    return "training did not start" if timeline.init_s is None else "no window of steps was completed"
+
+
+def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
+    """Return times of the lead rank, throughput of all ranks (in units of the case), and percentiles of step times."""
+    began = timeline.init_s is not None
+    training_s = timeline.train_s - timeline.eval_s
+    why = no_work(timeline)
+    why_steps = _WINDOWS_ONLY if timeline.num_steps and not len(timeline.step_ms) else why
+    per_second = ratio(units or None, training_s, why)
+    figures: Figures = {
+        F.E2E_TIME: value(timeline.e2e_s, why),
+        F.INIT_TIME: value(timeline.init_s, why),
+        F.RAW_TRAIN_TIME: value(timeline.train_s if began else None, why),
+        F.TRAIN_NO_EVAL_TIME: value(training_s if began else None, why),
+        F.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
+        F.THROUGHPUT_WHOLE: ratio(units or None, timeline.train_s, why),
+        F.THROUGHPUT_TRAIN: per_second,
+        F.THROUGHPUT_CORE: ratio(units or None, timeline.compute_s, why_steps),
+        F.THROUGHPUT_PER_DEVICE: ratio(per_second.value, num_devices, why),
+        F.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
+    }
+    return figures | _step_figures(timeline, why_steps)
+
+
+def _step_figures(timeline: Timeline, why: str) -> Figures:
+    names = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
+    if not len(timeline.step_ms):
+        return {name: value(None, why) for name in names}
+    percentiles = np.percentile(timeline.step_ms, (50, 90, 99))
+    return {name: value(float(p), "a step's time is not finite") for name, p in zip(names, percentiles, strict=True)}
+
+
+def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> Figures:
+    """Return loss, metric and time to target; metrics are those that a fresh process found, where there was one."""
+    steps = timeline.num_steps
+    loss = value(timeline.final_loss, f"the loss of step {steps} is not finite" if steps else no_work(timeline))
+    target = train.target
+    if train.settings.loader.synthetic:
+        metric = to_target = value(None, "synthetic data has no accuracy")
+    elif target is None:
+        metric = to_target = value(None, "the case states no target")
+    elif not timeline.evaluations:
+        metric = to_target = value(None, "no evaluation was run")
+    else:
+        last = timeline.evaluations[-1].evaluation
+        goal = f"{target.metric} {_COMPARATORS[target.direction]} {target.value:g}"
+        metrics = last.metrics if checked is None or not is_checked(train) else checked.metrics or {}
+        unknown = "the weights were not evaluated after training" if _is_unevaluated(train, checked) else ""
+        metric = value(metrics.get(target.metric), unknown or f"the last evaluation has no finite {target.metric}")
+        to_target = value(first_hit(timeline, train, checked), unknown or f"no evaluation reached {goal}")
+    return {F.FINAL_LOSS: loss, F.FINAL_METRIC: metric, F.TIME_TO_TARGET: to_target}
+
+
+def is_checked(train: TrainingWork) -> bool:
+    """Return whether only metrics of the evaluation job count; not so in runs of earlier versions."""
+    return isinstance(train, TrainJob) and train.is_checked
+
+
+def _is_unevaluated(train: TrainingWork, checked: Reevaluation | None) -> bool:
+    """Return whether metrics of the evaluation job are needed, and it has none."""
+    return is_checked(train) and (checked is None or not (checked.claimed or checked.metrics))
+
+
+def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> float | None:
+    """Return the raw training time at the end of the first evaluation that reached the target, or None.
+
+    None too where the weights of that evaluation did not reach it in a fresh process.
+    """
+    target = train.target
+    if target is None:
+        return None
+    if is_checked(train):
+        found = None if checked is None else checked.claimed or checked.metrics
+        metric = None if found is None else found.get(target.metric)
+        if metric is None or not target.reached(metric):
+            return None
+    return _reported_hit(timeline, target)
+
+
+def _reported_hit(timeline: Timeline, target: Target) -> float | None:
+    """Return the raw training time at the end of the first evaluation in the ranks that reached the target, or None."""
+    metrics = ((timed.time_s, timed.evaluation.metrics.get(target.metric)) for timed in timeline.evaluations)
+    return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
+
+
+def converged(
+    timeline: Timeline | None, train: TrainingWork, samples_per_step: int, checked: Reevaluation | None
+) -> bool | None:
+    """Return whether target and reference loss were reached.
+
+    None without either, for synthetic data, and where ranks reached the target but the evaluation job has no metric.
+    """
+    reference = train.reference_loss
+    reference = reference if reference is not None and reference.applies(samples_per_step) else None
+    if train.settings.loader.synthetic or (train.target is None and reference is None):
+        return None
+    if timeline is None:
+        return False
+    if train.target is not None and first_hit(timeline, train, checked) is None:
+        is_unknown = _is_unevaluated(train, checked) and _reported_hit(timeline, train.target) is not None
+        return None if is_unknown else False
+    error = reference_error(timeline, train)
+    return reference is None or (error is not None and error <= reference.max_mean_relative_error)
+
+
+def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:
+    """Return the mean relative error of the loss against the reference curve; None if steps are missing."""
+    reference = train.reference_loss
+    if reference is None or not reference.steps or max(reference.steps) > len(timeline.losses):
+        return None
+    errors = [
+        abs(float(timeline.losses[step - 1]) - expected) / abs(expected)
+        for step, expected in zip(reference.steps, reference.loss, strict=True)
+    ]
+    mean = sum(errors) / len(errors)
+    return mean if mean == mean else None
+
+
+def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precision: str) -> Figures:
+    """Return model FLOPs, model TFLOP/s per device, and MFU against the chip's peak and the probe's ceiling."""
+    flops = _flops_per_sample(timeline)
+    reason = flops.reason or no_work(timeline)
+    achieved = None
+    if flops.value is not None and per_device.value is not None:
+        achieved = per_device.value * flops.value / job.work.units_per_sample / 1e12
+    elif flops.value is not None:
+        reason = per_device.reason or reason
+    peak, why_no_peak = _peak(job, timeline, precision)
+    ceiling, why_no_ceiling = measured_ceiling(job, precision)
+    return {
+        F.FLOPS_PER_SAMPLE: flops,
+        F.ACHIEVED_TFLOPS: value(achieved, reason),
+        F.MFU: ratio(achieved, peak, why_no_peak or reason),
+        F.MFU_MEASURED: ratio(achieved, ceiling, reason if achieved is None else why_no_ceiling),
+    }
+
+
+def _flops_per_sample(timeline: Timeline) -> Figure:
+    finished = timeline.lead_end.finished
+    if finished is None:
+        return value(None, f"rank {timeline.lead} wrote no FINISHED event, which has the model's FLOPs")
+    if finished.flops_per_sample:
+        return Figure(value=finished.flops_per_sample)
+    if finished.flops_per_sample_formula:
+        note = "from the case's formula; they could not be counted"
+        return Figure(value=finished.flops_per_sample_formula, reason=note)
+    return value(None, "the model's FLOPs could not be counted and the case has no formula")
+
+
+def _peak(job: JobSpec, timeline: Timeline, precision: str) -> tuple[float | None, str | None]:
+    """Return the chip's dense peak in TFLOP/s for the precision, or None and the reason."""
+    if job.chip is None:
+        started = timeline.lead_end.started
+        named = f"the device {started.device_name!r}" if started and started.device_name else job.key.hardware
+        return None, f"the peak of {named} is unknown: vendor {job.vendor} does not describe this chip"
+    peak = getattr(job.chip.peaks, precision, None)
+    if peak is None:
+        return None, f"vendor {job.vendor} states no dense {precision} peak for {job.chip.title}"
+    return float(peak), None
+
+
+def measured_ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
+    """Return the matmul rate that the probe measured for ``precision`` in TFLOP/s, or None and the reason."""
+    if job.ceilings is None:
+        return None, "the device was not probed: run 'accelmark probe' to measure its ceilings"
+    if job.ceilings.disturbed:
+        busy = "; ".join(job.ceilings.disturbed)
+        return None, f"the host was busy during the probe ({busy}): run 'accelmark probe' again on an idle host"
+    rate = job.ceilings.matmul.get(precision)
+    if rate is None or rate.value is None:
+        return None, (rate.reason if rate is not None else None) or f"the probe did not measure {precision}"
+    return rate.value, ""
+
+
+def memory_figure(timeline: Timeline, device_type: str) -> Figure:
+    """Return the largest allocation on any device, as reported by the framework."""
+    finished = [end.finished for end in timeline.ranks if end.finished]
+    peaks = [end.peak_device_memory_mib for end in finished if end.peak_device_memory_mib is not None]
+    why = f"the framework reports no peak allocation on {device_type}"
+    if not finished:
+        why = "no rank wrote a FINISHED event, which has the peak allocation"
+    return value(max(peaks, default=None), why)
+
+
+_NEEDS_STEP_TIME: Final = (F.PURE_COMPUTE_TIME, F.THROUGHPUT_CORE, F.STEP_P50, F.STEP_P90, F.STEP_P99)
+_NEEDS_EVALUATION_TIME: Final = (F.TRAIN_NO_EVAL_TIME, F.THROUGHPUT_TRAIN, F.THROUGHPUT_PER_DEVICE)
+_NOT_IN_LOGS: Final = {
+    **dict.fromkeys((F.FLOPS_PER_SAMPLE, F.ACHIEVED_TFLOPS, F.MFU, F.MFU_MEASURED), "the FLOPs of its model"),
+    F.DATA_WAIT_SHARE: "waiting for data",
+    F.PEAK_DEVICE_MEMORY: "its peak allocation",
+}
+
+
+def limited_to_log(figures: Mapping[F, Figure], trainer: TrainerSpec) -> dict[F, Figure]:
+    """Return ``figures`` with null and the reason for each that cannot be computed from the trainer's log."""
+    log, whose = trainer.log, f"the log of trainer {trainer.name}"
+    missing = {name: f"{whose} does not give {what}" for name, what in _NOT_IN_LOGS.items()}
+    if "step_time" not in log.step_groups():
+        missing |= dict.fromkeys(_NEEDS_STEP_TIME, f"{whose} has no time of single steps")
+    if "loss" not in log.step_groups():
+        missing[F.FINAL_LOSS] = f"{whose} has no loss"
+    if log.evaluation is None:
+        missing[F.FINAL_METRIC] = f"{whose} has no evaluation"
+    elif "duration" not in log.evaluation_groups():
+        missing |= dict.fromkeys(_NEEDS_EVALUATION_TIME, f"{whose} does not give the time of an evaluation")
+    return {name: Figure(value=None, reason=missing[name]) if name in missing else figures[name] for name in figures}
+
+
+MAX_SHARE: Final = 0.02
+"""Share of a step that one rank may cost the others."""
+_STRAGGLER_RULE: Final = "stragglers"
+
+
+def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> RankTimes | None:
+    """Return where the time of each rank went; None unless all of several ranks logged their own part of steps."""
+    if len(timeline.ranks) < 2 or len(timeline.own) != len(timeline.ranks):
+        return None
+    hosts = {rank: node.host for node in nodes for rank, _ in node.rank_logs()}
+    rest_ms = {rank: (own.step_ms - own.own_ms) / own.num_steps for rank, own in timeline.own.items()}
+    least_ms = min(rest_ms.values())
+    ranks = []
+    for rank, own in sorted(timeline.own.items()):
+        data_wait_ms = own.data_wait_ms / max(1, own.num_waits)
+        step_ms, own_ms, wait_ms = own.step_ms / own.num_steps, own.own_ms / own.num_steps, rest_ms[rank] - least_ms
+        ranks.append(
+            RankTime(
+                rank=rank,
+                host=hosts[rank],
+                step_ms=step_ms + data_wait_ms,
+                data_wait_ms=data_wait_ms,
+                own_ms=own_ms,
+                wait_ms=wait_ms,
+            )
+        )
+    return RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks)))
+
+
+def why_unknown(timeline: Timeline) -> str | None:
+    """Return why :func:`times_of_ranks` has nothing to return; None where it has, and with one rank."""
+    if len(timeline.ranks) < 2 or len(timeline.own) == len(timeline.ranks):
+        return None
+    started = timeline.lead_end.started
+    if started is not None and started.own_part_unknown is not None:
+        return started.own_part_unknown
+    return f"{len(timeline.own)} of {len(timeline.ranks)} ranks logged their own part of steps"
+
+
+def find_straggler(ranks: tuple[RankTime, ...]) -> Straggler | None:
+    """Return the rank that costs the others more than :data:`MAX_SHARE` of a step, None where none does."""
+    slowest = max(ranks, key=lambda rank: rank.busy_ms)
+    others = [rank for rank in ranks if rank is not slowest]
+    step_ms = median(rank.step_ms for rank in ranks)
+    lost_ms = slowest.busy_ms - median(rank.busy_ms for rank in others)
+    if lost_ms <= MAX_SHARE * step_ms:
+        return None
+    data_ms = slowest.data_wait_ms - median(rank.data_wait_ms for rank in others)
+    return Straggler(
+        rank=slowest.rank,
+        host=slowest.host,
+        share=lost_ms / step_ms,
+        cause="data" if data_ms > lost_ms / 2 else "computation",
+        is_whole_host=_is_whole_host(slowest.host, ranks, MAX_SHARE * step_ms),
+    )
+
+
+def _is_whole_host(host: str, ranks: Iterable[RankTime], limit_ms: float) -> bool:
+    busy_ms: Mapping[bool, list[float]] = {True: [], False: []}
+    for rank in ranks:
+        busy_ms[rank.host == host].append(rank.busy_ms)
+    return len(busy_ms[True]) > 1 and bool(busy_ms[False]) and min(busy_ms[True]) - median(busy_ms[False]) > limit_ms
+
+
+def straggler_findings(times: RankTimes | None) -> Iterable[Finding]:
+    """Yield which rank, or host, the others waited for."""
+    straggler = times.straggler if times is not None else None
+    if straggler is not None:
+        yield finding("info", _STRAGGLER_RULE, f"at most {limit_percent(MAX_SHARE)} of a step", describe(straggler))
+
+
+def describe(straggler: Straggler) -> str:
+    """Return which rank or host is slow, in what, and its cost."""
+    who = f"rank {straggler.rank} on host {straggler.host}"
+    if straggler.is_whole_host:
+        who = f"host {straggler.host} (all of its ranks; the slowest is rank {straggler.rank})"
+    what = "waits longer for its data" if straggler.cause == "data" else "takes longer to compute"
+    return f"{who} {what} than the others, which costs them {percent(straggler.share)} of each step"
+
+
+MAX_FASTER: Final = 0.1
+"""Share of a step's time by which steps outside of all pairs may be faster than those of the fastest pair."""
+_PACE_RULE: Final = "replayed-pace"
+
+
+def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Finding]:
+    """Report how many steps are outside of all pairs of checkpoints, and whether they are faster than those in pairs.
+
+    A vendor's code can see when a pair is in progress, and leave out work where none is. The mean of the steps outside
+    is compared with the median of the windows of each pair, so that interruptions raise no alarm. The pair from the
+    initial weights is not compared, as the first steps are slower.
+    """
+    if saved.hashes is None:
+        return
+    last, lengths, wall_s = (timeline.windows[name] for name in ("steps", "lengths", "wall_s"))
+    outside, paces = np.ones(len(last), dtype=bool), []
+    for start, end in saved.hashes.pairs:
+        inside = (last > saved.steps.get(start or "", 0)) & (last <= saved.steps.get(end, 0))
+        outside &= ~inside
+        if start is not None and inside.any():
+            paces.append(float(np.median(wall_s[inside] / lengths[inside])))
+    if not paces or not outside.any():
+        return
+    share = float(lengths[outside].sum() / lengths.sum())
+    actual = f"{percent(share)} of the steps are in no pair: they cannot be replayed, and weights that vendor code "
+    yield finding("warning", "replay", "every step in a pair of checkpoints", f"{actual}replaced there are not noticed")
+    faster = 1 - float(wall_s[outside].sum() / lengths[outside].sum()) / min(paces)
+    if faster > MAX_FASTER:
+        expected = f"at most {limit_percent(MAX_FASTER)} faster than those of the fastest pair of checkpoints"
+        actual = f"steps outside of all pairs, which cannot be replayed, took {percent(faster)} less time"
+        yield finding(
+            "open", _PACE_RULE, expected, f"{actual}: work was left out, or the machine was busy in the pairs"
+        )
+
+
+MAX_POINTS: Final = 100
+"""Largest number of steps of a curve, evenly spaced."""
+_DIGITS: Final = 6
+
+
+def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
+    """Return the loss curve of a training round with its settings and origin.
+
+    Raises RunError if it did not train with AccelMark's loop on real data, or a loss is not finite.
+    """
+    job = read_job(round_dir)
+    timeline = read_timeline([log for node in node_dirs(round_dir) for log in node.rank_logs()])
+    work = job.work
+    if timeline is None or not isinstance(work, TrainingWork) or not len(timeline.losses):
+        raise RunError(f"{round_dir}: has no losses to make a reference of")
+    if work.settings.loader.synthetic:
+        raise RunError(f"{round_dir}: was trained on synthetic data, whose losses are no reference")
+    count = len(timeline.losses)
+    steps = sorted({round(step) for step in np.linspace(1, count, min(count, MAX_POINTS))})
+    losses = [float(timeline.losses[step - 1]) for step in steps]
+    bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
+    if bad is not None:
+        raise RunError(f"{round_dir}: the loss of step {bad} is missing or not finite: it cannot be a reference")
+    data = {name: str(record["fingerprint"]) for name, record in read_json(round_dir / DATA_FILE).items()}
+    return ReferenceLoss(
+        steps=tuple(steps),
+        loss=tuple(float(f"{loss:.{_DIGITS}g}") for loss in losses),
+        source=_source(round_dir, job, timeline, accelmark_version),
+        samples_per_step=samples_per_step(job, work),
+        data=data,
+        settings=flatten(work.settings.model_dump(mode="json")),
+    )
+
+
+def _source(round_dir: Path, job: JobSpec, timeline: Timeline, accelmark_version: str) -> str:
+    started = timeline.lead_end.started
+    framework = f"{started.framework} {started.framework_version}" if started else job.framework
+    device = job.chip.title if job.chip is not None else (started.device_name if started else None) or job.key.hardware
+    scale = f"{job.key.world_size} ranks" if job.key.world_size > 1 else "1 rank"
+    run = f"run {round_dir.parents[1].name}, {round_dir.parent.name}/{round_dir.name}"
+    return f"{run}: {device}, {scale}, {framework}, {job.work.precision}, AccelMark {accelmark_version}"
+
+
+REFERENCE_RULE: Final = "reference-loss"
 
 
 def train_round(

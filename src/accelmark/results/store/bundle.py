@@ -16,9 +16,15 @@ from typing import Final, final
 from pydantic_core import from_json
 
 from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
-from accelmark.results.store.ended import MANIFEST_FILE, SUMMARY_FILE, require_ended
 from accelmark.results.store.files import write_atomic, write_errors
-from accelmark.results.store.loaded_run import LoadedRun, RunFiles, loaded_from
+from accelmark.results.store.loaded_run import (
+    MANIFEST_FILE,
+    SUMMARY_FILE,
+    LoadedRun,
+    RunFiles,
+    loaded_from,
+    require_ended,
+)
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
 from accelmark.results.store.signature import (
     SIGNATURE_FILE,

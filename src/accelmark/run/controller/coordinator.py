@@ -13,9 +13,8 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.read.round_dir import earlier_attempts
 from accelmark.results.schema import JobState, Summary
-from accelmark.results.store.ended import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.results.store.loaded_run import RESULT_FILE
+from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE
 from accelmark.results.store.signature import require_key
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.controller.evaluate import FetchData, WeightsCheck

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figures.step_errors import compare_steps
-from accelmark.results.figures.timeline import read_timeline
+from accelmark.results.equivalence import compare_steps
 from accelmark.results.read.round_dir import node_dirs
+from accelmark.results.rounds.timeline import read_timeline
 from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import PreflightCheck
 from accelmark.run.controller.evaluate import FetchData

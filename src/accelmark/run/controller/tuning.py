@@ -9,7 +9,7 @@ from pathlib import Path
 from accelmark.audit.verdict import audit_case
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import settings_of, with_trial, with_tuned_rounds
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import RoundResult
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.results.tuning import is_eligible

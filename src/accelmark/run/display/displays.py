@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figure_names import FIGURES, FigureName, format_figure
+from accelmark.results.figures import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name, place_and_eta
 from accelmark.run.display.progress import JobProgress, metric_text

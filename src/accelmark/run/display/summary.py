@@ -15,12 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.figure_names import FigureName, format_figure, title_of
-from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
-from accelmark.results.marks import marks_text
+from accelmark.results.figures import FigureName, format_figure, title_of
 from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
 from accelmark.results.read.round_dir import node_dirs
-from accelmark.results.schema import CaseResult, Summary
+from accelmark.results.scaling import ScalingCurve, scaling_curves
+from accelmark.results.schema import CaseResult, Summary, marks_text
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result
 from accelmark.run.display.displays import plain_progress

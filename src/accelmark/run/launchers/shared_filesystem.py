@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from accelmark.plan.plan import Plan
-from accelmark.results.store.ended import PLAN_FILE
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
+from accelmark.results.store.loaded_run import PLAN_FILE
 from accelmark.run.agent.agent import agent_commands
 from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, SubprocessHost

@@ -14,7 +14,7 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.store.ended import HOLDER_FILE, is_in_progress
+from accelmark.results.store.loaded_run import HOLDER_FILE, is_in_progress
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher

@@ -15,8 +15,8 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.results.store.ended import EVENTS_FILE, HOLDER_FILE, PLAN_FILE, is_in_progress
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
+from accelmark.results.store.loaded_run import EVENTS_FILE, HOLDER_FILE, PLAN_FILE, is_in_progress
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan
 from accelmark.results.schema import Summary
-from accelmark.results.store.ended import MANIFEST_FILE, PLAN_FILE
 from accelmark.results.store.files import write_atomic
+from accelmark.results.store.loaded_run import MANIFEST_FILE, PLAN_FILE
 from accelmark.run.record.states import utc_now
 from accelmark.spec.log.records import REGISTRATION_FILE, EarlierRun, Registration
 

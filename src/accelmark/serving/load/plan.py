@@ -10,8 +10,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from accelmark.results.figures.serving import measured_stage
 from accelmark.results.read.requests import requests_of
+from accelmark.results.rounds.load import measured_stage
 from accelmark.serving.load.arrivals import Due, due_times, read_trace
 from accelmark.serving.load.prompts import PromptModel, open_prompts
 from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, RateSearch, search_rate

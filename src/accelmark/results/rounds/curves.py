@@ -7,8 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from accelmark.results.figures.consumption import HostSamples, Spans
-from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
+from accelmark.results.rounds.consumption import HostSamples, Spans
+from accelmark.results.rounds.timeline import Column, Floats, Indices, Timeline
 from accelmark.results.schema import Point, TelemetrySeries
 
 MAX_POINTS: Final = 1000

@@ -7,11 +7,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from accelmark.results.figure_names import FigureName
-from accelmark.results.figures.timeline import Column, Floats
-from accelmark.results.figures.training import Figures, ratio, value
+from accelmark.results.figures import FigureName
 from accelmark.results.read.telemetry import Samples
-from accelmark.results.schema import Figure
+from accelmark.results.rounds.timeline import Column, Floats
+from accelmark.results.schema import Figure, Figures, ratio, value
 from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
 
 GAP_INTERVALS: Final = 5.0

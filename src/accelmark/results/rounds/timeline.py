@@ -1,4 +1,4 @@
-"""Merge the logs of all ranks of a round into one timeline."""
+"""Merge the logs of all ranks of a round into one timeline, and downsample curves for charts."""
 
 from __future__ import annotations
 

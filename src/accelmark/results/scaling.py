@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from accelmark.results.figure_names import FigureName
+from accelmark.results.figures import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError, RunError, first_line, nearest
 from accelmark.spec.plugins.requirements import require
 
 if TYPE_CHECKING:
     import duckdb
+
 
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]

@@ -1,0 +1,567 @@
+"""The web pages over many runs: index of runs, pages, access, and server."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import itertools
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, final
+from urllib.parse import parse_qs
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from accelmark.report.charts import scaling_chart, trend_chart
+from accelmark.report.tables import figure_cell, shown_columns
+from accelmark.report.templating import fill, text_of
+from accelmark.results.figures import FigureName, title_of, unit_of
+from accelmark.results.rounds.search import SEARCH_REPORT, is_search
+from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
+from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, has_ended
+from accelmark.results.table import HALF, Row, rows_of
+from accelmark.spec.errors import AccelmarkError, RequestError
+from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity, signed_percent
+
+_MAX_AGE_S: Final = 2.0
+_Stamp = tuple[int, int]
+
+
+class Snapshot(NamedTuple):
+    """The runs at one moment."""
+
+    runs: dict[str, LoadedRun]
+    """Name (the path below the directory) to run."""
+    unfinished: dict[str, Path]
+    """Runs that have not ended, or not since they were resumed."""
+    problems: list[str]
+    rows: list[Row]
+
+
+@final
+class RunIndex:
+    """Finds the runs below a directory. Runs are looked up by name in it, so that no name leads to other paths."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise RequestError(f"{directory}: no such directory")
+        self.directory = directory.resolve()
+        self._lock = threading.Lock()
+        self._known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
+        self._snapshot: Snapshot | None = None
+        self._taken_s = 0.0
+
+    def snapshot(self) -> Snapshot:
+        """Return the runs, at most a few seconds old."""
+        with self._lock:
+            if self._snapshot is None or time.monotonic() - self._taken_s > _MAX_AGE_S:
+                self._snapshot = self._scan()
+                self._taken_s = time.monotonic()
+            return self._snapshot
+
+    def _scan(self) -> Snapshot:
+        read: list[LoadedRun] = []
+        unfinished: dict[str, Path] = {}
+        known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
+        paths, problems = find_sources(self.directory)
+        for path in paths:
+            name = self._name(path)
+            stamp = _stamp(path)
+            if stamp is None:
+                unfinished[name] = path
+                continue
+            before = self._known.get(path)
+            known[path] = before if before is not None and before[0] == stamp else (stamp, _load(path))
+            run = known[path][1]
+            if isinstance(run, str):
+                problems.append(run)
+            else:
+                read.append(run)
+        self._known = known
+        kept = without_copies(read)
+        runs = {self._name(run.path): run for run in kept}
+        problems += round_problems(read, kept)
+        below = [problem.replace(f"{self.directory}/", "") for problem in problems]
+        return Snapshot(runs, unfinished, below, rows_of(runs.values()))
+
+    def name_of(self, row: Row) -> str:
+        """Return the name of a row's run."""
+        return self._name(Path(str(row["path"])))
+
+    def _name(self, path: Path) -> str:
+        return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
+
+
+def _load(path: Path) -> LoadedRun | str:
+    try:
+        return load_source(path, curves=False)
+    except AccelmarkError as error:
+        return str(error)
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Return modification time and size of the file that is written when a run ends; None before, and when resumed."""
+    try:
+        if path.is_file():
+            found = path.stat()
+        elif is_search(path):
+            found = (path / SEARCH_REPORT).stat()
+        elif has_ended(path):
+            found = (path / SUMMARY_FILE).stat()
+        else:
+            return None
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+class LiveJob(NamedTuple):
+    """One round of a run in progress."""
+
+    name: str
+    state: str
+    share: float | None
+    facts: dict[str, str]
+
+
+class LiveRun(NamedTuple):
+    """A run that has not ended."""
+
+    name: str
+    running: bool
+    """Whether a coordinator on this machine drives it."""
+    problem: str
+    jobs: Sequence[LiveJob] = ()
+
+
+def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
+    """Return the progress of every unfinished run, running ones first; a run that cannot be read has a problem."""
+    return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
+
+
+def live_run(name: str, path: Path) -> LiveRun:
+    """Return the progress of a run or a search."""
+    from accelmark.run.display.summary import read_status
+
+    try:
+        if is_search(path):
+            return _live_search(name, path)
+        run = read_status(path)
+    except (AccelmarkError, OSError) as error:
+        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""))
+    units = {job.directory: f"{job.job.work.unit}s/s" for job in run.directory.plan.jobs}
+    jobs: list[LiveJob] = []
+    for directory, status in run.statuses.items():
+        progress = run.progress.get(directory)
+        facts = {"reason": status.reason} if status.reason else {}
+        share: float | None = 1.0 if status.ended else None
+        if progress is not None:
+            share = progress.share
+            total = f" of {progress.total_steps:,}" if progress.total_steps else ""
+            facts = {
+                "phase": progress.phase,
+                "step": f"{progress.step:,}{total}" if progress.step else NOTHING,
+                "loss": NOTHING if progress.loss is None else digits(progress.loss),
+                "throughput": quantity(progress.throughput, units[directory]),
+                "remaining": NOTHING if progress.eta_s is None else duration(progress.eta_s),
+                "power": quantity(progress.devices.power_w, "W"),
+                "utilisation": percent(progress.devices.utilisation),
+            }
+            if progress.metric is not None:
+                facts[progress.metric[0].replace("_", " ")] = progress.metric_text
+        shown = {name: value for name, value in facts.items() if value != NOTHING}
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
+    return LiveRun(name, (run.coordinator or run.elsewhere) is not None, "", jobs)
+
+
+def _live_search(name: str, path: Path) -> LiveRun:
+    from accelmark.automl.controller.journal import SearchDirectory
+    from accelmark.automl.scoring.score import summarise
+
+    directory = SearchDirectory(path)
+    summary, limits = summarise(directory), directory.config().schedule
+    finished = summary.trials.get("finished", 0)
+    shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
+    shares += [finished / limits.max_trials] if limits.max_trials else []
+    facts = {
+        "trials": f"{finished} finished of {summary.trials_started}",
+        "epochs": str(summary.epochs),
+        "score": quantity(summary.final.score, "OP/s"),
+        "held-out error": quantity(summary.final.error, "ratio"),
+        "idle": percent(summary.utilisation.idle_share),
+    }
+    job = LiveJob("search", summary.outcome, min(max(shares), 1.0) if shares else None, facts)
+    return LiveRun(name, summary.status == "running", "", [job])
+
+
+FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
+_MAX_COLUMNS: Final = 4
+"""Figures that get a column each; more, as of different tasks, share one column and show their titles."""
+_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+_POLICY: Final = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_INLINE_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""For the self-contained page of a run, rendered here with all values escaped: it may send no request."""
+
+
+def respond(body: str, kind: str = "text/html", status: int = 200, *, inline: bool = False) -> Response:
+    """Return a response with the security headers; ``inline`` for a page that contains its scripts and styles."""
+    policy = {"Content-Security-Policy": _INLINE_POLICY if inline else _POLICY} if kind == "text/html" else {}
+    return Response(body, status, _HEADERS | policy, kind)
+
+
+def message(title: str, text: str, status: int) -> Response:
+    """Return a page with a title and a text."""
+    return respond(fill("message.html", served=True, title=title, text=text), status=status)
+
+
+@final
+class Pages:
+    """All pages over the runs of one index."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self._index = index
+        self.endpoints: dict[str, Callable[[Request], Response]] = {
+            "/": self.runs, "/live": self.live, "/compare": self.compare, "/scaling": self.scaling,
+            "/trend": self.trend, "/results.json": self.results_json, "/metrics": self.metrics,
+        }  # fmt: skip
+
+    def runs(self, request: Request) -> Response:
+        """Return the list of runs, filtered."""
+        snapshot, query = self._index.snapshot(), request.query_params
+        wanted = {name: query[name] for _, name in FILTERS if query.get(name)}
+        rows = [row for row in snapshot.rows if all(str(row[name]) == value for name, value in wanted.items())]
+        text = query.get("q", "").strip().lower()
+        if text:
+            rows = [row for row in rows if text in f"{self._index.name_of(row)} {row['case']}".lower()]
+        rows = rows[::-1]
+        heads, names = shown_columns(rows)
+        heads = heads[len(heads) - len(names) :]
+        # A figure and half its interval are shown on two lines.
+        cells = [
+            [(head, *figure_cell(row, name).partition(" ± ")[::2]) for head, name in zip(heads, names, strict=True)]
+            for row in rows
+        ]
+        choices = [
+            (title, name, sorted({str(row[name]) for row in snapshot.rows}), wanted.get(name, ""))
+            for title, name in FILTERS
+        ]
+        page = fill(
+            "runs/runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
+            rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
+            choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
+            live=live_runs(snapshot.unfinished), directory=self._index.directory.name,
+        )  # fmt: skip
+        return respond(page)
+
+    def live(self, request: Request) -> Response:
+        """Return the progress of one run or of all runs in progress, as a part of a page."""
+        unfinished = self._index.snapshot().unfinished
+        wanted = request.query_params.getlist("run")
+        chosen = {name: path for name, path in unfinished.items() if not wanted or name in wanted}
+        return respond(fill("run/live.html", live=live_runs(chosen)))
+
+    def run(self, request: Request) -> Response:
+        """Return the page of one run, or its progress until it ends."""
+        name, snapshot = request.path_params["name"], self._index.snapshot()
+        if name in snapshot.runs:
+            return respond(_run_page(snapshot.runs[name]), inline=True)
+        if name in snapshot.unfinished:
+            live = [live_run(name, snapshot.unfinished[name])]
+            return respond(fill("run/progress.html", served=True, title=name, name=name, live=live))
+        raise HTTPException(404)
+
+    def compare(self, request: Request) -> Response:
+        """Compare the chosen runs with the oldest of them."""
+        from accelmark.report.comparison import render_comparison
+        from accelmark.results.comparison import compare
+
+        snapshot, query = self._index.snapshot(), request.query_params
+        names = list(dict.fromkeys(query.getlist("run")))
+        unknown = [name for name in names if name not in snapshot.runs]
+        if unknown:
+            return message("No such run", ", ".join(unknown), 404)
+        chosen = sorted((snapshot.runs[name] for name in names), key=lambda run: run.summary.started_at)
+        boxes = ("'across scales'", "'even if not comparable'")
+        comparison = compare(chosen, across_scales="across" in query, force="force" in query, options=boxes)
+        return respond(render_comparison(comparison, served=True))
+
+    def scaling(self, request: Request) -> Response:
+        """Return scaling efficiency over numbers of ranks."""
+        from accelmark.results.scaling import scaling_curves
+
+        curves = scaling_curves(self._index.snapshot().runs.values())
+        shown = [(curve, scaling_chart(curve)) for curve in curves]
+        return respond(fill("runs/scaling.html", served=True, title="Scaling", curves=shown))
+
+    def trend(self, request: Request) -> Response:
+        """Return one figure of one case over time."""
+        groups, query = _cases_over_time(self._index.snapshot()), request.query_params
+        chosen = query.get("of", next(iter(groups), ""))
+        rows = groups.get(chosen, [])
+        unit = str(rows[0]["unit"]) if rows else "sample"
+        figures = [name for name in FigureName if any(row[name.value] is not None for row in rows)]
+        wanted = query.get("figure", FigureName.THROUGHPUT_TRAIN.value)
+        name = next((found for found in figures if found.value == wanted), figures[0] if figures else None)
+        page = fill(
+            "runs/trend.html", served=True, title="Trend", cases=list(groups), chosen=chosen,
+            figure=name.value if name else "", choices=[(found.value, title_of(found, unit)) for found in figures],
+            drawn=self._trend([row for row in rows if row[name.value] is not None], name, unit) if name else None,
+        )  # fmt: skip
+        return respond(page)
+
+    def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
+        from accelmark.results.statistics import change_points, levels
+
+        numbers = [float(row[name.value] or 0.0) for row in rows]
+        changes = change_points(numbers)
+        segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
+        halves = (row[f"{name.value}{HALF}"] for row in rows)
+        points = [
+            (str(row["started_at"] or NOTHING), number, float(half) if half else None)
+            for row, number, half in zip(rows, numbers, halves, strict=True)
+        ]
+        shifts = [
+            (_minute(rows[begin]), self._index.name_of(rows[begin]), quantity(before, shown_unit),
+             quantity(level, shown_unit), signed_percent(level / before - 1) if before else NOTHING)
+            for (_, _, before), (begin, _, level) in itertools.pairwise(segments)
+        ]  # fmt: skip
+        listed = [
+            (self._index.name_of(row), _minute(row), figure_cell(row, name), position)
+            for position, row in enumerate(rows)
+        ]
+        chart = trend_chart(points, segments, shown_unit, title_of(name, unit))
+        return {"chart": chart, "changes": shifts, "rows": listed[::-1], "starts": changes}
+
+    def results_json(self, request: Request) -> Response:
+        """Return the whole table as JSON."""
+        snapshot = self._index.snapshot()
+        rows = [row | {"path": self._index.name_of(row)} for row in snapshot.rows]
+        return respond(json.dumps({"results": rows, "problems": snapshot.problems}), "application/json")
+
+    def metrics(self, request: Request) -> Response:
+        """Return the latest telemetry of the runs in progress in Prometheus' text format."""
+        from accelmark.telemetry.exposition import CONTENT_TYPE, expose
+
+        recorders = [
+            ({"run": name}, record)
+            for name, path in self._index.snapshot().unfinished.items()
+            for record in sorted(path.glob("*/round*/*/telemetry.jsonl"))
+            if record.resolve().is_relative_to(path)
+        ]
+        return respond(expose(recorders, now_s=time.time()), CONTENT_TYPE)
+
+
+def _minute(row: Row) -> str:
+    return str(row["started_at"])[:16].replace("T", " ")
+
+
+def _run_page(run: LoadedRun) -> str:
+    """Return the page of a run or of a search, rendered from its records."""
+    if not is_search(run.path):
+        from accelmark.report.run_page import render_page
+
+        return render_page(load_source(run.path))
+    from accelmark.automl.controller.journal import SearchDirectory
+    from accelmark.report.search_page import render_search
+
+    return render_search(SearchDirectory(run.path))
+
+
+def _cases_over_time(snapshot: Snapshot) -> dict[str, list[Row]]:
+    """Return the rows of each case, version, chip, scale and kind, which can be compared over time."""
+    groups: dict[str, list[Row]] = {}
+    for row in snapshot.rows:
+        kind = [word for word in ("open", "synthetic") if word in str(row["marks"])]
+        parts = [f"{row['case']} v{row['case_version']}", row["chip"], row["scale"], row["precision"], row["variant"]]
+        groups.setdefault(" · ".join([*(str(part) for part in parts if part), *kind]), []).append(row)
+    return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
+
+
+COOKIE: Final = "accelmark_token"
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
+_STATIC: Final = {
+    "page.css": "text/css",
+    "runs/runs.css": "text/css",
+    "theme.js": "text/javascript",
+    "run/live.js": "text/javascript",
+}
+_MAX_BODY: Final = 4096
+_SHUTDOWN_S: Final = 3
+
+
+class Access(NamedTuple):
+    """Who may read the pages: any process on this machine, or any client that presents the token."""
+
+    token: str | None
+    hosts: frozenset[str] | None
+    """Host names that a request may use (protection from DNS rebinding); None: any, since a token is required."""
+
+    @classmethod
+    def to(cls, host: str, token: str | None) -> Access:
+        """Return the access rules of a server that listens on ``host``."""
+        names = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_loopback(host) else None
+        return cls(token, names)
+
+    def accepts(self, token: str) -> bool:
+        """Compare with the token in constant time."""
+        return self.token is None or hmac.compare_digest(token.encode(), self.token.encode())
+
+    def names_this_machine(self, request: Request) -> bool:
+        """Return whether the Host header is one that this server may be called by."""
+        host = request.headers.get("host", "").lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        return self.hosts is None or name in self.hosts
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def token_of(request: Request) -> str:
+    """Return the token of a request's Authorization header or cookie; empty where it has none."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return bearer.strip()
+    # Not ``request.cookies``: http.cookies rejects a header in which another application's cookie is malformed.
+    for part in request.headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
+
+
+def read_or_create_token(path: Path) -> str:
+    """Return the token in ``path``; a missing file is created with a new one, readable by its owner only.
+
+    Raises RequestError if the file cannot be read or written, is readable by other users, or has no token.
+    """
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        if path.stat().st_mode & 0o077:
+            raise RequestError(f"{path}: other users can read or write the token file: run chmod 600 on it")
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path}: cannot be used as the token file: {error}") from error
+    if not _TOKEN.fullmatch(token):
+        raise RequestError(f"{path}: a token is one line of 20 to 256 letters, digits, - and _")
+    return token
+
+
+def make_app(index: RunIndex, access: Access) -> Starlette:
+    """Return the application: GET and HEAD of pages, and the POST that signs in."""
+    pages = Pages(index)
+    routes = [
+        Route("/static/{name:path}", _static),
+        Route("/sign-in", _sign_in(access), methods=["POST"]),
+        Route("/run/{name:path}", pages.run),
+        *(Route(path, endpoint) for path, endpoint in pages.endpoints.items()),
+    ]
+
+    async def check(request: Request, proceed: RequestResponseEndpoint) -> Response:
+        if not access.names_this_machine(request):
+            return message("Misdirected request", "This server answers only to the names of this machine.", 421)
+        is_open = request.url.path == "/sign-in" or request.url.path.startswith("/static/")
+        if not is_open and not access.accepts(token_of(request)):
+            reply = respond(fill("sign_in.html", served=True, title="Sign in", wrong=False), status=401)
+            reply.headers["WWW-Authenticate"] = "Bearer"
+            return reply
+        return await proceed(request)
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
+        exception_handlers={HTTPException: _http_error, RequestError: _bad_request, Exception: _failed},
+    )
+
+
+def server_for(app: Starlette) -> uvicorn.Server:
+    """Return a server that runs until SIGINT or SIGTERM and then gives open responses a few seconds to finish."""
+    config = uvicorn.Config(
+        app, http="h11", ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
+        server_header=False, timeout_graceful_shutdown=_SHUTDOWN_S,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a bound, listening socket; port 0 takes a free one. Raises RequestError if the address cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise RequestError(f"{host}:{port}: cannot listen: {error.strerror}; try --port 0") from error
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404)
+    return respond(text_of(name), _STATIC[name])
+
+
+def _sign_in(access: Access) -> Callable[[Request], object]:
+    async def sign_in(request: Request) -> Response:
+        if access.token is None:
+            raise HTTPException(405)
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY:
+                return message("Request too large", "A token has at most 256 characters.", 413)
+        token = (parse_qs(body.decode("utf-8", errors="replace")).get("token") or [""])[0].strip()
+        if not access.accepts(token):
+            return respond(fill("sign_in.html", served=True, title="Sign in", wrong=True), status=403)
+        reply = Response(status_code=303, headers={"Location": "/"})
+        reply.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return reply
+
+    return sign_in
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
+    if error.status_code == 405:
+        reply = message("Read-only", "Nothing can be changed here.", 405)
+        reply.headers["Allow"] = "GET, HEAD"
+        return reply
+    return message("Page not found", "The run may have been moved or renamed.", error.status_code)
+
+
+def _bad_request(request: Request, error: Exception) -> Response:
+    return message("This page cannot be shown", str(error), 400)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    print(f"view: {request.url.path!r}: {type(error).__name__}: {error}", file=sys.stderr)
+    return message("This page failed", "The server printed the error on its terminal.", 500)

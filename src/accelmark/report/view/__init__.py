@@ -1,1 +1,0 @@
-"""Web pages over a directory of runs: list, live progress, comparison, scaling, trend."""

@@ -1,1 +1,0 @@
-"""Compare results: differences with confidence intervals, tables, SQL, trends."""

@@ -1,1 +1,0 @@
-"""Export results in the formats of other tools."""

@@ -1,1 +1,0 @@
-"""Compute figures from events and telemetry."""
