@@ -34,14 +34,14 @@ def page() -> str:
 
 
 def families() -> str:
-    """Return the table of README.md: the names of the cases, by family and size."""
-    lines = [f"| | {' | '.join(_SIZES.values())} |", "|---|---|---|"]
+    """Return the list of README.md: a line for each family with the names of its cases, by size."""
+    lines = []
     for family in get_args(Family):
-        names = [
-            ", ".join(_link(case, "") for case in _cases() if (case.family, case.size) == (family, size)) or "-"
+        names = {
+            size: ", ".join(case.name for case in _cases() if (case.family, case.size) == (family, size))
             for size in _SIZES
-        ]
-        lines.append(f"| {family} | {' | '.join(names)} |")
+        }
+        lines.append(f"- **{family}**: mini: {names['mini'] or '-'}; for accelerators: {names['standard'] or '-'}")
     return "\n".join(lines) + "\n"
 
 
