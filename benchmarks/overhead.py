@@ -36,12 +36,12 @@ from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_l
 from accelmark.spec.plugins.framework import HostPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.telemetry.host.sysinfo import cpu_model
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.clocks import HostClock, HostLosses
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import open_backend
+from accelmark.train.loop.totals import RunTotals
 from benchmarks.turns import Cost, Train, Turns
 
 RESULTS = Path(__file__).parent / "results"
@@ -157,19 +157,19 @@ def driver_loop(job: JobSpec, backend: Any, log: PerfLogWriter, batches: Iterato
     if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
     backend._batches = Handed(batches, backend._batches.num_samples)
-    account = Account(process_start=time.monotonic(), job=job.work)
-    Driver(job.work, backend, log, account, StopRequest(wanted=False), job.checkpoint_dir).run()
+    totals = RunTotals(process_start=time.monotonic(), job=job.work)
+    Driver(job.work, backend, log, totals, StopRequest(wanted=False), job.checkpoint_dir).run()
 
 
 def driver_round(job: JobSpec, backend: Any, log: PerfLogWriter) -> float:
     """Train one round with the driver and return its raw training time in seconds."""
     if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
-    account = Account(process_start=time.monotonic(), job=job.work)
-    Driver(job.work, backend, log, account, StopRequest(wanted=False), job.checkpoint_dir).run()
-    if account.train_start is None or account.train_end is None:
+    totals = RunTotals(process_start=time.monotonic(), job=job.work)
+    Driver(job.work, backend, log, totals, StopRequest(wanted=False), job.checkpoint_dir).run()
+    if totals.train_start is None or totals.train_end is None:
         raise RuntimeError("the driver did not run")
-    return account.train_end - account.train_start
+    return totals.train_end - totals.train_start
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
 from accelmark.train.external.rank import trainer_command
 from accelmark.train.external.translate import LogTranslator
-from accelmark.train.loop.account import Account
+from accelmark.train.loop.ends import End
+from accelmark.train.loop.totals import RunTotals
 
 LOGS = yaml.safe_load(Path(__file__).with_name("logs.yaml").read_text())
 
@@ -36,18 +37,18 @@ def plan(key: str, **settings: Any) -> Plan:
     )
 
 
-def events_of(trainer: str, lines: list[str], directory: Path) -> list[dict[str, Any]]:
-    """Return the events that a trainer's log lines become, read a second apart."""
+def events_of(trainer: str, lines: list[str], directory: Path) -> tuple[list[dict[str, Any]], End]:
+    """Return the events that a trainer's log lines become, read a second apart, and the end of training."""
     work = plan(f"llama3_1_8b:{trainer}:H100:1:8", parallelism="ddp").jobs[0].job.work
     assert isinstance(work, ExternalJob)
     with (directory / "log").open("wb") as log:
-        account = Account(process_start=0.0, job=work)
-        translator = LogTranslator(work, 8, PerfLogWriter(0, log.fileno()), account)
+        totals = RunTotals(process_start=0.0, job=work)
+        translator = LogTranslator(work, 8, PerfLogWriter(0, log.fileno()), totals)
         for second, line in enumerate(lines, start=100):
             translator.line(line, int(second * 1e9))
         translator.close()
     found = (directory / "log").read_text().splitlines()
-    return [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in found]
+    return [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in found], translator.end()
 
 
 @pytest.mark.parametrize(
@@ -62,14 +63,14 @@ def events_of(trainer: str, lines: list[str], directory: Path) -> list[dict[str,
 def test_steps_of_published_logs_are_read(
     tmp_path: Path, log: str, trainer: str, steps: list[int], losses: list[float]
 ) -> None:
-    events = events_of(trainer, LOGS[log]["lines"], tmp_path)
+    events, _ = events_of(trainer, LOGS[log]["lines"], tmp_path)
     windows = [event["value"] for event in events if event["event"] == "STEP_END"]
     assert [window["global_steps"] for window in windows] == steps
     assert [window["loss"] for window in windows] == losses
 
 
 def test_samples_times_and_rates_of_megatron_are_read(tmp_path: Path) -> None:
-    events = events_of("megatron-lm", LOGS["megatron-lm"]["lines"], tmp_path)
+    events, _ = events_of("megatron-lm", LOGS["megatron-lm"]["lines"], tmp_path)
     last = [event["value"] for event in events if event["event"] == "STEP_END"][-1]
     assert (last["num_trained_samples"], last["step_ms"], last["learning_rate"]) == (11008, [5695.8], 1.72e-05)
 
@@ -81,10 +82,23 @@ def test_a_validation_is_no_step(tmp_path: Path) -> None:
         "megatron-lm": " validation loss at iteration 10 | lm loss value: 5.123400E+00 | lm loss PPL: 1.679051E+02 | ",
     }
     for trainer, line in lines.items():
-        events = events_of(trainer, [line], tmp_path)
+        events, _ = events_of(trainer, [line], tmp_path)
         (evaluation,) = [event["value"] for event in events if event["event"] == "EVALUATE"]
         assert evaluation["metrics"] == {"eval_loss": 5.1234}
         assert not [event for event in events if event["event"] == "STEP_END"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("it began", "no line of its output matched log.step"),
+        ("step: 10  loss:  1.2.3  memory: 49GiB(52%)  tps: 5,593", "1 lines matched log.step but could not be read"),
+    ],
+)
+def test_output_without_a_readable_step_is_an_error(tmp_path: Path, line: str, message: str) -> None:
+    _, end = events_of("torchtitan", [line], tmp_path)
+    assert not end.completed
+    assert message in (end.message or "")
 
 
 def command_of(planned: Plan) -> str:

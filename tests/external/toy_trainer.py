@@ -68,12 +68,12 @@ def main() -> int:
         if given.fault == "crashes" and step == 5:
             print("RuntimeError: the optimizer exploded", file=sys.stderr, flush=True)
             return 3
-        if rank or step % given.every or given.fault == "silent":
+        if rank or step % given.every:
             continue
         ms = (time.perf_counter() - begin) * 1e3
-        shown = "n/a" if given.fault == "malformed" or (given.fault == "one malformed" and step == 3) else f"{loss:.5f}"
+        shown = "n/a" if given.fault == "other evaluation" and step == 3 else f"{loss:.5f}"
         print(f"it {step:>5} | xent {shown} | eta {given.eta} | {ms:.3f} ms/it", flush=True)
-    if rank == 0 and given.fault != "silent":
+    if rank == 0:
         print('[PerfLog] {"event": "FINISHED", "value": {"state": "completed"}}', flush=True)
         inputs = np.random.default_rng(99).normal(size=(512, 8))
         accuracy = np.mean((inputs @ weights > 0) == (inputs @ truth > 0))

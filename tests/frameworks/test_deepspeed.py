@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN
-from accelmark.results.equivalence import compare_steps
-from accelmark.spec.equivalence import TOLERANCES
-from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, value_of
 from tests.cases.job_of import run as run_case
 from tests.frameworks.environments import PLACE
 from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
 from tests.train.jobs import Ran, make_job, run
-from tests.train.test_mesh import SMALL, tokens
+from tests.train.test_mesh import takes_the_steps_of_one_rank, tokens
 from tests.train.test_ranks import extern_of, mean_losses
 
 __all__ = ["tokens"]
@@ -147,26 +145,8 @@ def test_hooks_that_the_engine_replaces_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_llama_takes_the_first_steps_of_one_rank(tmp_path: Path, tokens: Path, stage: int) -> None:
     """Logits, losses and weights, with checkpointed activations."""
-    one = tmp_path / "one"
-    for directory, num_ranks, parallelism in ((one, 1, "ddp"), (tmp_path / "zero", 2, "deepspeed")):
-        changed = {"parallelism": parallelism, "zero.stage": stage, "gradient_accumulation_steps": 4 // num_ranks}
-        changed |= {"activation_checkpointing": "full", "end.max_steps": 3}
-        path = job_of("llama2_7b", directory, {"llama_tokens": tokens}, {**SMALL, **changed})
-        job = JobSpec.model_validate_json(path.read_bytes())
-        assert isinstance(job.work, TrainJob)
-        work = CompareJob(
-            train=job.work,
-            inputs=one / "inputs",
-            results=directory / "results",
-            reference=None if directory == one else one / "results",
-            num_steps=3,
-            num_batches=4,
-        )
-        path.write_text(job.model_copy(update={"work": work}).model_dump_json())
-        assert value_of(run_case(path, num_ranks), Event.FINISHED)["state"] == "completed"
-    errors, first = compare_steps(one / "results", tmp_path / "zero/results", one / "inputs", 3, TOLERANCES["fp32"])
-    assert first is None, (errors, first)
-    assert errors.weights < 1e-4, errors
+    more = {"zero.stage": stage, "activation_checkpointing": "full"}
+    takes_the_steps_of_one_rank(tokens, tmp_path, "deepspeed", 2, 2, **more)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

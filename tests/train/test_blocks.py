@@ -129,9 +129,3 @@ def test_compilation_that_makes_no_graph_is_warned_of(tmp_path: Path, run_here: 
         ran = run_here(make_job(tmp_path, {**SHORT, "compile": "default"}))
     assert ran.values("COMPILED") == [{"graphs": 0, "graph_breaks": 0}]
     assert any("nothing of the model was compiled" in value["message"] for value in ran.values("WARNING"))
-
-
-def test_truth_values_of_earlier_settings_still_mean_full_and_off(tmp_path: Path) -> None:
-    for given, meant in ((True, "full"), (False, "off")):
-        work = make_job(tmp_path, {"activation_checkpointing": given}).work
-        assert work.settings.activation_checkpointing == meant  # type: ignore[union-attr]

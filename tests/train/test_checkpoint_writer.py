@@ -12,9 +12,9 @@ import pytest
 
 from accelmark.spec.job import TrainJob
 from accelmark.spec.log.events import CheckpointHashes, Event
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import FIRST_STEPS, MOST_STEPS, CheckpointWriter
 from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.totals import RunTotals
 from tests.train.jobs import make_job
 
 
@@ -74,17 +74,17 @@ def train(
     for end in filter(None, (cut, steps)):
         if lost and backend.newest.global_steps:
             shutil.rmtree(directory / "c" / f"step{lost:09d}")
-        account = Account(process_start=0.0, train_start=clock[0], progress=backend.newest)
-        writer = CheckpointWriter(work, backend, directory / "c", log, account)
+        totals = RunTotals(process_start=0.0, train_start=clock[0], progress=backend.newest)
+        writer = CheckpointWriter(work, backend, directory / "c", log, totals)
         writer.start()
-        for step in range(account.progress.global_steps + 1, end + 1):
+        for step in range(totals.progress.global_steps + 1, end + 1):
             clock[0] += 0.01
-            account.progress.global_steps = step
+            totals.progress.global_steps = step
             assert writer.next_due(step - 1) >= step, "no checkpoint was missed"
             if writer.is_due(step):
                 writer.save_due()
             if step == claimed:
-                writer.save_claimed()
+                writer.save_target_checkpoint()
     writer.finish()
     (hashes,) = log.hashes
     return hashes, sorted(path.name for path in (directory / "c").iterdir())

@@ -88,6 +88,7 @@ def test_each_host_has_one_writer_of_its_checkpoints(
             ranks = range(host * per_host, (host + 1) * per_host)
             logs = "".join(done.log(rank) for rank in ranks)
             assert done.exit_code == 0, done.output + logs
+            assert [item.rank for item in done.ranks()] == list(ranks), "numbered by host"
             checkpoint = place / HOSTS[host] / "checkpoints" / "step000000006"
             assert json.loads((checkpoint / "progress.json").read_text())["writer"] == ranks[0]
             random = {f"random{rank}.pt" for rank in ranks}

@@ -84,15 +84,21 @@ def test_two_ranks_are_equivalent_to_one(reference: Path, tmp_path: Path, parall
 
 
 @pytest.mark.parametrize(
-    ("setting", "wrong"), [("optimizer.decay_norm_and_bias", True), ("optimizer.weight_decay", 1.0)]
+    ("setting", "wrong", "steps"),
+    [
+        ("optimizer.decay_norm_and_bias", True, {1}),
+        ("optimizer.weight_decay", 1.0, {1}),
+        ("schedule.warmup_steps", 1, {1, 2}),
+    ],
 )
-def test_wrong_weight_decay_is_found_at_the_first_step(
-    reference: Path, tmp_path: Path, run_here: RunHere, setting: str, wrong: object
+def test_a_wrong_setting_is_found_at_its_first_step(
+    reference: Path, tmp_path: Path, run_here: RunHere, setting: str, wrong: object, steps: set[int]
 ) -> None:
     run_here(compare_job(tmp_path / "other", reference / "inputs", changed={setting: wrong}))
     first = found_difference(reference, tmp_path / "other")
-    assert first.step == 1, first
-    assert first.what.endswith("norm.weight") == (setting == "optimizer.decay_norm_and_bias"), first
+    assert first.step in steps, first
+    if steps == {1}:
+        assert first.what.endswith("norm.weight") == (setting == "optimizer.decay_norm_and_bias"), first
 
 
 def test_a_transposed_weight_is_found_in_the_first_outputs(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
@@ -116,11 +122,6 @@ def test_shuffled_batches_are_found_at_their_step(reference: Path, tmp_path: Pat
     first = found_difference(reference, tmp_path / "other")
     assert first.step == 3
     assert first.what.startswith("outputs of batch")
-
-
-def test_a_schedule_that_is_off_by_a_step_is_found(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
-    run_here(compare_job(tmp_path / "other", reference / "inputs", changed={"schedule.warmup_steps": 1}))
-    assert found_difference(reference, tmp_path / "other").step <= 2
 
 
 def test_weights_of_another_model_are_named(reference: Path, tmp_path: Path, run_here: RunHere) -> None:

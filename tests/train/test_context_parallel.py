@@ -17,90 +17,25 @@ from transformers import LlamaConfig
 from accelmark.frameworks.pytorch.context_parallel import SequencePart
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.tasks.decoder import CausalLm
-from accelmark.results.equivalence import compare_steps
-from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event
 from accelmark.spec.parallelism import Mesh
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
-from tests.train.test_mesh import NUM_BATCHES, SMALL, STEPS, first_steps, tokens, trained, with_checkpoint_of
+from tests.train.test_mesh import NUM_BATCHES, SMALL, takes_the_steps_of_one_rank, tokens
 
 __all__ = ["tokens"]
 
 heavy = pytest.mark.heavy
-DOCUMENTS: dict[str, Any] = {
-    "case": "llama3_1_8b",
-    "data": "c4_llama3",
-    "model.end_of_document": 4,
-    "model.eval_samples": 8,
-}
 
 
-def takes_the_steps_of_one_rank(
-    tokens: Path, directory: Path, mesh: str, num_ranks: int, num_own: int, **more: Any
-) -> None:
-    first_steps(tokens, directory / "one", "ddp", 1, NUM_BATCHES, **more)
-    results = first_steps(tokens, directory / "mesh", mesh, num_ranks, num_own, **more)
-    reference = directory / "one"
-    errors, first = compare_steps(reference / "results", results, reference / "inputs", STEPS, TOLERANCES["fp32"])
-    assert first is None, (errors, first)
-    assert errors.weights < 1e-4, errors
-
-
-@pytest.mark.parametrize(
-    ("mesh", "num_ranks", "num_own", "more"),
-    [
-        ("cp=2", 2, 4, {}),
-        pytest.param("cp=4", 4, 4, {}, marks=heavy),
-        pytest.param("dp=2,cp=2", 4, 2, {}, marks=heavy),
-        pytest.param("fsdp=2,cp=2", 4, 2, {}, marks=heavy),
-        pytest.param("cp=2,tp=2", 4, 4, {}, marks=heavy),
-        pytest.param("cp=2", 2, 4, {"activation_checkpointing": "full"}, marks=heavy),
-        pytest.param("cp=2", 2, 4, {"compile": "default"}, marks=heavy),
-        pytest.param("cp=2", 2, 4, DOCUMENTS, marks=heavy),
-    ],
-    ids=["2", "4", "dp", "fsdp", "tp", "recomputed", "compiled", "documents"],
-)
-def test_parts_of_sequences_take_the_steps_of_whole_ones(
-    tokens: Path, tmp_path: Path, mesh: str, num_ranks: int, num_own: int, more: dict[str, Any]
-) -> None:
-    """Mean loss, and weights after clipping by the gradients' norm; two query heads share keys and values."""
-    takes_the_steps_of_one_rank(tokens, tmp_path, mesh, num_ranks, num_own, **more)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "num_ranks"), [pytest.param("cp=2", 2, marks=heavy), pytest.param("cp=4", 4, marks=heavy)]
-)
+@heavy
+@pytest.mark.parametrize(("mesh", "num_ranks"), [("cp=2", 2), ("cp=4", 4)])
 def test_parts_of_plays_take_the_steps_of_whole_ones(tmp_path: Path, mesh: str, num_ranks: int) -> None:
     (tmp_path / "plays").mkdir()
     small = {name: value for name, value in SMALL_LLAMA.items() if not name.startswith("checkpoint.")}
     more = {"case": "llama_mini", "data": "shakespeare", "small": small}
     takes_the_steps_of_one_rank(write_plays(tmp_path / "plays"), tmp_path, mesh, num_ranks, NUM_BATCHES, **more)
-
-
-@heavy
-@pytest.mark.parametrize(
-    ("saved_by", "num_saving", "others"),
-    [
-        ("cp=2", 2, [("cp=4", 4, 4), ("fsdp2", 2, 2)]),
-        ("fsdp2", 2, [("cp=2", 2, 4)]),
-    ],
-)
-def test_a_checkpoint_goes_on_with_other_parts(
-    tokens: Path, tmp_path: Path, saved_by: str, num_saving: int, others: list[tuple[str, int, int]]
-) -> None:
-    whole = trained(tokens, tmp_path / "first", saved_by, num_saving, 4 if "cp" in saved_by else 2)
-    for number, (mesh, num_ranks, batch_size) in enumerate(others):
-        directory = with_checkpoint_of(tmp_path / "first", tmp_path / str(number))
-        assert trained(tokens, directory, mesh, num_ranks, batch_size, resume=True) == pytest.approx(whole, rel=1e-5)
-
-
-@heavy
-def test_parts_train_in_bf16_close_to_one_rank(tokens: Path, tmp_path: Path) -> None:
-    own = {"precision": "bf16"}
-    whole = trained(tokens, tmp_path / "one", "ddp", 1, 4, own=own)
-    assert trained(tokens, tmp_path / "mesh", "cp=2", 2, 4, own=own) == pytest.approx(whole, rel=0.01)
 
 
 @heavy

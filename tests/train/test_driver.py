@@ -14,6 +14,17 @@ from tests.train.jobs import make_job
 UNREACHABLE = Target(metric="accuracy", direction="at_least", value=2.0, why="made up for a test")
 
 
+def test_windows_written_together_keep_the_times_of_their_closing_also_before_a_failure(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    settings = {"log_every_steps": 1, "model.sleep_ms": 3, "model.fault": "error", "model.fault_at": 10}
+    ran = run_here(make_job(tmp_path, settings))
+    assert ran.finished().state == "failed"
+    assert [value["global_steps"] for value in ran.values("STEP_END")] == list(range(1, 10))
+    closed = [item["metadata"]["mono_ms"] for item in ran.events() if item["event"] == "STEP_END"]
+    assert all(later - earlier >= 3 for earlier, later in pairwise(closed))
+
+
 def test_every_rank_reports_its_phases_from_start_to_finish(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 6}))
     names = [item["event"] for item in ran.events()]
@@ -43,19 +54,6 @@ def test_windows_hold_every_step_once(tmp_path: Path, run_here: RunHere) -> None
     assert finished.init_time + finished.raw_train_time <= finished.e2e_time
 
 
-def test_windows_that_are_written_together_keep_the_times_of_their_closing(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"log_every_steps": 1, "model.sleep_ms": 3}))
-    closed = [item["metadata"]["mono_ms"] for item in ran.events() if item["event"] == "STEP_END"]
-    assert len(closed) == 12
-    assert all(later - earlier >= 3 for earlier, later in pairwise(closed))
-
-
-def test_windows_closed_before_a_step_failed_are_in_the_log(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"log_every_steps": 1, "model.fault": "error", "model.fault_at": 10}))
-    assert ran.finished().state == "failed"
-    assert [value["global_steps"] for value in ran.values("STEP_END")] == list(range(1, 10))
-
-
 @pytest.mark.parametrize(
     ("settings", "reason", "steps"),
     [
@@ -83,24 +81,12 @@ def test_training_ends_when_its_time_is_up(tmp_path: Path, run_here: RunHere) ->
     assert finished.global_steps <= 30
 
 
-def test_a_schedule_that_needs_a_length_refuses_time_as_the_only_bound(tmp_path: Path, run_here: RunHere) -> None:
-    settings = {"end.max_steps": ..., "end.max_duration_s": 0.3, "schedule.name": "cosine"}
-    ran = run_here(make_job(tmp_path, settings))
-    assert ran.exit_code == 2
-    assert "schedule.cosine needs the number of steps" in (ran.finished().message or "")
-
-
 def test_evaluation_sees_every_sample_once_and_the_model_at_the_end(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 5}))
     evaluations = ran.values("EVALUATE")
     assert [value["global_steps"] for value in evaluations] == [5, 10, 12]
     assert {value["metrics"]["count"] for value in evaluations} == {101.0}
     assert ran.finished().final_metrics == evaluations[-1]["metrics"]
-
-
-def test_an_evaluation_that_falls_on_the_last_step_is_not_repeated(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 6}))
-    assert [value["global_steps"] for value in ran.values("EVALUATE")] == [6, 12]
 
 
 def test_epochs_are_evaluated_when_asked_for(tmp_path: Path, run_here: RunHere) -> None:
@@ -114,20 +100,31 @@ def test_convergence_is_distinguished_from_completion(tmp_path: Path, run_here: 
     assert run_here(make_job(tmp_path)).finished().converged is True
     assert run_here(make_job(tmp_path, target=UNREACHABLE)).finished().converged is False
     assert run_here(make_job(tmp_path, target=None)).finished().converged is None
+    synthetic = run_here(make_job(tmp_path, {"loader.synthetic": True, "evaluate.every_steps": 2}))
+    assert synthetic.values("EVALUATE") == []
+    assert (synthetic.finished().converged, synthetic.finished().global_steps) == (None, 12)
 
 
-def test_synthetic_data_is_never_evaluated_nor_converged(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"loader.synthetic": True, "evaluate.every_steps": 2}))
-    assert ran.values("EVALUATE") == []
-    assert ran.finished().converged is None
-    assert ran.finished().global_steps == 12
-
-
-def test_a_missing_target_metric_is_an_error(tmp_path: Path, run_here: RunHere) -> None:
-    target = Target(metric="acuracy", direction="at_least", value=0.5, why="misspelt")
-    ran = run_here(make_job(tmp_path, target=target))
-    assert ran.exit_code == 1
-    assert "did you mean 'accuracy'?" in (ran.finished().message or "")
+@pytest.mark.parametrize(
+    ("settings", "target", "code", "message"),
+    [
+        ({}, Target(metric="acuracy", direction="at_least", value=0.5, why="misspelt"), 1, "'accuracy'"),
+        ({"model.samples": 10}, UNREACHABLE, 1, "lower batch_size"),
+        (
+            {"end.max_steps": ..., "end.max_duration_s": 0.3, "schedule.name": "cosine"},
+            UNREACHABLE,
+            2,
+            "schedule.cosine",
+        ),
+    ],
+    ids=["metric", "data", "schedule"],
+)
+def test_a_job_that_cannot_train_ends_with_the_reason(
+    tmp_path: Path, run_here: RunHere, settings: dict[str, Any], target: Target, code: int, message: str
+) -> None:
+    ran = run_here(make_job(tmp_path, settings, target=target))
+    assert ran.exit_code == code
+    assert message in (ran.finished().message or "")
 
 
 def test_a_reference_loss_curve_decides_convergence(tmp_path: Path, run_here: RunHere) -> None:
@@ -169,12 +166,6 @@ def test_an_error_in_a_case_is_shown_with_its_traceback(
     assert ran.finished().message == "ValueError: made up by a test"
     assert [item["event"] for item in ran.events()][-2:] == [Event.ERROR, Event.FINISHED]
     assert "in _trouble" in capsys.readouterr().err
-
-
-def test_too_little_data_for_one_step_is_reported(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"model.samples": 10}))
-    assert ran.exit_code == 1
-    assert "lower batch_size" in (ran.finished().message or "")
 
 
 def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.frameworks.pytorch.extern import load_hooks
-from accelmark.frameworks.pytorch.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks, load_hooks
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from tests.train.conftest import RunHere
@@ -46,28 +45,34 @@ def test_a_vendors_hooks_replace_the_defaults_and_are_recorded(tmp_path: Path, r
     assert ran.values("STEP_END")[0]["learning_rate"] == 0.0
 
 
+HEAD = "from accelmark.frameworks.pytorch.hooks import Hooks\n"
+
+
 @pytest.mark.parametrize(
-    ("body", "name"),
+    ("code", "message"),
     [
-        ("def loss(self): ...", "'loss'"),
-        ("def train_steps(self): ...", "did you mean 'train_step'?"),
-        ("settings = None", "'settings'"),
-        ("def _shard(self, model): ...", "'_shard'"),
+        ("class Extern(Hooks):\n    def loss(self): ...", "'loss'"),
+        ("class Extern(Hooks):\n    def train_steps(self): ...", "did you mean 'train_step'"),
+        ("class Extern(Hooks):\n    settings = None", "'settings'"),
+        *(
+            (f"class Extern(Hooks):\n    def {name}(self, *more): ...", f"may not define {name}")
+            for name in ("__init__", "__getattribute__", "__setattr__", "__init_subclass__")
+        ),
+        ("class Meta(type): ...\nclass Extern(Hooks, metaclass=Meta): ...", r"a metaclass \(Meta\)"),
+        ("class Extern: ...", "has no class Extern"),
     ],
 )
-def test_only_hooks_may_be_replaced(tmp_path: Path, run_here: RunHere, body: str, name: str) -> None:
-    code = f"from accelmark.frameworks.pytorch.hooks import Hooks\nclass Extern(Hooks):\n    {body}\n"
-    folder = vendor_folder(tmp_path, code)
-    ran = run_here(make_job(tmp_path, extern=folder))
+def test_an_extern_that_replaces_more_than_hooks_or_could_hide_it_is_refused(
+    tmp_path: Path, code: str, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        load_hooks(FolderRef(name="tiny-pytorch", path=vendor_folder(tmp_path, HEAD + code), sha256=""))
+
+
+def test_a_refused_extern_ends_the_job(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, f"{HEAD}class Extern(Hooks):\n    seed = 1")))
     assert ran.exit_code == 2
-    assert name in (ran.finished().message or "")
-    assert "may replace convert_model" in (ran.finished().message or "")
-
-
-def test_extern_has_to_be_a_class_of_hooks(tmp_path: Path) -> None:
-    folder = vendor_folder(tmp_path, "class Extern:\n    pass\n")
-    with pytest.raises(RequestError, match="has no class Extern"):
-        load_hooks(FolderRef(name="tiny-pytorch", path=folder, sha256=""))
+    assert "'seed'" in (ran.finished().message or "")
 
 
 def test_a_vendor_folder_without_code_keeps_the_defaults(tmp_path: Path) -> None:
@@ -86,21 +91,3 @@ def test_a_framework_without_a_backend_is_refused(tmp_path: Path, run_here: RunH
     ran = run_here(job)
     assert ran.exit_code == 2
     assert "did you mean 'pytorch'?" in (ran.finished().message or "")
-
-
-@pytest.mark.parametrize("name", ["__init__", "__getattribute__", "__setattr__", "__init_subclass__"])
-def test_an_extern_that_could_hide_what_it_replaces_is_refused(tmp_path: Path, run_here: RunHere, name: str) -> None:
-    code = "from accelmark.frameworks.pytorch.hooks import Hooks\nclass Extern(Hooks):\n"
-    code += f"    def {name}(self, *more): ...\n"
-    ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, code)))
-    assert ran.exit_code == 2
-    assert f"Extern may not define {name}" in (ran.finished().message or "")
-
-
-def test_an_extern_with_a_metaclass_is_refused(tmp_path: Path) -> None:
-    code = (
-        "from accelmark.frameworks.pytorch.hooks import Hooks\nclass Meta(type):\n    pass\n"
-        "class Extern(Hooks, metaclass=Meta):\n    pass\n"
-    )
-    with pytest.raises(RequestError, match=r"a metaclass \(Meta\)"):
-        load_hooks(FolderRef(name="tiny-pytorch", path=vendor_folder(tmp_path, code), sha256=""))

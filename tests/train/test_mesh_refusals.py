@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import PipelineParts, Place, TrainCase
 from accelmark.frameworks.pytorch.mesh import expert_parallel
-from accelmark.frameworks.pytorch.mesh.sharding import shard
-from accelmark.frameworks.pytorch.mesh.stages import keep_stage
+from accelmark.frameworks.pytorch.mesh.sharding import keep_stage, shard
 from accelmark.frameworks.pytorch.mesh.tensor_parallel import split_layers
 from accelmark.spec.errors import RequestError
 from accelmark.spec.parallelism import Mesh
@@ -36,35 +33,35 @@ class Decoder(nn.Module):
         return logits
 
 
-def refused_by_stages(model: nn.Module, parts: PipelineParts | None, num_stages: int = 2) -> str:
-    before = list(model.state_dict())
-    with pytest.raises(RequestError) as refused:
-        keep_stage(model, parts, 0, num_stages)
-    assert list(model.state_dict()) == before
-    return str(refused.value)
-
-
-def test_a_model_whose_case_names_no_parts_is_not_divided() -> None:
-    assert "pp cannot divide Decoder: its case states no pipeline_parts()" in refused_by_stages(Decoder(), None)
-
-
-def test_stages_have_equally_many_blocks() -> None:
-    assert "pp=3 does not divide the 4 blocks of the model" in refused_by_stages(Decoder(), PARTS, 3)
-    assert "pp=2 does not divide the 0 blocks" in refused_by_stages(Decoder(), PipelineParts("embedding", "head", ()))
-
-
-@pytest.mark.parametrize("module", ["blocks.3", "embedding", "head"])
-def test_a_buffer_in_a_block_or_at_an_end_would_be_missing_in_other_stages(module: str) -> None:
+def with_buffer() -> Decoder:
     model = Decoder()
-    model.get_submodule(module).register_buffer("count", Tensor(1))
-    assert "blocks or ends have buffers" in refused_by_stages(model, PARTS)
+    model.blocks[3].register_buffer("count", Tensor(1))
+    return model
 
 
-def test_tied_embeddings_would_be_in_two_stages() -> None:
+def with_tied_embeddings() -> Decoder:
     model = Decoder()
     model.head.weight = model.embedding.weight
-    message = refused_by_stages(model, PARTS)
-    assert "Linear.weight is shared with another module, as tied embeddings are; use fsdp or tp" in message
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "num_stages", "message"),
+    [
+        (Decoder(), None, 2, "pipeline_parts"),
+        (Decoder(), PARTS, 3, "pp=3 does not divide the 4 blocks"),
+        (with_buffer(), PARTS, 2, "have buffers"),
+        (with_tied_embeddings(), PARTS, 2, r"Linear\.weight is shared"),
+    ],
+    ids=["no parts", "uneven", "buffers", "tied"],
+)
+def test_a_model_that_stages_cannot_divide_is_refused_unchanged(
+    model: nn.Module, parts: PipelineParts | None, num_stages: int, message: str
+) -> None:
+    before = list(model.state_dict())
+    with pytest.raises(RequestError, match=message):
+        keep_stage(model, parts, 0, num_stages)
+    assert list(model.state_dict()) == before
 
 
 def test_layers_are_split_only_where_the_case_names_them() -> None:
@@ -112,11 +109,3 @@ class FourRanks:
 
     def size(self) -> int:
         return 4
-
-
-def test_an_older_transformers_is_named_with_the_command_that_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
-    with pytest.raises(RequestError, match=r"ep needs .* transformers 5.23, found .*pip install 'transformers>=5.23'"):
-        importlib.reload(expert_parallel)
-    monkeypatch.undo()
-    importlib.reload(expert_parallel)

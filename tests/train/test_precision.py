@@ -27,12 +27,6 @@ def test_tf32_on_a_cpu_computes_fp32_and_says_so(tmp_path: Path, run_here: RunHe
     assert "tf32 is not available on cpu" in ran.values("WARNING")[0]["message"]
 
 
-def test_activation_checkpointing_changes_only_memory(tmp_path: Path, run_here: RunHere) -> None:
-    settings = {"model.dropout": 0.2}
-    plain = run_here(make_job(tmp_path, settings)).losses()
-    assert run_here(make_job(tmp_path, {**settings, "activation_checkpointing": True})).losses() == plain
-
-
 def test_fsdp2_on_one_rank_trains_as_ddp(tmp_path: Path, run_here: RunHere) -> None:
     plain = run_here(make_job(tmp_path, {"optimizer.name": "adamw", "optimizer.lr": 0.01})).losses()
     sharded = make_job(tmp_path, {"optimizer.name": "adamw", "optimizer.lr": 0.01, "parallelism": "fsdp2"})

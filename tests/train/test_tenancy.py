@@ -16,10 +16,10 @@ from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Evaluation, Event, StepWindow
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import RankOutcome, run_training
+from accelmark.train.loop.totals import RunTotals
 from tests.train.jobs import make_job
 from tests.train.tiny.pytorch import Case
 
@@ -52,12 +52,12 @@ def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None
     train = job.work
     assert isinstance(train, TrainJob)
     in_process = InProcess(Case, control)
-    account = Account(process_start=time.monotonic(), job=train)
+    totals = RunTotals(process_start=time.monotonic(), job=train)
     done = run_training(
         train,
         lambda: PyTorchBackend(job, train, RankPlace(), heard, in_process),
         heard,
-        account,
+        totals,
         StopRequest(wanted=False),
         Path("checkpoints"),
         heard,

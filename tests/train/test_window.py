@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from accelmark.frameworks.pytorch.training.losses import DeviceLosses
+from accelmark.frameworks.pytorch.training.platform import DeviceLosses
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.window import Window, WindowPosition, covered, first_nonfinite
 

@@ -37,9 +37,9 @@ from accelmark.spec.settings.training import (
     ScheduleSettings,
     TrainSettings,
 )
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.rank import record_peak_memory, run_training
+from accelmark.train.loop.totals import RunTotals
 
 _EVALUATION_BATCH: Final = 512
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
@@ -154,11 +154,11 @@ class _Trial:
     validation_losses: list[float] = field(default_factory=list)
 
     def run(self) -> TrialEnded:
-        account = Account(process_start=self.began, job=self.work)
-        training = run_training(self.work, self._open, self, account, self, Path("checkpoints"), self)
+        totals = RunTotals(process_start=self.began, job=self.work)
+        training = run_training(self.work, self._open, self, totals, self, Path("checkpoints"), self)
         end, backend = training.end, training.backend
-        record_peak_memory(account, backend)
-        finished = account.finished(end)
+        record_peak_memory(totals, backend)
+        finished = totals.finished(end)
         if finished.global_steps > self.steps:  # a part of an epoch
             self._report(finished, in_step=training.in_step)
         status = _STATUS.get(end.reason, "crashed")

@@ -38,9 +38,8 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TYPE_OF_PRECISION
 from accelmark.train.loop.checkpoints import NamedArrays
-from accelmark.train.loop.clocks import DeviceClock, HostClock
+from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
 from accelmark.train.loop.contract import Backend
-from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.arrays import Arrays
 from accelmark.train.tasks.shares import seed_of
 

@@ -21,8 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
-from accelmark.frameworks.pytorch.extern import hook_records, load_hooks, refuse_hooks
-from accelmark.frameworks.pytorch.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks, hook_records, load_hooks, refuse_hooks
 from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
@@ -39,9 +38,9 @@ from accelmark.frameworks.pytorch.training import flight_recorder
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
-from accelmark.frameworks.pytorch.training.losses import DeviceLosses
 from accelmark.frameworks.pytorch.training.pipeline import PipelineTraining
 from accelmark.frameworks.pytorch.training.platform import (
+    DeviceLosses,
     device_name,
     forget_peak_memory,
     is_out_of_memory,
@@ -49,25 +48,25 @@ from accelmark.frameworks.pytorch.training.platform import (
     library_versions,
     open_device,
     peak_memory_mib,
+    rank_seed,
     reduced_modes,
+    seed_everything,
     set_precision,
     set_threads,
 )
-from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
 from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import EndReason, Event, Started
 from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.parallelism import Mesh, mesh_of
+from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
-from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
+from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses, OwnPart
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock, StepTracer
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
-from accelmark.train.loop.own_part import OwnPart
 from accelmark.train.tasks.case_file import case_class
 from accelmark.train.tasks.samples import naming_bad_samples
 
@@ -146,7 +145,9 @@ class PyTorchBackend:
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self._case = make_case(settings, self._job.data_dirs, place)
         hooks = hooks_class(case)
-        self._batches = self._open_data(case)
+        self._batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
+        self._size = size = EpochSize.of(settings, self._batches.num_samples, self._num_data_ranks)
+        self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         seed_everything(settings.seed)
         model = self._build_model(case, hooks)
         structure, modules = structure_hash(model), module_hash(model)
@@ -193,7 +194,9 @@ class PyTorchBackend:
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions=library_versions(),
-            own_part_unknown=self._why_own_part_unknown(mesh),
+            own_part_unknown=(
+                OWN_PART_UNKNOWN if settings.parallelism == "deepspeed" else _SPLIT if mesh.shares_layers else None
+            ),
         )
 
     def _join(self) -> dist.ProcessGroup | None:
@@ -206,13 +209,6 @@ class PyTorchBackend:
         if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
             flight_recorder.answer_requests(Path(node_dir), self._ranks.rank)
         return group
-
-    def _open_data(self, case: TrainCase) -> Batches:
-        settings = self._settings
-        batches: Batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
-        self._size = size = EpochSize.of(settings, batches.num_samples, self._num_data_ranks)
-        self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
-        return batches
 
     def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
         """Build the model with its weights, or without them where a sharded model's are copied from rank 0.
@@ -259,11 +255,6 @@ class PyTorchBackend:
             return training
         refuse_hooks(hooks, "DeepSpeed's engine")
         return ZeroTraining.open(training, self._settings, self._device, self.world_size)
-
-    def _why_own_part_unknown(self, mesh: Mesh) -> str | None:
-        if self._settings.parallelism == "deepspeed":
-            return OWN_PART_UNKNOWN
-        return _SPLIT if mesh.shares_layers else None
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
         start = time.monotonic()

@@ -33,7 +33,8 @@ class Training:
     @property
     def module(self) -> nn.Module:
         """The model inside its wrapper for several ranks, or the model itself."""
-        return _inside(self.model) if isinstance(self.model, DistributedDataParallel) else self.model
+        inner: nn.Module = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        return inner
 
     @property
     def original(self) -> nn.Module:
@@ -76,7 +77,7 @@ class Training:
         with self.autocast():
             return compute(self.module, batch)
 
-    def of_result(self, value: T) -> T:
+    def broadcast_result(self, value: T) -> T:
         """Return ``value`` of the rank that has the results of :meth:`forward`; ranks that share samples call it."""
         return value
 
@@ -153,11 +154,6 @@ class Training:
         assert isinstance(tensor, DTensor)  # noqa: S101 - only these have placements
         part = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.to_local().copy_(part.to_local())
-
-
-def _inside(model: DistributedDataParallel) -> nn.Module:
-    inner: nn.Module = model.module
-    return inner
 
 
 def local(tensor: Tensor) -> Tensor:

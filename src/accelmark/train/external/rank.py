@@ -24,10 +24,9 @@ from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.trainer import fill
 from accelmark.train.external.translate import LogTranslator
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
-from accelmark.train.loop.rank import FinishedEvent
+from accelmark.train.loop.totals import FinishedEvent, RunTotals
 
 _MAX_LINE_CHARACTERS: Final = 2**16
 _LAST_LINES: Final = 20
@@ -45,10 +44,10 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
         raise RequestError(f"job.json: an external trainer cannot do work of kind {work.kind!r}")
     place = {name: int(os.environ.get(name.upper(), default)) for name, default in _PLACE.items()}
     command = trainer_command(job, work, place)
-    account = Account(process_start=process_start, job=work)
-    finished = FinishedEvent(log, account)
+    totals = RunTotals(process_start=process_start, job=work)
+    finished = FinishedEvent(log, totals)
     counted = place["rank"] == (0 if work.trainer.log.rank == "first" else place["world_size"] - 1)
-    translator = LogTranslator(work, job.key.world_size, log, account, resumed=job.resume) if counted else None
+    translator = LogTranslator(work, job.key.world_size, log, totals, resumed=job.resume) if counted else None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}
     trainer = _Trainer(command, environment, translator, log, resumed=job.resume)
 

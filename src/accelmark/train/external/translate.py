@@ -10,8 +10,8 @@ from typing import Final, final
 from accelmark.spec.job import ExternalJob
 from accelmark.spec.log.events import EndReason, Evaluation, Event, StepWindow
 from accelmark.spec.log.perflog import EventLog
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
+from accelmark.train.loop.totals import RunTotals
 
 _RATE_TOLERANCE: Final = 0.1
 """Largest relative difference between the trainer's throughput and AccelMark's before a warning."""
@@ -31,11 +31,11 @@ class LogTranslator:
     """
 
     def __init__(
-        self, work: ExternalJob, world_size: int, log: EventLog, account: Account, *, resumed: bool = False
+        self, work: ExternalJob, world_size: int, log: EventLog, totals: RunTotals, *, resumed: bool = False
     ) -> None:
         self._work: Final = work
         self._log: Final = log
-        self._account: Final = account
+        self._totals: Final = totals
         self._world_size: Final = world_size
         self._resumed: Final = resumed
         spec = work.trainer.log
@@ -83,11 +83,11 @@ class LogTranslator:
 
     def _begin(self, at_ns: int) -> None:
         self._began_ns = self._opened_ns = at_ns
-        self._account.train_start = at_ns / 1e9
+        self._totals.train_start = at_ns / 1e9
         self._log.event(Event.TRAIN_START, {"resumed": self._resumed}, at_ns=at_ns)
 
     def _take_step(self, numbers: dict[str, float], at_ns: int) -> None:
-        progress, units = self._account.progress, self._work.trainer.units
+        progress, units = self._totals.progress, self._work.trainer.units
         step = round(numbers["step"])
         count = step - progress.global_steps
         if count <= 0:
@@ -117,7 +117,7 @@ class LogTranslator:
             data_wait_ms=(),
             wall_ms=wall_ms,
         )
-        self._account.take(window)
+        self._totals.take(window)
         self._log.event(Event.STEP_END, window, at_ns=at_ns)
         if "throughput" in numbers:
             scale = self._world_size if units.throughput == "device" else 1
@@ -141,13 +141,13 @@ class LogTranslator:
         duration_s = numbers.pop("duration", 0.0)
         numbers.pop("step", None)
         metrics = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        target, account = self._work.target, self._account
+        target, totals = self._work.target, self._totals
         value = metrics.get(target.metric) if target is not None else None
         reached = target is not None and value is not None and target.reached(value)
-        progress = account.progress
+        progress = totals.progress
         progress.metrics = {name: value for name, value in metrics.items() if value is not None}
         progress.reached = progress.reached or reached
-        account.evaluation_s += duration_s
+        totals.evaluation_s += duration_s
         self._evaluation_ns += int(duration_s * 1e9)
         self._last_ns = at_ns
         evaluation = Evaluation(
@@ -166,7 +166,7 @@ class LogTranslator:
         with self._lock:
             self._closed = True
         if self._began_ns is not None:
-            self._account.train_end = self._last_ns / 1e9
+            self._totals.train_end = self._last_ns / 1e9
             self._log.event(Event.TRAIN_END, at_ns=self._last_ns)
         if self._num_unreadable:
             message = f"{self._num_unreadable} lines of the trainer matched but could not be read"
@@ -191,13 +191,13 @@ class LogTranslator:
 
     def end(self) -> End:
         """Return how training ended, where the trainer's process ended with code 0."""
-        steps, bounds = self._account.progress.global_steps, self._work.settings.end
+        steps, bounds = self._totals.progress.global_steps, self._work.settings.end
         if not steps:
             what = "no line of its output matched log.step"
             if self._num_unreadable:
                 what = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable}"
             return End("error", f"the trainer exited with code 0, but {what}")
-        if bounds.at_target and self._account.progress.reached:
+        if bounds.at_target and self._totals.progress.reached:
             return End("target")
         if bounds.max_steps is not None and steps + self._largest_gap <= bounds.max_steps:
             return End("error", f"the trainer exited with code 0 after step {steps} of {bounds.max_steps}")

@@ -13,10 +13,10 @@ from accelmark.spec.job import TrainJob
 from accelmark.spec.log.events import CheckpointHashes, Event, SavedCheckpoint
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_directory import name_of, step_of
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.ends import total_steps
+from accelmark.train.loop.totals import RunTotals
 
 FIRST_STEPS: Final = 8
 """Steps from the initial weights to the first checkpoint of a pair; the distances of the others are multiples of it.
@@ -49,13 +49,13 @@ class CheckpointWriter:
     next. Where it is not, pairs of ``MOST_STEPS`` steps are written, one at the start and then at equal distances.
     """
 
-    def __init__(self, job: TrainJob, backend: Backend, directory: Path, log: EventLog, account: Account) -> None:
+    def __init__(self, job: TrainJob, backend: Backend, directory: Path, log: EventLog, totals: RunTotals) -> None:
         self._settings = job.settings
         self._every = job.settings.checkpoint.every_steps
         self._backend = backend
         self._directory = directory
         self._log = log
-        self._account = account
+        self._totals = totals
         self._is_checked = job.is_checked
         self._names: dict[int, str] = {}
         """Optimizer steps done -> checkpoint written by this process, or by an earlier one that it continues."""
@@ -63,7 +63,7 @@ class CheckpointWriter:
         self._pairs: list[tuple[str | None, str]] = []
         self._begins: str | None = None
         """The first checkpoint of the pair in progress; None: the initial weights."""
-        self._claimed: str | None = None
+        self._target_checkpoint: str | None = None
         self._reason: str | None = None
         self._due: float = math.inf
         """The next step with a checkpoint of a pair."""
@@ -82,11 +82,11 @@ class CheckpointWriter:
 
         Of those that are in no pair the newest stay where it resumes, and none where it starts again.
         """
-        progress = self._account.progress
+        progress = self._totals.progress
         step = progress.global_steps
         if step:
             self._pairs = [(start, end) for start, end in progress.pairs]
-            self._claimed, self._begins = progress.claimed, name_of(step)
+            self._target_checkpoint, self._begins = progress.target_checkpoint, name_of(step)
             kept = {name for pair in self._pairs for name in pair if name is not None} - {self._begins}
             self._names = {step_of(name): name for name in (*sorted(kept), self._begins)}
         if (self._every is not None or self._is_checked) and self._directory.is_dir():
@@ -113,7 +113,7 @@ class CheckpointWriter:
 
     def save_due(self) -> None:
         """Write the checkpoint that is due, for resuming, for a pair, or both."""
-        step = self._account.progress.global_steps
+        step = self._totals.progress.global_steps
         step_s = (self._training_s() - self._mark[1]) / max(step - self._mark[0], 1)
         start = time.monotonic()
         name = self._write()
@@ -168,10 +168,10 @@ class CheckpointWriter:
             if oldest not in self._needed():
                 shutil.rmtree(self._directory / oldest, ignore_errors=True)
 
-    def save_claimed(self) -> None:
+    def save_target_checkpoint(self) -> None:
         """Write the weights with which an evaluation reached the target for the first time."""
-        if self._is_checked and self._claimed is None:
-            self._claimed = name_of(self._account.progress.global_steps)
+        if self._is_checked and self._target_checkpoint is None:
+            self._target_checkpoint = name_of(self._totals.progress.global_steps)
             self._write()
 
     def settle(self) -> None:
@@ -203,7 +203,7 @@ class CheckpointWriter:
             sha256=hashes,
             steps={name: step_of(name) for name in names},
             pairs=tuple(pair for pair in self._pairs if {*pair} <= {None, *hashes}),
-            claimed=self._claimed if self._claimed in hashes else None,
+            claimed=self._target_checkpoint if self._target_checkpoint in hashes else None,
             final=final,
             num_bytes=sum(sizes),
             duration_s=round(time.monotonic() - start, 6),
@@ -213,18 +213,18 @@ class CheckpointWriter:
 
     def _needed(self) -> set[str]:
         pairs, newest = {name for pair in self._pairs for name in pair}, list(self._names.values())[-1:]
-        needed = (*pairs, *newest, self._begins if self._is_open else None, self._claimed)
+        needed = (*pairs, *newest, self._begins if self._is_open else None, self._target_checkpoint)
         return {name for name in needed if name is not None}
 
     def _write(self) -> str:
         """Write a checkpoint of this step unless there is one; returns its name."""
-        progress = self._account.progress
+        progress = self._totals.progress
         name = self._names.get(progress.global_steps)
         if name is None:
             start = time.monotonic()
             self.settle()
             open_pair = [(self._begins, name_of(progress.global_steps))] if self._is_open else []
-            progress.pairs, progress.claimed = [*self._pairs, *open_pair], self._claimed
+            progress.pairs, progress.target_checkpoint = [*self._pairs, *open_pair], self._target_checkpoint
             name = self._names[progress.global_steps] = self._backend.save(progress)
             duration_s = round(time.monotonic() - start, 6)
             self._unfinished = SavedCheckpoint(name=name, global_steps=progress.global_steps, duration_s=duration_s)
@@ -233,7 +233,7 @@ class CheckpointWriter:
         return name
 
     def _training_s(self) -> float:
-        return self._account.elapsed_s() - self._account.evaluation_s
+        return self._totals.elapsed_s() - self._totals.evaluation_s
 
 
 def _length(start: str | None, end: str) -> int:

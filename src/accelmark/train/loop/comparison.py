@@ -80,7 +80,10 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     for step in range(1, work.num_steps + 1):
         _load(_weights_before(work, step), comparison)
         given = _batches(work, step)[first : first + num_own]
-        results = {f"outputs/{first + number}": _outputs(comparison, arrays) for number, arrays in enumerate(given)}
+        results = {
+            f"outputs/{first + number}": comparison.outputs(arrays).reshape(-1)[:_MAX_OUTPUTS]
+            for number, arrays in enumerate(given)
+        }
         loss = backend.step([comparison.batch(arrays) for arrays in given])
         read = backend.losses.fetch([backend.losses.keep(loss)])
         results["loss"] = np.array(backend.mean(read())[0], np.float64)
@@ -122,10 +125,6 @@ def _batches(work: CompareJob, step: int) -> list[dict[str, Array]]:
         number, _, own = name.partition("/")
         found[int(number)][own] = array
     return found
-
-
-def _outputs(comparison: Comparison, arrays: Mapping[str, Array]) -> Array:
-    return comparison.outputs(arrays).reshape(-1)[:_MAX_OUTPUTS]
 
 
 def _named(kind: str, weights: Mapping[str, Array], comparison: Comparison) -> dict[str, Array]:

@@ -29,7 +29,7 @@ class Progress:
     """Losses at the steps of the case's reference curve."""
     pairs: list[tuple[str | None, str]] = field(default_factory=list)
     """Checkpoints between which steps can be replayed, in order, up to this one; None: the initial weights."""
-    claimed: str | None = None
+    target_checkpoint: str | None = None
     """The checkpoint of the first evaluation that reached the target."""
 
 

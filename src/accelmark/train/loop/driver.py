@@ -15,11 +15,11 @@ from accelmark.spec.job import TrainJob
 from accelmark.spec.log.events import Evaluation, Event
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop
+from accelmark.train.loop.totals import RunTotals
 from accelmark.train.loop.window import ClosedWindow, Window, WindowPosition
 
 _HELD_NS: Final = 100_000_000
@@ -36,14 +36,14 @@ class EvaluationObserver(Protocol):
 
 @final
 class Driver:
-    """Trains to an end; totals go to ``account``, each window of steps to ``log``, checkpoints to ``directory``."""
+    """Trains to an end; totals go to ``totals``, each window of steps to ``log``, checkpoints to ``directory``."""
 
     def __init__(
         self,
         job: TrainJob,
         backend: Backend,
         log: EventLog,
-        account: Account,
+        totals: RunTotals,
         stop: Stop,
         directory: Path,
         observer: EvaluationObserver | None = None,
@@ -52,7 +52,7 @@ class Driver:
         self._settings = job.settings
         self._backend = backend
         self._log = log
-        self._account = account
+        self._totals = totals
         self._stop = stop
         self._observer = observer
         self._window = Window(backend.clock, backend.losses)
@@ -66,7 +66,7 @@ class Driver:
         self._learning_rate = 0.0
         self._nonfinite_step: int | None = None
         self._evaluated_step = -1
-        self._checkpoints = CheckpointWriter(job, backend, directory, log, account)
+        self._checkpoints = CheckpointWriter(job, backend, directory, log, totals)
         self._first_step = 0
         self._deadline_ns = math.inf
         self._check_at = 0
@@ -80,14 +80,14 @@ class Driver:
     @property
     def progress(self) -> Progress:
         """The progress of training."""
-        return self._account.progress
+        return self._totals.progress
 
     def run(self) -> End:
         """Train until an end is reached, evaluate the final model, and return the end."""
         restored = self._backend.restore()
         if restored is not None:
-            self._account.progress = restored
-            self._account.num_samples_before = restored.num_trained_samples
+            self._totals.progress = restored
+            self._totals.num_samples_before = restored.num_trained_samples
         self._backend.synchronize()
         self._stop.interruptible = False
         self._start()
@@ -98,8 +98,8 @@ class Driver:
             raise
         end = self._conclude(end)
         self._checkpoints.settle()
-        self._account.train_end = time.monotonic()
-        self._account.peak_device_memory_mib = self._backend.peak_memory_mib()
+        self._totals.train_end = time.monotonic()
+        self._totals.peak_device_memory_mib = self._backend.peak_memory_mib()
         self._log.event(Event.TRAIN_END, {"global_steps": self.progress.global_steps, "end_reason": end.reason})
         if end.completed:
             self._checkpoints.finish()
@@ -107,7 +107,7 @@ class Driver:
 
     def _start(self) -> None:
         progress = self.progress
-        self._account.train_start = time.monotonic()
+        self._totals.train_start = time.monotonic()
         limit_s = self._settings.end.max_duration_s
         self._opened_ns = time.monotonic_ns()
         if limit_s is not None:
@@ -229,25 +229,20 @@ class Driver:
             self._checkpoints.save_due()
         if end is None and bound is not None:
             end = End(bound)
-        self._kill_if_planned(step)
-        return end
-
-    def _kill_if_planned(self, step: int) -> None:
-        """End this process by SIGKILL where the job measures recovery from that."""
         killed = self._job.killed
-        if killed is None or self._first_step or step < killed.step:
-            return
-        if RankPlace.from_environment().rank == killed.rank:
+        due = killed is not None and not self._first_step and step >= killed.step
+        if killed is not None and due and RankPlace.from_environment().rank == killed.rank:
             message = "this rank ends itself by SIGKILL: the job measures recovery from that"
             self._log.event(Event.WARNING, {"message": message, "global_steps": step})
             os.kill(os.getpid(), signal.SIGKILL)
+        return end
 
     def _stops(self, *, settled: bool) -> End | None:
         """Return the end due to a signal, the time limit or a non-finite loss, agreed by all ranks."""
         now = time.monotonic_ns()
         if self._agreement is None:
-            if self._backend.immediate and len(self._window):
-                self._check_last_loss()
+            if self._backend.immediate and len(self._window) and self._window.last_is_nonfinite():
+                self._close_window(flush=True)
             vote: Vote | None = Vote(self._nonfinite_step, self._stop.requested is not None, now > self._deadline_ns)
         else:
             steps_here = max(1, self.progress.global_steps - self._first_step)
@@ -255,7 +250,7 @@ class Driver:
                 self._nonfinite_step,
                 self._stop.requested is not None,
                 now > self._deadline_ns,
-                self._account.elapsed_s() / steps_here,
+                self._totals.elapsed_s() / steps_here,
                 self._backend.tracer.cost_s if self._backend.tracer is not None else 0.0,
             )
             if settled:
@@ -269,17 +264,12 @@ class Driver:
         if vote is None:
             return None
         if vote.nonfinite_step is not None:
-            account = self._account
-            return nonfinite_end(vote.nonfinite_step, account.last_finite_loss, account.last_finite_loss_step)
+            totals = self._totals
+            return nonfinite_end(vote.nonfinite_step, totals.last_finite_loss, totals.last_finite_loss_step)
         if vote.cancelled:
             name = self._stop.requested or "a signal to another rank"
             return End("cancelled", f"ended by {name} after step {self.progress.global_steps}")
         return End("max_duration") if vote.overtime else None
-
-    def _check_last_loss(self) -> None:
-        """Close the open window if its last loss is not finite."""
-        if self._window.last_is_nonfinite():
-            self._close_window(flush=True)
 
     def _evaluation_due(self) -> bool:
         evaluate, progress = self._settings.evaluate, self.progress
@@ -317,12 +307,12 @@ class Driver:
         """Write the windows that are closed but not written."""
         self._read_ns = time.monotonic_ns()
         closed, self._unread = self._unread, []
-        for one in closed:
-            window = self._window.read(one)
-            bad = self._account.take(window)
+        for each in closed:
+            window = self._window.read(each)
+            bad = self._totals.take(window)
             if self._nonfinite_step is None:
                 self._nonfinite_step = bad
-            self._log.event(Event.STEP_END, window, at_ns=one.closed_ns if self._backend.immediate else None)
+            self._log.event(Event.STEP_END, window, at_ns=each.closed_ns if self._backend.immediate else None)
 
     def _write_delayed(self) -> None:
         """Write the windows whose writing was delayed."""
@@ -343,9 +333,9 @@ class Driver:
         reached = target is not None and target.reached(metrics[target.metric])
         ends = reached and self._settings.end.at_target
         if reached and not ends:
-            self._checkpoints.save_claimed()
+            self._checkpoints.save_target_checkpoint()
         duration_s = time.monotonic() - start
-        self._account.evaluation_s += duration_s
+        self._totals.evaluation_s += duration_s
         progress.metrics = metrics
         progress.reached = progress.reached or reached
         self._evaluated_step = progress.global_steps
@@ -355,7 +345,7 @@ class Driver:
             num_trained_samples=progress.num_trained_samples,
             metrics=dict(metrics),
             duration_s=duration_s,
-            elapsed_s=self._account.elapsed_s(),
+            elapsed_s=self._totals.elapsed_s(),
             reached=reached,
         )
         self._log.event(Event.EVALUATE, evaluation)
@@ -368,27 +358,19 @@ class Driver:
         self._backend.synchronize()
         self._close_window(flush=True)
         if end.completed:
-            end = self._agreed_end(end)
+            stops = self._stops(settled=True)
+            end = stops if stops is not None and stops.reason == "nonfinite_loss" else end
         if end.reason == "cancelled" and self._settings.checkpoint.every_steps is not None:
             self._checkpoints.save_resumable()
         evaluated = self._evaluated_step == self.progress.global_steps
         if end.completed and not evaluated and not self._settings.loader.synthetic:
             end = self._evaluate() or end
         if self._job.reference_loss is not None:
-            self._average_reference_losses()
+            losses = self.progress.reference_losses
+            steps = sorted(losses)
+            means = self._backend.mean([losses[step] for step in steps])
+            self.progress.reference_losses = dict(zip(steps, means, strict=True))
         return end
-
-    def _agreed_end(self, end: End) -> End:
-        stops = self._stops(settled=True)
-        return stops if stops is not None and stops.reason == "nonfinite_loss" else end
-
-    def _average_reference_losses(self) -> None:
-        """Average over the ranks the losses that are compared with the reference."""
-        losses = self.progress.reference_losses
-        steps = sorted(losses)
-        self.progress.reference_losses = dict(
-            zip(steps, self._backend.mean([losses[step] for step in steps]), strict=True)
-        )
 
 
 def _no_mark() -> None:

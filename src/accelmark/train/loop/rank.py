@@ -26,38 +26,19 @@ from accelmark.spec.log.perflog import EventLog, PerfLogWriter
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, STACKS_SIGNAL, RankPlace
-from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoint_writer import hash_of
 from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
+from accelmark.train.loop.totals import FinishedEvent, RunTotals
 
-_MUCH_FARTHER: Final = 1.3
-"""Distance that the parameters moved a step in a pair, over that in the pairs next to it, from which it is replayed."""
+_OUTLIER_RATIO: Final = 1.3
+"""Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""
 
 _WORKER_END_S: Final = 5.0
 """Longest wait for a loader's worker to end."""
 RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
-
-
-@final
-class FinishedEvent:
-    """Writes FINISHED exactly once, from whichever thread is first."""
-
-    def __init__(self, log: EventLog, account: Account) -> None:
-        self._log = log
-        self._account = account
-        self._lock = threading.Lock()
-        self._is_written = False
-
-    def write(self, end: End) -> None:
-        """Write FINISHED unless it is written already."""
-        with self._lock:
-            if self._is_written:
-                return
-            self._is_written = True
-            self._log.event(Event.FINISHED, self._account.finished(end))
 
 
 @final
@@ -79,8 +60,8 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
     train = work.train if isinstance(work, EvaluateJob | CompareJob) else work
     if not isinstance(train, TrainJob):
         raise RequestError(f"job.json: a training rank cannot do work of kind {work.kind!r}")
-    account = Account(process_start=process_start, job=train)
-    finished = FinishedEvent(log, account)
+    totals = RunTotals(process_start=process_start, job=train)
+    finished = FinishedEvent(log, totals)
 
     def overdue(signal_name: str) -> None:
         finished.write(End("cancelled", f"ended by {signal_name}; the step in progress did not end in time"))
@@ -93,13 +74,13 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         return open_backend(job, train, log)
 
     if isinstance(work, EvaluateJob):
-        outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log), log, account)
+        outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log), log, totals)
     elif isinstance(work, CompareJob):
-        outcome = run_work(backend, lambda opened: _take_first_steps(work, opened), log, account)
+        outcome = run_work(backend, lambda opened: _take_first_steps(work, opened), log, totals)
     else:
-        outcome = run_training(train, backend, log, account, stop, job.checkpoint_dir)
+        outcome = run_training(train, backend, log, totals, stop, job.checkpoint_dir)
     stop.finish()
-    record_peak_memory(account, outcome.backend)
+    record_peak_memory(totals, outcome.backend)
     finished.write(outcome.end)
     if outcome.backend is not None:
         outcome.backend.close(together=outcome.in_step)
@@ -128,7 +109,7 @@ def main(arguments: list[str], run: RunRank = run_rank) -> int:
         return run(parse(JobSpec, values, str(path)), log, start, StopRequest())
     except AccelmarkError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
-        FinishedEvent(log, Account(process_start=start)).write(End("error", str(error)))
+        FinishedEvent(log, RunTotals(process_start=start)).write(End("error", str(error)))
         return error.exit_code
 
 
@@ -156,7 +137,7 @@ def run_training(
     train: TrainJob,
     open_backend: Callable[[], Backend],
     log: EventLog,
-    account: Account,
+    totals: RunTotals,
     stop: Stop,
     directory: Path,
     observer: EvaluationObserver | None = None,
@@ -164,15 +145,15 @@ def run_training(
     """Train with checkpoints in ``directory``, and turn every error into an end; the caller writes FINISHED."""
 
     def body(backend: Backend) -> End:
-        end = Driver(train, backend, log, account, stop, directory, observer).run()
+        end = Driver(train, backend, log, totals, stop, directory, observer).run()
         backend.trained()
         return end
 
-    return run_work(open_backend, body, log, account)
+    return run_work(open_backend, body, log, totals)
 
 
 def run_work(
-    open_backend: Callable[[], Backend], body: Callable[[Backend], End], log: EventLog, account: Account
+    open_backend: Callable[[], Backend], body: Callable[[Backend], End], log: EventLog, totals: RunTotals
 ) -> RankOutcome:
     """Create and prepare a backend, run ``body`` with it, and turn every error into an end."""
     backend: Backend | None = None
@@ -180,7 +161,7 @@ def run_work(
     in_step = False
     try:
         backend = open_backend()
-        account.backend = backend
+        totals.backend = backend
         log.event(Event.INIT_END, backend.prepare())
         end = body(backend)
         in_step = True
@@ -269,7 +250,7 @@ def _outlier(
     around = [moved[1], *around, moved[-2]]
     farther = [each / other for each, other in zip(moved, around, strict=True)][len(before) :]
     number = max(range(len(farther)), key=farther.__getitem__)
-    return pairs[number] if farther[number] > _MUCH_FARTHER else None
+    return pairs[number] if farther[number] > _OUTLIER_RATIO else None
 
 
 def _end_of(error: Exception, backend: Backend | None) -> End:
@@ -289,10 +270,10 @@ def _place(error: Exception) -> str:
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
-def record_peak_memory(account: Account, backend: Backend | None) -> None:
+def record_peak_memory(totals: RunTotals, backend: Backend | None) -> None:
     """Record the largest allocation where training ended before the driver recorded it."""
-    if account.peak_device_memory_mib is None and backend is not None:
-        account.peak_device_memory_mib = backend.peak_memory_mib()
+    if totals.peak_device_memory_mib is None and backend is not None:
+        totals.peak_device_memory_mib = backend.peak_memory_mib()
 
 
 if __name__ == "__main__":

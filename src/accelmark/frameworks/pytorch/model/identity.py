@@ -44,12 +44,11 @@ def structure_hash(model: nn.Module) -> str:
 
 def module_hash(model: nn.Module) -> str:
     """SHA-256 over names, classes and settings (dropout rate, stride) of all modules, in order of their names."""
-    modules = sorted(model.named_modules())
-    return text_hash(f"{name} {type(module).__name__}({_shown(module)})\n" for name, module in modules)
-
-
-def _shown(module: nn.Module) -> str:
-    return _ADDRESS.sub("", " ".join(module.extra_repr().split()))
+    shown = (
+        (name, type(module).__name__, _ADDRESS.sub("", " ".join(module.extra_repr().split())))
+        for name, module in sorted(model.named_modules())
+    )
+    return text_hash(f"{name} {kind}({settings})\n" for name, kind, settings in shown)
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:

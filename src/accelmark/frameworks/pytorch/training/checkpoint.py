@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.state import Training, local
-from accelmark.frameworks.pytorch.training.background import BackgroundWriter
-from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state, seed_everything
+from accelmark.frameworks.pytorch.training.platform import random_state, restore_random_state, seed_everything
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
@@ -137,7 +138,7 @@ class Checkpoints:
             # Before any rank removes an older one.
             self._barrier(group)
 
-    def _open_group(self, leader: int) -> dist.ProcessGroup | None:
+    def _open_group(self, leader: int) -> dist.ProcessGroup:
         """Return a gloo group of the ranks with this leader. All ranks call it together.
 
         It is used for checkpoints only, so that a thread's exchanges do not mix with those of training.
@@ -148,7 +149,8 @@ class Checkpoints:
             first: dist.new_group([rank for rank, its in enumerate(leaders) if its == first], backend="gloo")
             for first in sorted(set(leaders))
         }
-        return groups[leader]
+        group: dist.ProcessGroup = groups[leader]
+        return group
 
     def _write_record(self, beside: Path, progress: Progress) -> None:
         scaler = self._training.scaler
@@ -324,3 +326,49 @@ def _naming(beside: Path) -> Iterator[None]:
 def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
     """Return the names of an optimizer's state."""
     return sorted({name for values in state.values() for name in values})
+
+
+@final
+class BackgroundWriter:
+    """Runs one write at a time in a thread; a process that ends before leaves the checkpoint incomplete."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._write: Future[float] | None = None
+        self._stager: Any = None
+
+    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of ``state`` on the CPU, which is valid until the next call."""
+        if self._stager is None:
+            # Imported here: it takes most of a second, and few runs write in the background.
+            from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+            has_accelerator = torch.cuda.is_available()  # pinned memory is CUDA's
+            options = StagingOptions(
+                use_pinned_memory=has_accelerator,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=has_accelerator,
+            )
+            self._stager = DefaultStager(options)
+        staged: dict[str, Any] = self._stager.stage(state)
+        return staged
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Run ``write`` in the thread. The write before it is over."""
+
+        def timed() -> float:
+            start = time.monotonic()
+            write()
+            return time.monotonic() - start
+
+        self._write = self._thread.submit(timed)
+
+    def finish(self) -> float:
+        """Wait for the write, and return its duration in seconds.
+
+        Raises:
+            RunError: a file could not be written; any other error of the write, too.
+        """
+        write, self._write = self._write, None
+        return 0.0 if write is None else write.result()

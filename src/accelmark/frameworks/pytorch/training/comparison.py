@@ -70,7 +70,7 @@ class Comparison:
         if not kept:
             raise RunError(f"{type(self._model).__name__} was not called by loss(), or returned no tensor")
         output = kept[0] if self._case.sequence is None else self._case.sequence.joined(kept[0])
-        return self._training.of_result(_array(output))
+        return self._training.broadcast_result(_array(output))
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:

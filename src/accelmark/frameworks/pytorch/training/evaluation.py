@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -49,13 +47,21 @@ def evaluate(
     totals = {
         name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items() if name not in rows
     }
+    of_ranks = [(totals, rows)]
+    if control is not None:
+        of_ranks *= dist.get_world_size(control)
+        dist.all_gather_object(of_ranks, (totals, rows), group=control)
     mesh = case.place.mesh
     # Of a pipeline, the last stage has the sums; those over parts of sequences add up.
     copies = mesh.ranks_per_sample // (mesh.pp * mesh.cp)
-    totals = {name: value / copies for name, value in _over_ranks(totals, control).items()}
-    if not totals:
+    names = sorted({name for sums, _ in of_ranks for name in sums})
+    joint = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / copies for name in names}
+    if not joint:
         raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
-    return case.metrics(totals) | case.row_metrics(_rows_of_ranks(rows, control, copies))
+    row_names = sorted({name for _, parts in of_ranks for name in parts})
+    distinct = [parts for _, parts in of_ranks][::copies]
+    joint_rows = {name: torch.cat([each[name] for each in distinct if name in each]).numpy() for name in row_names}
+    return case.metrics(joint) | case.row_metrics(joint_rows)
 
 
 def metrics_of(case: TrainCase, sums: Mapping[str, Tensor]) -> dict[str, float]:
@@ -79,50 +85,6 @@ def _in_step(
         if not some.item():
             return
         yield (filler, False) if batch is None else (batch, True)
-
-
-def _over_ranks(totals: dict[str, float], control: dist.ProcessGroup | None) -> dict[str, float]:
-    """Add up over the ranks. Names are exchanged too, since a rank without batches has none."""
-    if control is None or dist.get_world_size(control) == 1:
-        return totals
-    names = _shared_names(sorted(totals), control)
-    values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
-    dist.all_reduce(values, group=control)
-    return dict(zip(names, values.tolist(), strict=True))
-
-
-def _rows_of_ranks(
-    rows: dict[str, Tensor], control: dist.ProcessGroup | None, copies: int
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the rows of all ranks; of ranks that share samples, ``copies`` at a time, those of the first."""
-    if control is None or dist.get_world_size(control) == 1:
-        return {name: part.numpy() for name, part in rows.items()}
-    gathered = {}
-    for name in _shared_names(sorted(rows), control):
-        mine = rows.get(name, torch.empty(0, 0, dtype=torch.float64))
-        shape = torch.tensor(mine.shape)
-        shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size(control))]
-        dist.all_gather(shapes, shape, group=control)
-        count, width = torch.stack(shapes).amax(0).tolist()
-        padded = torch.zeros(count, width, dtype=torch.float64)
-        padded[: mine.shape[0], : mine.shape[1]] = mine
-        parts = [torch.empty_like(padded) for _ in shapes]
-        dist.all_gather(parts, padded, group=control)
-        gathered[name] = torch.cat([part[: int(size[0])] for part, size in zip(parts, shapes, strict=True)][::copies])
-    return {name: part.numpy() for name, part in gathered.items()}
-
-
-def _shared_names(names: list[str], control: dist.ProcessGroup) -> list[str]:
-    """Return the names of all ranks, exchanged as text, without unpickling."""
-    text = "\n".join(names).encode()
-    length = torch.tensor([len(text)])
-    dist.all_reduce(length, op=dist.ReduceOp.MAX, group=control)
-    mine = torch.zeros(int(length), dtype=torch.uint8)
-    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(control))]
-    dist.all_gather(gathered, mine, group=control)
-    lists = [bytes(part.tolist()).rstrip(b"\0").decode().split("\n") for part in gathered]
-    return sorted({name for part in lists for name in part if name})
 
 
 def share_buffers(model: nn.Module, control: dist.ProcessGroup | None) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.hooks import AUTOCAST_DTYPES, Hooks
-from accelmark.frameworks.pytorch.mesh.stages import Received
+from accelmark.frameworks.pytorch.mesh.sharding import Received
 from accelmark.frameworks.pytorch.state import Training
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PipelineTraining(Training):
         dist.send(output.contiguous(), group=self.group, group_dst=number + 1)
         return None
 
-    def of_result(self, value: T) -> T:
+    def broadcast_result(self, value: T) -> T:
         """Return the value of the last stage."""
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=self.stage.num_stages - 1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import platform as machine
+import random
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, Final, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
@@ -16,6 +20,7 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision, TrainSettings
+from accelmark.train.loop.contract import StepClock
 
 _FP32_SWITCHES: Final = (
     "fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision",
@@ -164,3 +169,71 @@ def library_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@final
+class DeviceLosses:
+    """Losses of a device, copied together into pinned memory, without waiting, when the window closes.
+
+    ``overwritten``: each step writes its loss to the memory of the one before, as CUDA graphs do where the compiled
+    model returns the loss; it is then copied on the device in its own step.
+    """
+
+    def __init__(self, clock: StepClock, *, pinned: bool = True, overwritten: bool = False) -> None:
+        self._clock = clock
+        self._pinned = pinned
+        self._overwritten = overwritten
+
+    def keep(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, which is copied to the host later."""
+        return loss.clone() if self._overwritten else loss
+
+    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+        """Start one asynchronous copy of all losses."""
+        stacked = torch.stack([loss.float().reshape(()) for loss in kept])
+        host = torch.empty(len(kept), dtype=torch.float32, pin_memory=self._pinned)
+        host.copy_(stacked, non_blocking=True)
+        copied = self._clock.mark()
+
+        def read() -> list[float]:
+            copied.synchronize()
+            self._clock.release([copied])
+            return [float(value) for value in host.tolist()]
+
+        return read
+
+
+def rank_seed(shared_seed: int, rank: int) -> int:
+    """Return the seed of one rank: 63 bits of a hash, independent for neighbouring ranks and rounds."""
+    digest = hashlib.sha256(f"{shared_seed}:{rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch on all devices."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of all generators in types that ``torch.load(weights_only=True)`` reads."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
+    if device.type != "cpu":
+        state["device"] = torch.get_device_module(device).get_rng_state(device)
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    state["numpy"] = [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)]
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore the state of all generators from :func:`random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(state["torch"])
+    if device.type != "cpu" and "device" in state:
+        torch.get_device_module(device).set_rng_state(state["device"], device)
+    if "numpy" in state:
+        name, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import final
 
 from accelmark.spec.job import TrainingWork
-from accelmark.spec.log.events import Finished, StepWindow
+from accelmark.spec.log.events import Event, Finished, StepWindow
+from accelmark.spec.log.perflog import EventLog
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import End, follows_reference
@@ -16,7 +18,7 @@ from accelmark.train.loop.window import first_nonfinite
 
 @final
 @dataclass(slots=True)
-class Account:
+class RunTotals:
     """Totals of a rank; all times are readings of ``time.monotonic``."""
 
     process_start: float
@@ -76,7 +78,8 @@ class Account:
         raw_s = train_end - train_start
         training_s = max(0.0, raw_s - self.evaluation_s)
         compute_s = self.compute_ms / 1000
-        units = (self.progress.num_trained_samples - self.num_samples_before) * self._units_per_sample()
+        units_per_sample = 1 if self.job is None else self.job.units_per_sample
+        units = (self.progress.num_trained_samples - self.num_samples_before) * units_per_sample
         backend = self.backend
         return Finished(
             state="completed" if end.completed else "cancelled" if end.reason == "cancelled" else "failed",
@@ -103,8 +106,24 @@ class Account:
             core_wait_s=self.cpu_wait.longest_s(),
         )
 
-    def _units_per_sample(self) -> int:
-        return 1 if self.job is None else self.job.units_per_sample
+
+@final
+class FinishedEvent:
+    """Writes FINISHED exactly once, from whichever thread is first."""
+
+    def __init__(self, log: EventLog, totals: RunTotals) -> None:
+        self._log = log
+        self._totals = totals
+        self._lock = threading.Lock()
+        self._is_written = False
+
+    def write(self, end: End) -> None:
+        """Write FINISHED unless it is written already."""
+        with self._lock:
+            if self._is_written:
+                return
+            self._is_written = True
+            self._log.event(Event.FINISHED, self._totals.finished(end))
 
 
 def _rate(units: int, duration_s: float) -> float | None:
