@@ -180,6 +180,7 @@ def _releasing(release: threading.Event) -> Callable[[CheckpointWriter], None]:
     return released
 
 
+@pytest.mark.heavy
 def test_a_kill_during_a_write_leaves_the_checkpoint_before(tmp_path: Path, run_here: RunHere) -> None:
     settings = {**BASE, "checkpoint.asynchronous": True}
     whole = run_here(make_job(tmp_path / "whole", settings)).losses()
@@ -209,7 +210,8 @@ runpy.run_module("accelmark.train.loop.rank", run_name="__main__", alter_sys=Fal
 """
 
 
-@pytest.mark.parametrize("parallelism", [pytest.param("ddp", marks=pytest.mark.heavy), "fsdp2"])
+@pytest.mark.heavy
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_two_ranks_resume_from_an_asynchronous_checkpoint(tmp_path: Path, parallelism: str) -> None:
     settings = {**BASE, "batch_size": 8, "parallelism": parallelism, "checkpoint.keep": 9}
     settings |= {"checkpoint.asynchronous": True, "optimizer.name": "adamw", "optimizer.lr": 0.01}

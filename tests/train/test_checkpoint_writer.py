@@ -124,30 +124,30 @@ def test_pairs_stay_within_their_disk_space(tmp_path: Path, monkeypatch: pytest.
     assert number(hashes.pairs[-1][1]) > 1000, "spread over all of training"
 
 
-def test_a_model_that_is_too_large_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 200, size=2**20, **{"checkpoint.replay_mib": 1})
-    assert hashes.reason == "a checkpoint takes 1 MiB, checkpoint.replay_mib is 1"
-    assert hashes.pairs == ((None, "step000000008"),)
-    assert left == ["step000000008", "step000000200"]
-
-
-def test_without_disk_space_only_the_final_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 50, **{"checkpoint.replay_mib": 0})
-    assert (hashes.pairs, hashes.reason) == ((), "checkpoint.replay_mib is 0")
-    assert left == ["step000000050"]
-
-
-def test_the_weights_of_the_first_claim_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 50, claimed=31, **{"checkpoint.replay_mib": 0})
-    assert (hashes.claimed, hashes.final) == ("step000000031", "step000000050")
-    assert left == ["step000000031", "step000000050"]
-
-
-def test_a_short_training_has_one_pair_from_its_initial_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("steps", "options", "pairs", "left", "reason"),
+    [
+        (200, {"size": 2**20, "checkpoint.replay_mib": 1}, [(0, 8)], [8, 200], "a checkpoint takes 1 MiB"),
+        (50, {"checkpoint.replay_mib": 0}, [], [50], "checkpoint.replay_mib is 0"),
+        (50, {"claimed": 31, "checkpoint.replay_mib": 0}, [], [31, 50], "checkpoint.replay_mib is 0"),
+        (5, {}, [(0, 5)], [5], None),
+    ],
+    ids=["too large", "no space", "target", "short"],
+)
+def test_pairs_are_left_out_with_the_reason_and_final_and_target_weights_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    options: dict[str, Any],
+    pairs: list[tuple[int, int]],
+    left: list[int],
+    reason: str | None,
 ) -> None:
-    hashes, _ = train(tmp_path, monkeypatch, 5)
-    assert hashes.pairs == ((None, "step000000005"),)
+    hashes, names = train(tmp_path, monkeypatch, steps, **options)
+    assert [(number(start), number(end)) for start, end in hashes.pairs] == pairs
+    assert [number(name) for name in names] == left
+    assert hashes.reason == reason if reason is None else reason in (hashes.reason or "")
+    assert (number(hashes.claimed), number(hashes.final)) == (options.get("claimed", 0), steps)
 
 
 def test_checkpoints_to_resume_from_are_removed_but_those_of_pairs_kept(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,27 +101,28 @@ def test_a_wrong_setting_is_found_at_its_first_step(
         assert first.what.endswith("norm.weight") == (setting == "optimizer.decay_norm_and_bias"), first
 
 
-def test_a_transposed_weight_is_found_in_the_first_outputs(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
-    inputs = shutil.copytree(reference / "inputs", tmp_path / "inputs")
+def transpose_weight(inputs: Path) -> None:
     weights = read_tensors(inputs / INITIAL_FILE)
     weights["blocks.0.linear.weight"] = np.ascontiguousarray(weights["blocks.0.linear.weight"].T)
     write_tensors(inputs / INITIAL_FILE, weights)
-    run_here(compare_job(tmp_path / "other", inputs))
-    first = found_difference(reference, tmp_path / "other")
-    assert first.step == 1
-    assert first.what.startswith("outputs of batch")
 
 
-def test_shuffled_batches_are_found_at_their_step(reference: Path, tmp_path: Path, run_here: RunHere) -> None:
-    inputs = shutil.copytree(reference / "inputs", tmp_path / "inputs")
+def swap_batches(inputs: Path) -> None:
     third, fourth = inputs / batches_file(3), inputs / batches_file(4)
     third.rename(inputs / "kept")
     fourth.rename(third)
     (inputs / "kept").rename(fourth)
+
+
+@pytest.mark.parametrize(("change", "step"), [(transpose_weight, 1), (swap_batches, 3)])
+def test_other_inputs_are_found_in_the_outputs_of_their_step(
+    reference: Path, tmp_path: Path, run_here: RunHere, change: Callable[[Path], None], step: int
+) -> None:
+    inputs = shutil.copytree(reference / "inputs", tmp_path / "inputs")
+    change(inputs)
     run_here(compare_job(tmp_path / "other", inputs))
     first = found_difference(reference, tmp_path / "other")
-    assert first.step == 3
-    assert first.what.startswith("outputs of batch")
+    assert (first.step, first.what.startswith("outputs of batch")) == (step, True), first
 
 
 def test_weights_of_another_model_are_named(reference: Path, tmp_path: Path, run_here: RunHere) -> None:

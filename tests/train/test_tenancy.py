@@ -77,13 +77,6 @@ def test_an_early_stop_ends_training_at_an_evaluation_outside_any_window(tmp_pat
         assert window.wall_ms < sum(window.step_ms) + sum(window.data_wait_ms) + PAUSE_S * 1000
 
 
-def test_training_without_an_early_stop_decision_runs_to_its_bound(tmp_path: Path) -> None:
-    heard = Heard()
-    done = carried(make_job(tmp_path, {"end.max_steps": 9, "evaluate.every_steps": 4}), heard)
-    assert done.end.reason == "max_steps"
-    assert [evaluation.global_steps for evaluation in heard.evaluations] == [4, 8, 9]
-
-
 @pytest.fixture
 def group() -> Iterator[dist.ProcessGroup]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -93,16 +86,13 @@ def group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
-def test_one_job_after_another_uses_the_group_of_the_process_and_leaves_it_open(
+def test_a_job_after_a_failed_one_uses_the_group_of_the_process_and_leaves_it_open(
     tmp_path: Path, group: dist.ProcessGroup
 ) -> None:
-    for steps in (4, 6):
-        done = carried(make_job(tmp_path, {"end.max_steps": steps}), Heard(), group)
-        assert done.end.reason == "max_steps"
-        assert dist.is_initialized()
-
-
-def test_a_failing_job_leaves_the_process_usable_for_the_next(tmp_path: Path) -> None:
-    broken = carried(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 3}), Heard())
+    broken = carried(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 3}), Heard(), group)
     assert (broken.end.reason, broken.in_step, broken.exit_code) == ("out_of_memory", False, 1)
-    assert carried(make_job(tmp_path), Heard()).end.reason == "max_steps"
+    heard = Heard()
+    done = carried(make_job(tmp_path, {"end.max_steps": 9, "evaluate.every_steps": 4}), heard, group)
+    assert done.end.reason == "max_steps"
+    assert [evaluation.global_steps for evaluation in heard.evaluations] == [4, 8, 9]
+    assert dist.is_initialized()
