@@ -81,7 +81,7 @@ def backend_of(job: JobSpec, log: PerfLogWriter) -> PyTorchBackend:
 
 def take(backend: PyTorchBackend, start: Path | None, num_steps: int) -> Taken:
     """Take steps from a checkpoint, or from the initial weights of a new backend."""
-    step = 0 if start is None else backend._checkpoints.load_for_replay(start).global_steps
+    step = 0 if start is None else backend.checkpoints.load_for_replay(start).global_steps
     before = flat(backend)
     losses: list[float] = []
     close = before

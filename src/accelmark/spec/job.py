@@ -98,7 +98,7 @@ class TrainJob(TrainingWork):
 class ExternalJob(TrainingWork):
     """Train a case with another project's trainer, whose output is translated into PerfLog events."""
 
-    rank_module: ClassVar[str] = "accelmark.train.external"
+    rank_module: ClassVar[str] = "accelmark.train.external.rank"
     kind: Literal["external"] = "external"
     trainer: TrainerSpec
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform as machine
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -56,16 +55,17 @@ from accelmark.frameworks.pytorch.training.platform import (
 )
 from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
-from accelmark.spec.errors import AccelmarkError, RequestError, RunError, first_line
+from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.log.events import EndReason, Event, Started
+from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.loop.backend import RankBackend
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
-from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses, OwnPart
-from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock, StepTracer
+from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
+from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.tasks.case_file import case_class
 from accelmark.train.tasks.samples import naming_bad_samples
@@ -90,41 +90,31 @@ class InProcess:
 
 
 @final
-class PyTorchBackend:
+class PyTorchBackend(RankBackend):
     """One rank's training in PyTorch; see :class:`accelmark.train.loop.contract.Backend`."""
 
+    memory_advice = "activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices"
+    checkpoints: Checkpoints
+
     def __init__(
-        self, job: JobSpec, train: TrainJob, ranks: RankPlace, log: EventLog, in_process: InProcess | None = None
+        self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog, in_process: InProcess | None = None
     ) -> None:
-        self._job = job
-        self._settings = train.settings
-        self._ranks = ranks
-        self._log = log
+        super().__init__(job, train, place, log)
         self._in_process = in_process
         self._device = torch.device("cpu")
-        self._phase = "initialisation"
         self._feed: Ahead[tuple[Batch, torch.Event]] | None = None
         self._copies: CopyStream | None = None
-        self._eval_batches: Batches | None = None
         self._compilation: Compilation | None = None
-        self.world_size = ranks.world_size
-        self.immediate = True
-        self.clock: StepClock | None = HostClock()
-        self.own_end: Callable[[], Any] | None = None
-        self.tracer: StepTracer | None = None
-        self.losses: LossReader = HostLosses()
-        self.num_parameters = 0
-        self.flops_per_sample: float | None = None
-        self.flops_per_sample_formula: float | None = None
+        self.immediate, self.clock = True, HostClock()
 
     def prepare(self) -> Started:
         """Build device, data, model, optimizer and schedule, and log an event for each."""
-        job, settings, ranks, log = self._job, self._settings, self._ranks, self._log
+        job, settings, ranks, log = self.job, self.settings, self.place, self.log
         if self._in_process is not None:
             make_case: Callable[..., TrainCase] = self._in_process.make_case
         else:
             make_case = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
-        self._device = device = open_device(self._job, ranks)
+        self._device = device = open_device(self.job, ranks)
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)
         if precision != settings.precision:
@@ -140,10 +130,10 @@ class PyTorchBackend:
         number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
         seed = rank_seed(settings.seed, number)
         place = Place(number, self._num_data_ranks, device, seed, settings.seed, mesh)
-        hooks_class = load_hooks(self._job.extern)
+        hooks_class = load_hooks(self.job.extern)
         records = hook_records(hooks_class)
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
-        case = self._case = make_case(settings, self._job.data_dirs, place)
+        case = self._case = make_case(settings, self.job.data_dirs, place)
         hooks = hooks_class(case)
         self._batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
         self._size = size = EpochSize.of(settings, self._batches.num_samples, self._num_data_ranks)
@@ -154,7 +144,7 @@ class PyTorchBackend:
         initial = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
         attention = AttentionCalls()
-        if ranks.rank == 0 and isinstance(self._job.work, TrainJob):
+        if ranks.rank == 0 and isinstance(self.job.work, TrainJob):
             with attention:
                 self.flops_per_sample, uncounted = count_flops(case, model)
             if uncounted is not None:
@@ -163,7 +153,7 @@ class PyTorchBackend:
         self._build(hooks, model)
         training = self._training
         if not settings.loader.synthetic:
-            self._eval_batches = self._timed(Event.INIT_EVALUATION, case.eval_batches)
+            self.eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
         seed_everything(place.seed)
         return Started(
             framework="pytorch",
@@ -185,7 +175,7 @@ class PyTorchBackend:
             standard_module_hash=modules,
             checkpoint_hash=initial,
             train_samples=self._batches.num_samples,
-            eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
+            eval_samples=self.eval_batches.num_samples if self.eval_batches is not None else None,
             compute_type=compute_type(training.module, training.autocast, device),
             # With cp, queries and keys have other lengths than in the calls that were seen.
             attention_kernels=chosen_kernels(
@@ -203,11 +193,11 @@ class PyTorchBackend:
         if self._in_process is not None:
             forget_peak_memory(self._device)
             return self._in_process.control
-        is_sharded = self._settings.is_sharded
+        is_sharded = self.settings.is_sharded
         flight_recorder.switch_on()
-        group = join_ranks(self._job.collective_backend, self._ranks, self._device, needed=is_sharded)
+        group = join_ranks(self.job.collective_backend, self.place, self._device, needed=is_sharded)
         if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
-            flight_recorder.answer_requests(Path(node_dir), self._ranks.rank)
+            flight_recorder.answer_requests(Path(node_dir), self.place.rank)
         return group
 
     def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
@@ -215,23 +205,23 @@ class PyTorchBackend:
 
         Vendor hooks may read weights: with them, every rank builds the full model.
         """
-        hooks.scatters_weights = self._settings.has_shards and self.world_size > 1 and type(hooks) is Hooks
-        if hooks.scatters_weights and self._ranks.rank != 0:
-            return build_without_weights(case, self._log)
+        hooks.scatters_weights = self.settings.has_shards and self.world_size > 1 and type(hooks) is Hooks
+        if hooks.scatters_weights and self.place.rank != 0:
+            return build_without_weights(case, self.log)
         return case.build_model()
 
     def _build(self, hooks: Hooks, model: nn.Module) -> None:
         """Call the model hooks in order, and log the duration of each."""
         case, mesh = self._case, self._case.place.mesh
-        model = self._timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
+        model = self.timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
         model.train()
         self.num_parameters = num_parameters(model)
-        inner, autocast = self._timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
-        autocast = with_attention(autocast, self._settings.attention)
-        self._compilation = wrap_model(case, inner, self._job.case.name, self._log)
-        wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
-        training = self._timed(Event.CREATE_OPTIMIZER, lambda: self._with_optimizer(hooks, wrapped, autocast))
-        length = self._size.schedule_length(self._settings)
+        inner, autocast = self.timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
+        autocast = with_attention(autocast, self.settings.attention)
+        self._compilation = wrap_model(case, inner, self.job.case.name, self.log)
+        wrapped = self.timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
+        training = self.timed(Event.CREATE_OPTIMIZER, lambda: self._with_optimizer(hooks, wrapped, autocast))
+        length = self._size.schedule_length(self.settings)
         training.schedule = case.build_schedule(training.optimizer, length, self.steps_per_epoch)
         self._training = training
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
@@ -241,38 +231,27 @@ class PyTorchBackend:
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
-        if self.clock is not None and self._settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
+        if self.clock is not None and self.settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
-        directory = CheckpointDirectory(self._job.checkpoint_dir, self._ranks, self.exchange_max)
-        self._checkpoints = Checkpoints(directory, self._settings, training, case.place, self._ranks)
+        directory = CheckpointDirectory(self.job.checkpoint_dir, self.place, self.exchange_max)
+        self.checkpoints = Checkpoints(directory, self.settings, training, case.place, self.place)
 
     def _with_optimizer(self, hooks: Hooks, model: nn.Module, autocast: Autocast) -> Training:
         training = Training(model, hooks.create_optimizer(model), None, hooks.create_grad_scaler(), autocast)
         if self._case.place.mesh.pp > 1:
             refuse_hooks(hooks, "the schedule of a pipeline")
             return PipelineTraining.open(training, self._case, hooks)
-        if self._settings.parallelism != "deepspeed":
+        if self.settings.parallelism != "deepspeed":
             return training
         refuse_hooks(hooks, "DeepSpeed's engine")
-        return ZeroTraining.open(training, self._settings, self._device, self.world_size)
-
-    def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
-        start = time.monotonic()
-        built = build()
-        self._log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
-        return built
-
-    def restore(self) -> Progress | None:
-        """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest() if self._job.resume else None
-        return None if newest is None else self._checkpoints.load(newest)
+        return ZeroTraining.open(training, self.settings, self._device, self.world_size)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step, prefetched and pinned where the device is not the CPU."""
-        self._phase = f"epoch {epoch}"
-        settings = self._settings
+        self.phase = f"epoch {epoch}"
+        settings = self.settings
         accumulation = settings.gradient_accumulation_steps
-        batches = naming_bad_samples(iter(self._batches.epoch(epoch)), self._batches, self._log)
+        batches = naming_bad_samples(iter(self._batches.epoch(epoch)), self._batches, self.log)
         for _ in islice(batches, skip_steps * accumulation):
             pass  # an earlier process trained them
         self._close_feed()
@@ -286,7 +265,7 @@ class PyTorchBackend:
                 self._copies = CopyStream(self._device)
             self._feed = Ahead(self._copies.send(batches, move), settings.loader.prefetch)
             batches = self._copies.receive(self._feed)
-        self._checkpoints.restore_random()
+        self.checkpoints.restore_random()
         return steps_of(batches, accumulation)
 
     def _close_feed(self) -> None:
@@ -299,21 +278,17 @@ class PyTorchBackend:
         rate: float = self._training.optimizer.param_groups[0]["lr"]
         return rate
 
-    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
-        """Return the case's metrics over all ranks' evaluation data, with a checkpoint's weights if one is given."""
-        if self._eval_batches is None:
-            raise RequestError("there is no evaluation on synthetic data")
-        if weights is not None:
-            self._checkpoints.load(weights)
-        return self.evaluate_on(self._eval_batches)
+    def load(self, checkpoint: Path) -> Progress:
+        """Load a checkpoint, and return the progress of training."""
+        return self.checkpoints.load(checkpoint)
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
         """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
-        progress = Progress() if start is None else self._checkpoints.load_for_replay(start)
+        progress = Progress() if start is None else self.checkpoints.load_for_replay(start)
         before = [part.clone() for part in self._training.trained_parts().values()]
         replay = repeat_steps(self, progress, num_steps)
         if end is not None:
-            replay.update = self._checkpoints.compare(end, before)
+            replay.update = self.checkpoints.compare(end, before)
         return replay
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
@@ -322,11 +297,11 @@ class PyTorchBackend:
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""
-        return self._checkpoints.save(progress)
+        return self.checkpoints.save(progress)
 
     def finish_save(self) -> float:
         """Wait until the newest checkpoint is complete, and return how long it took a thread to write it."""
-        return self._checkpoints.finish_save()
+        return self.checkpoints.finish_save()
 
     def comparison(self) -> Comparison:
         """Return the model as named arrays, to compare its first steps with another framework's."""
@@ -363,29 +338,22 @@ class PyTorchBackend:
     def trained(self) -> None:
         """Log the number of compiled graphs."""
         if self._compilation is not None:
-            self._compilation.report(self._settings.compile, self._log)
+            self._compilation.report(self.settings.compile, self.log)
 
-    def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        """Distinguish out-of-memory from other errors, and say what to do."""
-        if is_out_of_memory(error):
-            settings = self._settings
-            return "out_of_memory", (
-                f"out of memory on {self._device} ({device_name(self._device) or 'host memory'}) in {self._phase}, "
-                f"with batch_size {settings.batch_size}, precision {settings.precision}, "
-                f"parallelism {settings.parallelism}; try a smaller batch_size with more gradient_accumulation_steps, "
-                "activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices "
-                f"({first_line(error)})"
-            )
-        if isinstance(error, AccelmarkError):
-            return "error", str(error)
-        return "error", f"{type(error).__name__}: {first_line(error)}"
+    def device_label(self) -> str:
+        """Return the name of the device in messages."""
+        return f"{self._device} ({device_name(self._device) or 'host memory'})"
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether an error says that memory of the device or of the host is exhausted."""
+        return is_out_of_memory(error)
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
         self._close_feed()
-        if (together or self.world_size == 1) and hasattr(self, "_checkpoints"):
+        if (together or self.world_size == 1) and hasattr(self, "checkpoints"):
             with suppress(RunError):  # training failed for another reason
-                self._checkpoints.finish_save()
+                self.checkpoints.finish_save()
         if self._in_process is not None:
             return
         if dist.is_initialized() and (together or self.world_size == 1):

@@ -1,4 +1,4 @@
-"""Run one rank of an external trainer as a child process."""
+"""One rank of an external trainer, as a child process: ``python -m accelmark.train.external.rank JOB.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from io import TextIOWrapper
 from typing import Final, final
 
@@ -26,6 +27,7 @@ from accelmark.spec.plugins.trainer import fill
 from accelmark.train.external.translate import LogTranslator
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
+from accelmark.train.loop.rank import end_process, main
 from accelmark.train.loop.totals import FinishedEvent, RunTotals
 
 _MAX_LINE_CHARACTERS: Final = 2**16
@@ -49,7 +51,7 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     counted = place["rank"] == (0 if work.trainer.log.rank == "first" else place["world_size"] - 1)
     translator = LogTranslator(work, job.key.world_size, log, totals, resumed=job.resume) if counted else None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}
-    trainer = _Trainer(command, environment, translator, log, resumed=job.resume)
+    trainer = _Trainer(command, environment, translator, log, job.resume)
 
     def overdue(signal_name: str) -> None:
         trainer.signal(signal.SIGKILL)
@@ -103,28 +105,20 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
 
 
 @final
+@dataclass
 class _Trainer:
     """The trainer's process, and the thread that reads its output.
 
     Ranks whose output does not count have no translator; they write TRAIN_START, HEARTBEAT and TRAIN_END.
     """
 
-    def __init__(
-        self,
-        command: list[str],
-        environment: Mapping[str, str],
-        translator: LogTranslator | None,
-        log: EventLog,
-        *,
-        resumed: bool,
-    ) -> None:
-        self._command: Final = command
-        self._environment: Final = environment
-        self._translator: Final = translator
-        self._log: Final = log
-        self._resumed: Final = resumed
-        self._last_lines: Final[deque[str]] = deque(maxlen=_LAST_LINES)
-        self._process: subprocess.Popen[bytes] | None = None
+    command: list[str]
+    environment: Mapping[str, str]
+    translator: LogTranslator | None
+    log: EventLog
+    resumed: bool
+    _last_lines: deque[str] = field(default_factory=partial(deque, maxlen=_LAST_LINES))
+    _process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> End:
         """Run the trainer to its end, and return how it ended."""
@@ -132,7 +126,7 @@ class _Trainer:
             code = self._exit_code()
         except OSError as error:
             what = "was not found" if isinstance(error, FileNotFoundError) else f"cannot be started: {error.strerror}"
-            return self._failed(f"the trainer's program {self._command[0]!r} {what}; check its requirements")
+            return self._failed(f"the trainer's program {self.command[0]!r} {what}; check its requirements")
         except Cancelled as cancelled:
             self.signal(signal.SIGTERM)
             if self._process is not None:
@@ -145,7 +139,7 @@ class _Trainer:
             how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             last = self._last_lines[-1].strip() if self._last_lines else "it printed nothing"
             return self._failed(f"the trainer {how}: {last[:500]}")
-        end = self._translator.end() if self._translator is not None else End("max_steps")
+        end = self.translator.end() if self.translator is not None else End("max_steps")
         return end if end.completed else self._failed(end.message or end.reason)
 
     def _exit_code(self) -> int:
@@ -153,25 +147,25 @@ class _Trainer:
         started_ns = time.monotonic_ns()
         # in its own session, so that every process that the trainer starts can be ended
         process = self._process = subprocess.Popen(
-            self._command,
+            self.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=self._environment,
+            env=self.environment,
             start_new_session=True,
         )
-        if self._translator is not None:
-            self._translator.start_at(started_ns)
+        if self.translator is not None:
+            self.translator.start_at(started_ns)
         else:
-            self._log.event(Event.TRAIN_START, {"resumed": self._resumed})
+            self.log.event(Event.TRAIN_START, {"resumed": self.resumed})
         reader = threading.Thread(target=self._read, args=(process,), name="trainer output", daemon=True)
         reader.start()
         while True:
             try:
                 code = process.wait(_HEARTBEAT_S)
             except subprocess.TimeoutExpired:
-                if self._translator is None:
-                    self._log.event(Event.HEARTBEAT)
+                if self.translator is None:
+                    self.log.event(Event.HEARTBEAT)
             else:
                 reader.join(_DRAIN_S)
                 return code
@@ -179,10 +173,10 @@ class _Trainer:
     def _close(self) -> None:
         """End what the trainer left running, and write the end of training."""
         self.signal(signal.SIGKILL)
-        if self._translator is not None:
-            self._translator.close()
+        if self.translator is not None:
+            self.translator.close()
         else:
-            self._log.event(Event.TRAIN_END)
+            self.log.event(Event.TRAIN_END)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the trainer's session."""
@@ -202,10 +196,14 @@ class _Trainer:
             self._last_lines.append(text)
             # A trainer must not write PerfLog events itself.
             os.write(1, text.replace(PERFLOG_PREFIX, "[PerfLog of the trainer] ").encode(errors="replace") + b"\n")
-            if self._translator is not None:
-                self._translator.line(text, read_ns)
+            if self.translator is not None:
+                self.translator.line(text, read_ns)
 
     def _failed(self, message: str) -> End:
         fields = {"type": "TrainerError", "message": message, "last_lines": list(self._last_lines)}
-        self._log.event(Event.ERROR, fields)
+        self.log.event(Event.ERROR, fields)
         return End("error", message)
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:], run_external))

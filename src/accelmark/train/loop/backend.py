@@ -1,0 +1,109 @@
+"""What the training backends of all frameworks have in common."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from accelmark.spec.errors import AccelmarkError, RequestError, first_line
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.log.events import EndReason, Event
+from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.loop.clocks import HostLosses
+from accelmark.train.loop.contract import LossReader, Progress, StepClock, StepTracer
+
+
+class SavedProgress(Protocol):
+    """The checkpoints of a job."""
+
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint that all hosts have, or None."""
+        ...
+
+
+class RankBackend(ABC):
+    """A base of backends; see :class:`accelmark.train.loop.contract.Backend`.
+
+    A subclass sets ``checkpoints`` and, unless data is synthetic, ``eval_batches`` in ``prepare``.
+    """
+
+    memory_advice: ClassVar[str]
+    """What to do if memory is exhausted, besides a smaller batch."""
+    checkpoints: SavedProgress
+
+    def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
+        self.job, self.settings, self.place, self.log = job, train.settings, place, log
+        self.phase = "initialisation"
+        """What the rank does, for messages."""
+        self.eval_batches: Any = None
+        self.world_size = place.world_size
+        self.immediate = False
+        self.clock: StepClock | None = None
+        self.own_end: Callable[[], Any] | None = None
+        self.tracer: StepTracer | None = None
+        self.losses: LossReader = HostLosses()
+        self.num_parameters = 0
+        self.flops_per_sample: float | None = None
+        self.flops_per_sample_formula: float | None = None
+
+    @abstractmethod
+    def device_label(self) -> str:
+        """Return the name of the device in messages."""
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether an error says that memory of the device or of the host is exhausted."""
+
+    @abstractmethod
+    def load(self, checkpoint: Path) -> Progress:
+        """Load a checkpoint, and return the progress of training."""
+
+    @abstractmethod
+    def evaluate_on(self, batches: Any) -> dict[str, float]:
+        """Return the case's metrics over given data; all ranks take part."""
+
+    def summary(self, error: BaseException) -> str:
+        """Return the line of an error that says what happened."""
+        return first_line(error)
+
+    def timed(self, event: Event, build: Callable[[], Any]) -> Any:
+        """Call ``build``, and log how long it took."""
+        start = time.monotonic()
+        built = build()
+        self.log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
+        return built
+
+    def restore(self) -> Progress | None:
+        """Load the newest checkpoint where the job resumes and there is one."""
+        newest = self.checkpoints.newest() if self.job.resume else None
+        return None if newest is None else self.load(newest)
+
+    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
+        """Return the case's metrics over all ranks' evaluation data, with a checkpoint's weights if one is given."""
+        if self.eval_batches is None:
+            raise RequestError("there is no evaluation on synthetic data")
+        if weights is not None:
+            self.load(weights)
+        return self.evaluate_on(self.eval_batches)
+
+    def finish_save(self) -> float:
+        """Return 0: training waits for all of a checkpoint."""
+        return 0.0
+
+    def explain(self, error: BaseException) -> tuple[EndReason, str]:
+        """Distinguish out-of-memory from other errors, and say what to do."""
+        summary = self.summary(error)
+        if isinstance(error, MemoryError) or self.is_out_of_memory(error):
+            settings = self.settings
+            return "out_of_memory", (
+                f"out of memory on {self.device_label()} in {self.phase}, with batch_size {settings.batch_size}, "
+                f"precision {settings.precision} and parallelism {settings.parallelism}; try a smaller batch_size with "
+                f"more gradient_accumulation_steps, or {self.memory_advice} ({summary})"
+            )
+        if isinstance(error, AccelmarkError):
+            return "error", str(error)
+        return "error", f"{type(error).__name__}: {summary}"
