@@ -31,14 +31,12 @@ from torch import Tensor
 
 from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
+from accelmark.frameworks.pytorch.batches import BatchMemory, IndexedBatches, collated
 from accelmark.frameworks.pytorch.case import Place
-from accelmark.frameworks.pytorch.data.batch_memory import BatchMemory
-from accelmark.frameworks.pytorch.data.batches import IndexedBatches, collated
-from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.tasks.arrays import ArrayPlace
-from accelmark.train.tasks.image_folder import ArrayImages
-from accelmark.train.tasks.samples import SampleBatches
+from accelmark.tasks.images.data import ArrayImages
+from accelmark.tasks.images.pytorch_imagenet import ImageFolder
+from accelmark.train.batches import ArrayPlace, SampleBatches
 from benchmarks.inference_peers import ratio
 
 RESULTS: Final = Path(__file__).parent / "results" / "loaders.json"

@@ -15,7 +15,7 @@ from accelmark.cases.detection_mini._canvases import BACKGROUND, Canvases
 from accelmark.cases.detection_mini.pytorch import point_loss
 from accelmark.cases.segmentation_mini.pytorch import mirrored
 from accelmark.spec.log.events import Event
-from accelmark.train.tasks.vision.scenes import overlaps
+from accelmark.tasks.detection.data import overlaps
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import case_of
 from tests.cases.test_mini import write_idx

@@ -12,11 +12,11 @@ from PIL import Image
 
 from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.multimodal_mini._captions import ITEMS, Captions, caption, words
-from accelmark.frameworks.pytorch.tasks.vision.conversation import IMAGE
 from accelmark.spec.log.events import Event
-from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.vision.conversations import PLACEHOLDER
-from accelmark.train.tasks.vision.scenes import Scene
+from accelmark.tasks.conversation.data import PLACEHOLDER
+from accelmark.tasks.conversation.pytorch import IMAGE
+from accelmark.tasks.detection.data import Scene
+from accelmark.tasks.metrics import IGNORED
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_canvases import items
 from tests.cases.test_definitions import SMALL, case_of

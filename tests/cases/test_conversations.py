@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.frameworks.pytorch.tasks.vision.conversation import IMAGE, load_parts
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.vision.conversations import Conversations
+from accelmark.tasks.conversation.data import Conversations
+from accelmark.tasks.conversation.pytorch import IMAGE, load_parts
+from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 

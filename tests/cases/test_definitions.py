@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.frameworks.pytorch.model.identity import count_flops
-from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import SequenceToSequence
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.tasks.text.pytorch import SequenceToSequence
 from accelmark.train.formulas import attention_flops
 from tests.cases.flops import FORMULAS, published_flops
 

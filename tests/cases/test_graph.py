@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.graph.neighbourhood import Incoming, Relation, sample_neighbourhood, synthetic_trees
+from accelmark.tasks.graph.data import Incoming, Relation, sample_neighbourhood, synthetic_trees
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 

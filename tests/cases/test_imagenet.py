@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.frameworks.pytorch.data.batches import generator_for
-from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
+from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks import image_folder
+from accelmark.tasks.images import data as image_data
+from accelmark.tasks.images.pytorch_imagenet import ImageFolder
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_draft_decodes_at_the_smallest_scale_that_covers_the_crop_and_hardly_c
     pixels = np.stack([128 + 100 * np.sin(across), 128 + 100 * np.cos(down), across * 20], -1).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "train/x/a.jpg", quality=95)
     whole = (0.0, 0.0, float(width), float(width))
-    monkeypatch.setattr(image_folder, "_random_box", lambda size, uniform: whole)
+    monkeypatch.setattr(image_data, "_random_box", lambda size, uniform: whole)
     decoded: list[tuple[int, int]] = []
     resize = Image.Image.resize
 

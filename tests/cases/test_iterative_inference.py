@@ -26,7 +26,7 @@ from accelmark.infer.iterative import IterativeModel
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferPrecision
-from accelmark.train.tasks.metrics import IGNORED
+from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.infer_of import Inferred, built, infer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.generation.latents import CaptionedLatents
+from accelmark.tasks.generation.data import CaptionedLatents
 
 SHAPE = 8, 2, 2
 
@@ -86,7 +86,7 @@ def stored(array: np.ndarray[tuple[int, ...], np.dtype[np.uint16]]) -> bytes:
 
 def test_rows_of_several_arrow_files_are_read_by_their_number(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    from accelmark.train.tasks.generation.encodings import EncodedRows
+    from accelmark.tasks.generation.data import EncodedRows
 
     found = EncodedRows(rows(tmp_path), ENCODED, ("timestep",))
     assert len(found) == 3
@@ -113,7 +113,7 @@ def test_rows_of_several_arrow_files_are_read_by_their_number(tmp_path: Path) ->
 )
 def test_a_damaged_row_is_named(tmp_path: Path, changed: Mapping[str, object], message: str) -> None:
     pytest.importorskip("pyarrow")
-    from accelmark.train.tasks.generation.encodings import EncodedRows
+    from accelmark.tasks.generation.data import EncodedRows
 
     with pytest.raises(DataError, match=message):
         EncodedRows(rows(tmp_path, **changed), ENCODED, ("timestep",)).read(1)
@@ -121,7 +121,7 @@ def test_a_damaged_row_is_named(tmp_path: Path, changed: Mapping[str, object], m
 
 def test_a_directory_without_arrow_files_and_a_damaged_one_are_named(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    from accelmark.train.tasks.generation.encodings import EncodedRows
+    from accelmark.tasks.generation.data import EncodedRows
 
     with pytest.raises(DataError, match=rf"{tmp_path}: expected rows \(\*.arrow\)"):
         EncodedRows(tmp_path, ENCODED)

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.case import TrainCase
-from accelmark.frameworks.pytorch.tasks.decoder import CausalLm, Pretraining
-from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
-from accelmark.frameworks.pytorch.tasks.vision.conversation import InstructionTuning
 from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.log.events import Event
+from accelmark.tasks.conversation.pytorch import InstructionTuning
+from accelmark.tasks.language.pytorch import MaskedTokens
+from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining
 from tests.cases import tiny_data
 from tests.cases.job_of import events_of, job_of, losses_of, run, value_of
 from tests.cases.test_definitions import NEEDS, SMALL, case_of

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelmark.train.tasks.masked_windows import CLS, MASK, SEP, MaskedWindows
-from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.token_shards import TokenShards
+from accelmark.tasks.language.data import CLS, MASK, SEP, MaskedWindows, TokenShards
+from accelmark.tasks.metrics import IGNORED
 
 
 @pytest.fixture

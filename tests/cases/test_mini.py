@@ -18,9 +18,9 @@ from accelmark.cases.llama_mini._plays import HELD_OUT, held_out_windows, read_p
 from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
-from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
+from accelmark.tasks.text.pytorch import Encoder, EncoderConfig
 from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import case_of

@@ -13,12 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.frameworks.pytorch.data.batches import collated
+from accelmark.frameworks.pytorch.batches import collated
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.vision.coco import BoxedImages, centred
-from accelmark.train.tasks.vision.scenes import Scene, distorted, multi_scale
-from accelmark.train.tasks.vision.scores import box_precision, mean_overlap
-from accelmark.train.tasks.vision.segments import SegmentedImages, random_part
+from accelmark.tasks.detection.data import BoxedImages, Scene, centred, distorted, multi_scale
+from accelmark.tasks.detection.metrics import box_precision, mean_overlap
+from accelmark.tasks.segmentation.data import SegmentedImages, random_part
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 

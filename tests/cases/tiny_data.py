@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM
 
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.train.tasks.recordings import RATE_HZ
+from accelmark.tasks.speech.data import RATE_HZ
 
 WORDS = ("ONE", "TWO", "SIX", "TEN")
 NUMBERS = {"ONE": "eins", "TWO": "zwei", "SIX": "sechs", "TEN": "zehn"}

@@ -17,7 +17,7 @@ from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
 from accelmark.datasets.verify import fingerprint, verify
 from accelmark.spec.errors import DataError, RequestError
-from accelmark.train.tasks.image_folder import ArrayImages
+from accelmark.tasks.images.data import ArrayImages
 from tests.cases import tiny_data
 
 IMAGENET = dataset_of("imagenet")

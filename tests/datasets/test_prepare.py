@@ -28,12 +28,12 @@ from accelmark.datasets.prepare import c4_llama3, cnn_dailymail, coco, criteo, i
 from accelmark.datasets.prepare.preparation import Preparation, prepare
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.spec.errors import DataError, RequestError
-from accelmark.train.tasks.image_folder import ArrayImages
-from accelmark.train.tasks.recommendation.click_log import ClickLog
-from accelmark.train.tasks.recordings import Recordings
-from accelmark.train.tasks.text.files import JsonLines, Parallel, Table
-from accelmark.train.tasks.token_shards import TokenShards
-from accelmark.train.tasks.vision.coco import BoxedImages
+from accelmark.tasks.detection.data import BoxedImages
+from accelmark.tasks.images.data import ArrayImages
+from accelmark.tasks.language.data import TokenShards
+from accelmark.tasks.recommendation.data import ClickLog
+from accelmark.tasks.speech.data import Recordings
+from accelmark.tasks.text.data import JsonLines, Parallel, Table
 from tests.cases.tiny_data import save_tokenizer
 
 SYNSETS = ("n01440764", "n01443537")

@@ -82,7 +82,7 @@ COPIES = """
 import json, os
 from pathlib import Path
 import testchip, torch
-from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, mover, pinned
+from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, mover, pinned
 
 extension = testchip.build(Path(os.environ[testchip.DIRECTORY_VARIABLE]))
 device = torch.device("testchip", 0)

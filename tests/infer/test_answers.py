@@ -10,7 +10,7 @@ from accelmark.infer.checks.answers import Answers
 from accelmark.infer.process.memory import Slots
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
-from accelmark.train.tasks.metrics import IGNORED
+from accelmark.tasks.metrics import IGNORED
 
 pytestmark = pytest.mark.adversary
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.arrays import ArrayBatches, ArrayPlace, Arrays
+from accelmark.train.batches import ArrayBatches, ArrayPlace, Arrays
 
 
 def seen(batches: ArrayBatches, epoch: int = 0, skip: int = 0) -> list[list[int]]:

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches, generator_for
 from accelmark.frameworks.pytorch.case import Place
-from accelmark.frameworks.pytorch.data.batches import IndexedBatches, TensorBatches, generator_for
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.tasks.samples import naming_bad_samples
+from accelmark.train.batches import naming_bad_samples
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:

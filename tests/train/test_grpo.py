@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.cases.grpo_mini._additions import END, SIGNS, additions
-from accelmark.frameworks.pytorch.tasks.grpo import Grpo, advantages, divergence, objective
 from accelmark.spec.errors import RequestError
+from accelmark.tasks.reinforcement.pytorch import Grpo, advantages, divergence, objective
 from tests.cases.test_definitions import case_of
 
 UNTRAINED = {"model.pretrained": False, "model.num_layers": 1, "batch_size": 2, "model.steps_per_rollout": 3}

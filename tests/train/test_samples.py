@@ -7,8 +7,7 @@ import pytest
 
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.tasks.arrays import ArrayPlace, Arrays
-from accelmark.train.tasks.samples import SampleBatches
+from accelmark.train.batches import ArrayPlace, Arrays, SampleBatches
 
 
 class Noisy:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.recordings import Recordings, read_audio
-from accelmark.train.tasks.text.files import JsonLines, Lines, Parallel, Table
+from accelmark.tasks.speech.data import Recordings, read_audio
+from accelmark.tasks.text.data import JsonLines, Lines, Parallel, Table
 from tests.cases.tiny_data import save_tone
 
 
@@ -27,7 +27,7 @@ def test_lines_are_found_with_and_without_a_last_end(tmp_path: Path, content: by
 
 
 def test_lines_across_chunks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelmark.train.tasks.text.files._CHUNK", 3)
+    monkeypatch.setattr("accelmark.tasks.text.data._CHUNK", 3)
     lines = Lines(written(tmp_path / "a", b"ab\ncdef\n\ng\n"))
     assert [lines.text(index) for index in range(len(lines))] == ["ab", "cdef", "", "g"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.train.tasks.text.scores import Bleu, CharacterErrors, Rouge1, TextScore, WordErrors, edit_distance
+from accelmark.tasks.text.metrics import Bleu, CharacterErrors, Rouge1, TextScore, WordErrors, edit_distance
 
 
 def slow_distance(given: Sequence[str], wanted: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.token_shards import TokenShards
+from accelmark.tasks.language.data import TokenShards
 
 
 def write(path: Path, tokens: npt.NDArray[np.generic]) -> None:

@@ -23,6 +23,8 @@ from accelmark.spec.log.events import EndReason, Event, Started
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
+from accelmark.train.batches import Arrays, SyntheticArrayBatches, naming_bad_samples
+from accelmark.train.case import ArrayCase, Batches, case_class
 from accelmark.train.loop.checkpoint_directory import unreadable
 from accelmark.train.loop.checkpoints import (
     ArrayCheckpoints,
@@ -35,10 +37,6 @@ from accelmark.train.loop.clocks import HostLosses
 from accelmark.train.loop.contract import LossReader, Progress, Replay, StepClock, StepTracer
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.loop.process import handle_signals_again
-from accelmark.train.tasks.array_case import ArrayCase, Batches
-from accelmark.train.tasks.arrays import Arrays, SyntheticArrayBatches
-from accelmark.train.tasks.case_file import case_class
-from accelmark.train.tasks.samples import naming_bad_samples
 
 OPTIMIZER_CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 CaseT = TypeVar("CaseT", bound=ArrayCase)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accelmark.frameworks.pytorch.tasks.imagenet import ImageFolder
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import ClassificationCase, InferBatch, InferBatches
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.image_folder import MEAN, STD
+from accelmark.tasks.images.data import MEAN, STD
+from accelmark.tasks.images.pytorch_imagenet import ImageFolder
 
 
 @final

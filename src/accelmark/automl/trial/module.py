@@ -23,8 +23,8 @@ from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
 from accelmark.automl.records import WeightMode
 from accelmark.datasets.images import Images
+from accelmark.frameworks.pytorch.batches import Shares
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
-from accelmark.frameworks.pytorch.data.batches import Shares
 
 _CALIBRATION_IMAGES: Final = 256
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import LlamaConfig
 
-from accelmark.frameworks.pytorch.tasks.decoder import Pretraining
+from accelmark.tasks.language.pytorch_decoder import Pretraining
 
 
 class Case(Pretraining):

@@ -11,11 +11,10 @@ from paddle import Tensor, nn
 from safetensors.numpy import load_file
 
 from accelmark.frameworks.paddle.layers import Attention, TiedProjection
-from accelmark.frameworks.paddle.tasks.language_modelling import MaskedTokens
 from accelmark.spec.errors import DataError
+from accelmark.tasks.language.data import MaskedWindows, TokenShards
+from accelmark.tasks.language.paddle import MaskedTokens
 from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.tasks.masked_windows import MaskedWindows
-from accelmark.train.tasks.token_shards import TokenShards
 
 CHECKPOINT: Final = "initial/model.safetensors"
 _EPS: Final = 1e-12

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
-from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
+from accelmark.tasks.language.pytorch import MaskedTokens
 
 
 class MaskedLm(nn.Module):

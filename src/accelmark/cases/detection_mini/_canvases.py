@@ -9,8 +9,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE
-from accelmark.train.tasks.vision.scenes import Scene, overlaps
-from accelmark.train.tasks.vision.segments import Segments
+from accelmark.tasks.detection.data import Scene, overlaps
+from accelmark.tasks.segmentation.data import Segments
 
 _SCALES: Final = (0.6, 1.4)
 _LARGEST_OVERLAP: Final = 0.05

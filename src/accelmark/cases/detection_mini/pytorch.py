@@ -15,9 +15,9 @@ from transformers.loss.loss_for_object_detection import generalized_box_iou
 from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
-from accelmark.frameworks.pytorch.tasks.vision.detection import BoxedSamples, Detection, Labels
-from accelmark.train.tasks.image_folder import Uniform
-from accelmark.train.tasks.vision.scenes import Scene
+from accelmark.tasks.detection.data import Scene
+from accelmark.tasks.detection.pytorch import BoxedSamples, Detection, Labels
+from accelmark.tasks.images.data import Uniform
 
 _STRIDE: Final = 4
 _DETECTIONS: Final = 20

@@ -12,14 +12,14 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 
 from accelmark.cases.detr._network import detector
-from accelmark.frameworks.pytorch.tasks.vision.detection import best_classes, precision_rows
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.image_folder import MEAN, STD
-from accelmark.train.tasks.vision.coco import BoxedImages, centred
-from accelmark.train.tasks.vision.scores import box_precision
+from accelmark.tasks.detection.data import BoxedImages, centred
+from accelmark.tasks.detection.metrics import box_precision
+from accelmark.tasks.detection.pytorch import best_classes, precision_rows
+from accelmark.tasks.images.data import MEAN, STD
 
 _MOST_BOXES = 128
 """Boxes of an image that labels have room for; images of val2017 have up to 63."""

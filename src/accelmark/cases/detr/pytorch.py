@@ -5,9 +5,9 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from accelmark.cases.detr._network import detector
-from accelmark.frameworks.pytorch.tasks.vision.detection import Detection
-from accelmark.train.tasks.image_folder import Uniform
-from accelmark.train.tasks.vision.scenes import Scene, multi_scale
+from accelmark.tasks.detection.data import Scene, multi_scale
+from accelmark.tasks.detection.pytorch import Detection
+from accelmark.tasks.images.data import Uniform
 
 
 class Case(Detection):

@@ -9,8 +9,8 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.text import LabelledText, TextClassification, TextClassifier, read_tokenizer
-from accelmark.train.tasks.text.files import Table
+from accelmark.tasks.text.data import Table
+from accelmark.tasks.text.pytorch import LabelledText, TextClassification, TextClassifier, read_tokenizer
 
 
 class Case(TextClassification):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelmark.frameworks.pytorch.tasks.recommendation import ClickPrediction
+from accelmark.tasks.recommendation.pytorch import ClickPrediction
 
 
 class Case(ClickPrediction):

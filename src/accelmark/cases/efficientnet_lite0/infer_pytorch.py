@@ -14,8 +14,7 @@ from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
 from accelmark.infer.batches import InMemoryBatches
 from accelmark.infer.case import InferBatches
 from accelmark.infer.imagenet import ImageNetCase
-from accelmark.train.tasks.image_folder import centre_box
-from accelmark.train.tasks.labelled_images import opened_image
+from accelmark.tasks.images.data import centre_box, opened_image
 
 _PHOTOS: Final = {
     "chelsea.png": (281, 282, 285),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from accelmark.cases.flux import pytorch
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD, read_split
-from accelmark.frameworks.pytorch.data.batches import generator_for
-from accelmark.frameworks.pytorch.tasks.generation.flow import EMPTY_SHARE, EVAL_TIMES
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.tasks.generation.pytorch import EMPTY_SHARE, EVAL_TIMES
 
 _BORDER = 2
 """Background on each side, so that 32 x 32 pixels become 16 channels of 8 x 8."""

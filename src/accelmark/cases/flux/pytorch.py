@@ -7,7 +7,7 @@ from typing import Any
 from diffusers import FluxTransformer2DModel
 from torch import nn
 
-from accelmark.frameworks.pytorch.tasks.generation.flow import CHANNELS, FlowMatching, initialize
+from accelmark.tasks.generation.pytorch import FLOW_CHANNELS, FlowMatching, initialize_flux
 
 _BLOCKS = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
 
@@ -23,7 +23,7 @@ class Case(FlowMatching):
         place = head * 7 // 32 * 2
         transformer: Any = FluxTransformer2DModel  # which is untyped
         net: nn.Module = transformer(
-            in_channels=4 * CHANNELS,
+            in_channels=4 * FLOW_CHANNELS,
             num_layers=self.number("double_layers"),
             num_single_layers=self.number("single_layers"),
             attention_head_dim=head,
@@ -32,7 +32,7 @@ class Case(FlowMatching):
             pooled_projection_dim=self.number("pooled_width"),
             axes_dims_rope=(head - 2 * place, place, place),
         )
-        initialize(net)
+        initialize_flux(net)
         return net
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transformers import GPT2Config
 
-from accelmark.frameworks.pytorch.tasks.last_word import LastWord
+from accelmark.tasks.language.pytorch_decoder import LastWord
 
 
 class Case(LastWord):

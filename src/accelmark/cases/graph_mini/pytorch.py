@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from accelmark.cases.resnet_mini._fashion import MEAN, SIDE, STD, read_split
-from accelmark.frameworks.pytorch.data.batches import generator_for
-from accelmark.frameworks.pytorch.tasks.graph.nodes import LabelledGraph, NodeClassification
-from accelmark.train.tasks.graph.neighbourhood import Ids, Incoming, Relation
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.tasks.graph.data import Ids, Incoming, Relation
+from accelmark.tasks.graph.pytorch import LabelledGraph, NodeClassification
 
 _ROWS = 1000
 """Images that are compared with all others at once."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from accelmark.cases.grpo_mini._additions import ANSWER_LENGTH, END, SIGNS, additions
 from accelmark.cases.llama_mini._model import LlamaMini
-from accelmark.frameworks.pytorch.tasks.grpo import Grpo
 from accelmark.infer.weights import load_weights
+from accelmark.tasks.reinforcement.pytorch import Grpo
 
 WEIGHTS: Final = Path(__file__).with_name("weights.safetensors")
 """The initial policy, written by ``_pretrain.py``."""

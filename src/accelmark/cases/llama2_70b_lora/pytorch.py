@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transformers import LlamaConfig
 
-from accelmark.frameworks.pytorch.tasks.fine_tuning import LowRankTuning
+from accelmark.tasks.language.pytorch_decoder import LowRankTuning
 
 
 class Case(LowRankTuning):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accelmark.frameworks.jax.tasks.decoder import Pretraining
+from accelmark.tasks.language.jax import Pretraining
 
 
 class Case(Pretraining):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddle import nn
 
-from accelmark.frameworks.paddle.tasks.decoder import Llama, Pretraining
+from accelmark.tasks.language.paddle import Llama, Pretraining
 
 
 class Case(Pretraining):

@@ -10,9 +10,9 @@ from typing import ClassVar, Final
 from torch import Tensor
 from transformers import LlamaConfig
 
-from accelmark.frameworks.pytorch.tasks.fine_tuning import LowRankTuning, packed_rows
-from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.spec.errors import DataError
+from accelmark.tasks.language.pytorch_decoder import LowRankTuning, packed_rows
+from accelmark.tasks.text.pytorch import read_tokenizer
 
 _PROMPT: Final = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n{summary}</s>"
 

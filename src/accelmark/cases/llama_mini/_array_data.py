@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
-from accelmark.train.tasks.array_families import TokenData
-from accelmark.train.tasks.arrays import Arrays
+from accelmark.tasks.language.arrays import TokenData
+from accelmark.train.batches import Arrays
 
 
 class Plays(TokenData):

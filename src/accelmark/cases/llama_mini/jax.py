@@ -14,7 +14,7 @@ from jax.nn.initializers import normal
 from accelmark.cases.llama_mini._array_data import Plays
 from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.jax.attention import causal_attention
-from accelmark.frameworks.jax.tasks.language_modelling import NextToken
+from accelmark.tasks.language.jax import NextToken
 
 _STD = 0.02
 

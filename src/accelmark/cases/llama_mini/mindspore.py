@@ -11,8 +11,8 @@ from mindspore import Tensor, nn, ops
 from accelmark.cases.llama_mini._array_data import Plays
 from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.mindspore.layers import CausalAttention, RmsNorm, embedding, linear, rotary_angles, rotate
-from accelmark.frameworks.mindspore.tasks.language_modelling import NextToken
-from accelmark.train.tasks.initial_weights import normal
+from accelmark.tasks.language.mindspore import NextToken
+from accelmark.train.initial_weights import normal
 
 _STD: Final = 0.02
 

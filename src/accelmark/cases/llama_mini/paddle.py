@@ -11,7 +11,7 @@ from paddle import Tensor, nn
 from accelmark.cases.llama_mini._array_data import Plays
 from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.paddle.layers import Attention, RmsNorm, linear, rotary_angles, rotate
-from accelmark.frameworks.paddle.tasks.language_modelling import NextToken
+from accelmark.tasks.language.paddle import NextToken
 
 _STD: Final = 0.02
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from accelmark.cases.llama_mini._model import LlamaMini
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
 from accelmark.frameworks.pytorch.case import PipelineParts
-from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
+from accelmark.tasks.language.pytorch import NextToken
 
 
 class Case(NextToken):

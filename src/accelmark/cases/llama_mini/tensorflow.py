@@ -11,8 +11,8 @@ import tensorflow as tf
 from accelmark.cases.llama_mini._array_data import Plays
 from accelmark.cases.llama_mini._plays import VOCAB
 from accelmark.frameworks.tensorflow.layers import Embedding, Linear, RmsNorm, causal_attention
-from accelmark.frameworks.tensorflow.tasks.language_modelling import NextToken
-from accelmark.train.tasks.initial_weights import normal
+from accelmark.tasks.language.tensorflow import NextToken
+from accelmark.train.initial_weights import normal
 
 _STD = 0.02
 

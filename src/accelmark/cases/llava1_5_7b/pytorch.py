@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelmark.frameworks.pytorch.tasks.vision.conversation import InstructionTuning
+from accelmark.tasks.conversation.pytorch import InstructionTuning
 
 
 class Case(InstructionTuning):

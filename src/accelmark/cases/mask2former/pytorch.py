@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, PreTrainedModel, SwinConfig
 
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
-from accelmark.frameworks.pytorch.tasks.vision.segmentation import MaskClassification
+from accelmark.tasks.segmentation.pytorch import MaskClassification
 
 
 class Case(MaskClassification):

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._passages import read_text
-from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, mean_state
 from accelmark.infer.batches import InMemoryBatches
 from accelmark.infer.case import ClassificationCase, InferBatch, swap_neighbours
+from accelmark.tasks.text.pytorch import Encoder, EncoderConfig, mean_state
 
 CONFIG: Final = EncoderConfig(
     hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12, vocab_size=30522, max_positions=512

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.tasks.text import tokenize
 from accelmark.spec.errors import DataError
+from accelmark.tasks.text.pytorch import tokenize
 
 KINDS: Final = ("comedies", "histories")
 HELD_OUT_ACT: Final = "IV"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._passages import KINDS, read_text
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
-from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, TextClassification, mean_state
+from accelmark.tasks.text.pytorch import Encoder, EncoderConfig, TextClassification, mean_state
 
 
 class Classifier(nn.Module):

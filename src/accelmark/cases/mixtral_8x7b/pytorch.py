@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transformers import MixtralConfig
 
-from accelmark.frameworks.pytorch.tasks.decoder import Pretraining
+from accelmark.tasks.language.pytorch_decoder import Pretraining
 
 
 class Case(Pretraining):

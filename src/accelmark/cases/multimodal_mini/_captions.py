@@ -9,8 +9,8 @@ import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from accelmark.cases.detection_mini._canvases import Canvases
-from accelmark.train.tasks.vision.conversations import END, PLACEHOLDER, Span
-from accelmark.train.tasks.vision.scenes import Scene
+from accelmark.tasks.conversation.data import END, PLACEHOLDER, Span
+from accelmark.tasks.detection.data import Scene
 
 ITEMS: Final = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 _UNKNOWN: Final = "<unk>"
@@ -43,7 +43,7 @@ def words() -> Tokenizer:
 
 @final
 class Captions:
-    """Canvases with their captions; see :class:`accelmark.train.tasks.vision.conversations.ImageTexts`."""
+    """Canvases with their captions; see :class:`accelmark.tasks.conversation.data.ImageTexts`."""
 
     def __init__(self, canvases: Canvases) -> None:
         self._canvases = canvases

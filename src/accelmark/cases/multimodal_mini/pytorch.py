@@ -16,8 +16,8 @@ from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.multimodal_mini._captions import Captions, words
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.frameworks.pytorch.tasks.vision.conversation import Answers, ImageAnswers
 from accelmark.infer.weights import load_weights
+from accelmark.tasks.conversation.pytorch import Answers, ImageAnswers
 
 _WEIGHTS: Final = Path(resnet_mini.__path__[0]) / "weights.safetensors"
 _WIDTH, _STAGES = 16, 3

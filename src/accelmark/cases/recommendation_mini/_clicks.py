@@ -8,8 +8,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.train.tasks.arrays import Arrays
-from accelmark.train.tasks.recommendation.click_log import area_under_curve
+from accelmark.tasks.recommendation.data import area_under_curve
+from accelmark.train.batches import Arrays
 
 _WIDTH = 4
 """Of the hidden vectors of ids and dense features."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.cases.recommendation_mini._clicks import MadeUpClicks
-from accelmark.frameworks.pytorch.tasks.recommendation import ClickPrediction
+from accelmark.tasks.recommendation.pytorch import ClickPrediction
 
 
 class Case(ClickPrediction):

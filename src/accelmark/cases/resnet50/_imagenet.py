@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from accelmark.tasks.images.arrays import ImageData
+from accelmark.tasks.images.data import ArrayImages
 from accelmark.train.schedules import scaled_learning_rate
-from accelmark.train.tasks.array_families import ImageData
-from accelmark.train.tasks.image_folder import ArrayImages
 
 WIDTHS = (256, 512, 1024, 2048)
 """Channels of each stage's output; within a block a quarter of them."""

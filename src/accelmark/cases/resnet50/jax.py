@@ -12,8 +12,8 @@ from flax import nnx
 from jax.nn.initializers import variance_scaling
 
 from accelmark.cases.resnet50._imagenet import WIDTHS, ImageNetData
-from accelmark.frameworks.jax.tasks.classification import ImageClassification
-from accelmark.train.tasks.image_folder import MEAN, STD
+from accelmark.tasks.images.data import MEAN, STD
+from accelmark.tasks.images.jax import ImageClassification
 
 _NORMAL = variance_scaling(2.0, "fan_out", "normal")
 """Initial weights of convolutions (He et al. 2015, arXiv:1502.01852), as in transformers."""

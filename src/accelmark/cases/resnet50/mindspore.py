@@ -10,9 +10,9 @@ from mindspore import Tensor, nn, ops
 
 from accelmark.cases.resnet50._imagenet import WIDTHS, ImageNetData
 from accelmark.frameworks.mindspore.layers import convolution, linear, normal_fan_out
-from accelmark.frameworks.mindspore.tasks.classification import ImageClassification
-from accelmark.train.tasks.image_folder import MEAN, STD
-from accelmark.train.tasks.initial_weights import uniform
+from accelmark.tasks.images.data import MEAN, STD
+from accelmark.tasks.images.mindspore import ImageClassification
+from accelmark.train.initial_weights import uniform
 
 
 class ConvNorm(nn.Cell):

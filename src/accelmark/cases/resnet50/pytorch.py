@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification
 
-from accelmark.frameworks.pytorch.tasks.imagenet_training import ImageNetTraining
+from accelmark.tasks.images.pytorch_imagenet import ImageNetTraining
 
 
 class Case(ImageNetTraining):

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from accelmark.cases.resnet50._imagenet import WIDTHS, ImageNetData
 from accelmark.frameworks.tensorflow.layers import BatchNorm, Conv2D, Linear, normal_fan_out
-from accelmark.frameworks.tensorflow.tasks.classification import ImageClassification
-from accelmark.train.tasks.image_folder import MEAN, STD
-from accelmark.train.tasks.initial_weights import uniform
+from accelmark.tasks.images.data import MEAN, STD
+from accelmark.tasks.images.tensorflow import ImageClassification
+from accelmark.train.initial_weights import uniform
 
 
 class ConvNorm(tf.Module):

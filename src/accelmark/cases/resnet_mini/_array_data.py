@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE, flip, read_split
-from accelmark.train.tasks.array_families import ImageData
-from accelmark.train.tasks.arrays import Arrays
+from accelmark.tasks.images.arrays import ImageData
+from accelmark.train.batches import Arrays
 
 
 class FashionImages(ImageData):

@@ -13,7 +13,7 @@ from jax.nn.initializers import variance_scaling
 
 from accelmark.cases.resnet_mini._array_data import FashionImages
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD
-from accelmark.frameworks.jax.tasks.classification import ImageClassification
+from accelmark.tasks.images.jax import ImageClassification
 
 _UNIFORM = variance_scaling(1 / 3, "fan_in", "uniform")
 """PyTorch's initial weights of convolutions and linear layers."""

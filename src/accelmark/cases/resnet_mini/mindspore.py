@@ -11,8 +11,8 @@ from mindspore import Tensor, nn, ops
 from accelmark.cases.resnet_mini._array_data import FashionImages
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD
 from accelmark.frameworks.mindspore.layers import convolution, linear
-from accelmark.frameworks.mindspore.tasks.classification import ImageClassification
-from accelmark.train.tasks.initial_weights import Initial, uniform
+from accelmark.tasks.images.mindspore import ImageClassification
+from accelmark.train.initial_weights import Initial, uniform
 
 
 class Block(nn.Cell):

@@ -9,7 +9,7 @@ from paddle import Tensor, nn
 
 from accelmark.cases.resnet_mini._array_data import FashionImages
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD
-from accelmark.frameworks.paddle.tasks.classification import ImageClassification
+from accelmark.tasks.images.paddle import ImageClassification
 
 _UNIFORM = nn.initializer.KaimingUniform(negative_slope=5**0.5, nonlinearity="leaky_relu")
 """PyTorch's initial weights of convolutions and linear layers."""

@@ -11,8 +11,8 @@ import tensorflow as tf
 from accelmark.cases.resnet_mini._array_data import FashionImages
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD
 from accelmark.frameworks.tensorflow.layers import BatchNorm, Conv2D, Linear
-from accelmark.frameworks.tensorflow.tasks.classification import ImageClassification
-from accelmark.train.tasks.initial_weights import Initial, uniform
+from accelmark.tasks.images.tensorflow import ImageClassification
+from accelmark.train.initial_weights import Initial, uniform
 
 
 class Block(tf.Module):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from accelmark.frameworks.pytorch.tasks.graph.igbh import read_array, read_graph
-from accelmark.frameworks.pytorch.tasks.graph.nodes import LabelledGraph, NodeClassification
-from accelmark.train.tasks.graph.neighbourhood import Ids
+from accelmark.tasks.graph.data import Ids
+from accelmark.tasks.graph.pytorch import LabelledGraph, NodeClassification, read_array, read_graph
 
 
 class Case(NodeClassification):

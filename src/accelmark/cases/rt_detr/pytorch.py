@@ -5,9 +5,9 @@ from __future__ import annotations
 from transformers import PreTrainedModel, RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
 
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
-from accelmark.frameworks.pytorch.tasks.vision.detection import Detection
-from accelmark.train.tasks.image_folder import Uniform
-from accelmark.train.tasks.vision.scenes import Scene, distorted
+from accelmark.tasks.detection.data import Scene, distorted
+from accelmark.tasks.detection.pytorch import Detection
+from accelmark.tasks.images.data import Uniform
 
 
 class Case(Detection):

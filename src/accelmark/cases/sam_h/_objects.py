@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.image_folder import MEAN, STD
-from accelmark.train.tasks.labelled_images import opened_image
+from accelmark.tasks.images.data import MEAN, STD, opened_image
 
 _REDUCED = 4
 """Pixels of the image to a pixel of the mask."""

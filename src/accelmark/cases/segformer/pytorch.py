@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedModel, SegformerConfig, SegformerForSemanticSegmentation
 
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.vision.segmentation import Segmentation
+from accelmark.tasks.segmentation.pytorch import Segmentation
 
 
 class Case(Segmentation):

@@ -12,9 +12,9 @@ from transformers.modeling_outputs import SemanticSegmenterOutput
 from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.detection_mini.pytorch import Pyramid
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
-from accelmark.frameworks.pytorch.tasks.vision.segmentation import Segmentation, SegmentedSamples, Segmenter
-from accelmark.train.tasks.image_folder import Uniform
-from accelmark.train.tasks.vision.segments import Segments
+from accelmark.tasks.images.data import Uniform
+from accelmark.tasks.segmentation.data import Segments
+from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segmenter
 
 
 class Pixels(nn.Module):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.recordings import read_audio
+from accelmark.tasks.speech.data import read_audio
 
 TRANSCRIPTS: Final = "core-sounds-en.txt"
 RATE_HZ: Final = 8_000
@@ -48,7 +48,7 @@ def read_transcripts(directory: Path) -> Mapping[str, str]:
 
 @final
 class Prompts:
-    """The prompts of a split, sorted; see :class:`accelmark.train.tasks.recordings.Utterances`.
+    """The prompts of a split, sorted; see :class:`accelmark.tasks.speech.data.Utterances`.
 
     One in eight transcripts is held out, by its SHA-256: no text is in both splits. In training, an utterance is
     several prompts one after another, each at 0.9 to 1.1 times its speed: first that of the index, then random ones.

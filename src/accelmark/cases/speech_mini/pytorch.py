@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
 from accelmark.cases.speech_mini._prompts import RATE_HZ, Prompts, read_transcripts
-from accelmark.frameworks.pytorch.tasks.speech import FULL_SCALE, LETTERS, SpeechToLetters, spans
-from accelmark.train.tasks.text.scores import CharacterErrors
+from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, SpeechToLetters, spans
+from accelmark.tasks.text.metrics import CharacterErrors
 
 _WINDOW: Final = 200
 _HOP: Final = 80

@@ -9,8 +9,8 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.tasks.generation.diffusion import BETAS, SCALE, STEPS
 from accelmark.infer.iterative import IterativeModel
+from accelmark.tasks.generation.pytorch import BETAS, SCALE, STEPS
 
 
 @final

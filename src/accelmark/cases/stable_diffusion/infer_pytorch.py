@@ -16,12 +16,12 @@ from transformers import CLIPModel, CLIPTextModel
 
 from accelmark.cases.stable_diffusion import _network
 from accelmark.cases.stable_diffusion._pipeline import TextToImage
-from accelmark.frameworks.pytorch.tasks.generation.diffusion import CHANNELS
-from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError, first_line
+from accelmark.tasks.generation.pytorch import CHANNELS
+from accelmark.tasks.text.pytorch import read_tokenizer
 
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)

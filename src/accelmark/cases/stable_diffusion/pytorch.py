@@ -7,7 +7,7 @@ from transformers import CLIPTextModel, PreTrainedModel
 
 from accelmark.cases.stable_diffusion import _network
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.generation.diffusion import Diffusion
+from accelmark.tasks.generation.pytorch import Diffusion
 
 
 class Case(Diffusion):

@@ -7,10 +7,9 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import TextToText
-from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
-from accelmark.train.tasks.text.files import JsonLines
-from accelmark.train.tasks.text.scores import Rouge1
+from accelmark.tasks.text.data import JsonLines
+from accelmark.tasks.text.metrics import Rouge1
+from accelmark.tasks.text.pytorch import TextToText, read_tokenizer
 
 
 class Case(TextToText):

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from tokenizers import Tokenizer
 
-from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import Translation
-from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
-from accelmark.train.tasks.text.files import Parallel
-from accelmark.train.tasks.text.scores import Bleu
+from accelmark.tasks.text.data import Parallel
+from accelmark.tasks.text.metrics import Bleu
+from accelmark.tasks.text.pytorch import Translation, read_tokenizer
 
 
 class Case(Translation):

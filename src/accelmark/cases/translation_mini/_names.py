@@ -20,7 +20,7 @@ _SPECIAL: Final = ("<pad>", "<end>", "<unknown>")
 
 @final
 class Names:
-    """Pairs of a name in both languages, sorted; see :class:`accelmark.train.tasks.text.files.Records`."""
+    """Pairs of a name in both languages, sorted; see :class:`accelmark.tasks.text.data.Records`."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self._pairs = pairs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from accelmark.cases.translation_mini._names import Names, characters, read_names, split_names
-from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import Translation
-from accelmark.train.tasks.text.scores import CharacterErrors
+from accelmark.tasks.text.metrics import CharacterErrors
+from accelmark.tasks.text.pytorch import Translation
 
 
 class Case(Translation):

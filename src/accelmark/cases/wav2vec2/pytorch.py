@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.speech import LETTERS, Letters, SpeechToLetters
+from accelmark.tasks.speech.pytorch import LETTERS, Letters, SpeechToLetters
 
 
 class Case(SpeechToLetters):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from transformers import WhisperConfig
 
 from accelmark.frameworks.pytorch.model.padded_attention import with_padding
-from accelmark.frameworks.pytorch.tasks.spectra import END, START
+from accelmark.tasks.speech.pytorch import END, START
 
 
 def whisper(number: Callable[[str], int]) -> WhisperConfig:

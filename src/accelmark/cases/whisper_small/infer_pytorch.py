@@ -12,16 +12,15 @@ from torch.utils.data import Dataset
 from transformers import LogitsProcessor, PreTrainedModel, WhisperForConditionalGeneration
 
 from accelmark.cases.whisper_small._network import whisper
-from accelmark.frameworks.pytorch.tasks.sequence_to_sequence import EncoderDecoder
-from accelmark.frameworks.pytorch.tasks.spectra import BANDS, END, FRAMES, Spectra, SpeechToText
-from accelmark.frameworks.pytorch.tasks.text import read_tokenizer
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.iterative import IterativeModel
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError
-from accelmark.train.tasks.metrics import IGNORED
-from accelmark.train.tasks.recordings import Recordings
+from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.speech.data import Recordings
+from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Spectra, SpeechToText
+from accelmark.tasks.text.pytorch import EncoderDecoder, read_tokenizer
 
 _COMPARED: Final = 8
 """Transcripts whose logits, of a whole vocabulary for each token, are in memory at the same time."""

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from accelmark.cases.whisper_small._network import whisper
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.tasks.spectra import SpeechToText
+from accelmark.tasks.speech.pytorch import SpeechToText
 
 
 class Case(SpeechToText):

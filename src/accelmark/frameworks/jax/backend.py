@@ -22,9 +22,9 @@ from accelmark.frameworks.jax.tracing import StepTracer
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.batches import Arrays
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.contract import Backend
-from accelmark.train.tasks.arrays import Arrays
 
 _COMPUTE_TYPES: Final = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 _COUNTED_SAMPLES: Final = 2

@@ -13,7 +13,7 @@ from flax import nnx
 
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.train.tasks.array_case import ArrayCase
+from accelmark.train.case import ArrayCase
 
 Batch = Mapping[str, Any]
 """Named arrays with the samples along the first dimension."""

@@ -21,10 +21,10 @@ from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.batches import Arrays
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock
 from accelmark.train.loop.contract import Backend
-from accelmark.train.tasks.arrays import Arrays
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
 _COUNTED_SAMPLES: Final = 2

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from accelmark.frameworks.mindspore.case import Batch, TrainCase
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array
-from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.batches import Arrays
 
 _NAMES: Final = {
     "gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var",

@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from accelmark.train.tasks.initial_weights import Initial, normal
+from accelmark.train.initial_weights import Initial, normal
 
 
 def normal_fan_out(random: np.random.Generator) -> Initial:

@@ -37,11 +37,10 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TYPE_OF_PRECISION
+from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
 from accelmark.train.loop.contract import Backend
-from accelmark.train.tasks.arrays import Arrays
-from accelmark.train.tasks.shares import seed_of
 
 _COUNTED_SAMPLES: Final = 2
 _MOST_COUNTED_PARAMETERS: Final = 100_000_000

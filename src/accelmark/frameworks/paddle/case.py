@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from paddle import Tensor, nn
 
-from accelmark.train.tasks.array_case import ArrayCase
+from accelmark.train.case import ArrayCase
 
 Batch = Mapping[str, Tensor]
 """Named tensors on the device, with the samples along the first dimension."""

@@ -13,7 +13,7 @@ from paddle import Tensor, nn
 from accelmark.frameworks.paddle.case import Batch, TrainCase
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array
-from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.batches import Arrays
 
 _STATISTICS: Final = {"_mean": "running_mean", "_variance": "running_var"}
 """Paddle's name of an array of a layer -> PyTorch's."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
-from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
+from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.hooks import Hooks, hook_records, load_hooks, refuse_hooks
 from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
@@ -62,13 +62,13 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.batches import naming_bad_samples
+from accelmark.train.case import case_class
 from accelmark.train.loop.backend import RankBackend
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
 from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
 from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
-from accelmark.train.tasks.case_file import case_class
-from accelmark.train.tasks.samples import naming_bad_samples
 
 _SPLIT: Final = "ranks that share layers (tp, pp, cp, ep) wait for each other within a step, where waits are not marked"
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.spec.parallelism import ONE_RANK, Mesh
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.train.tasks.task_families import ModelSettings
+from accelmark.train.case import ModelSettings
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.context_parallel import SequencePart

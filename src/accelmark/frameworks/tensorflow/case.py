@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.train.tasks.array_case import ArrayCase
+from accelmark.train.case import ArrayCase
 
 Batch = Mapping[str, Any]
 """Named tensors with the samples along the first dimension."""

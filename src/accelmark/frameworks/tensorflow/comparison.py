@@ -10,7 +10,7 @@ import numpy as np
 from accelmark.frameworks.tensorflow.case import TrainCase
 from accelmark.frameworks.tensorflow.step import Step
 from accelmark.spec.tensor_file import Array
-from accelmark.train.tasks.arrays import Arrays
+from accelmark.train.batches import Arrays
 
 _KERNEL_AXES: Final = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Dimensions of a kernel -> its axes in PyTorch's order, which is (out, in, ...) instead of (..., in, out)."""

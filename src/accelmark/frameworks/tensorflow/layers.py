@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from accelmark.train.tasks.initial_weights import Initial, normal
+from accelmark.train.initial_weights import Initial, normal
 
 
 def normal_fan_out(random: np.random.Generator) -> Initial:

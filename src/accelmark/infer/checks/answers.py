@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accelmark.spec.log.inference import AnswerCheck
-from accelmark.train.tasks.metrics import IGNORED
+from accelmark.tasks.metrics import IGNORED
 
 _FOLLOWED: Final = (128, 1024)
 """Smallest and largest number of items for which the framework also answers the unchanged input."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.frameworks.pytorch.tasks.classification import ImageClassification, flip
+from accelmark.tasks.images.pytorch import ImageClassification, flip
 
 
 class Case(ImageClassification):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.batches import generator_for
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

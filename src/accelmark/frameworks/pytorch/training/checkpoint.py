@@ -27,9 +27,9 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.batches import seed_of
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
 from accelmark.train.loop.contract import ForeignStateError, Progress
-from accelmark.train.tasks.shares import seed_of
 
 _RECORD: Final = "progress.json"
 _SHARDS: Final = "shards"

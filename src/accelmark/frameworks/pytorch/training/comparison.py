@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.data.feed import mover
+from accelmark.frameworks.pytorch.feed import mover
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array

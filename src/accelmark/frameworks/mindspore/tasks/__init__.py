@@ -1,1 +1,0 @@
-"""Task families in MindSpore."""

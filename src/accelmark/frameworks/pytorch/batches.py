@@ -1,0 +1,371 @@
+"""Batches of a data set: from whole tensors in memory, or from samples read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Protocol, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
+from accelmark.spec.errors import DataError
+from accelmark.spec.settings.training import LoaderSettings
+from accelmark.train.batches import EVALUATION_EPOCH, ArraySource, BadSamples, Share, seed_of
+
+_MOST_PARTS: Final = 64
+"""Of the memory of a worker; with more batches in use, further ones are passed on in memory of their own."""
+_FREE, _SENT, _HELD = 0, 1, 2
+_ALIGNMENT: Final = 64
+_reference: Any = StorageWeakRef  # which is untyped, as is share_memory_
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch in a part of the memory of a worker."""
+
+    part: tuple[int, int]
+    """Numbers of the worker and of the part."""
+    content: Tensor
+    """All of the part, as bytes."""
+    places: tuple[tuple[str, torch.dtype, torch.Size, int], ...]
+    """Name, type, shape and first byte of each tensor."""
+
+
+@final
+class BatchMemory:
+    """Shared memory of the workers of a loader; a part is used again when the reading process has freed its batch.
+
+    The kernel clears each page of new shared memory when it is first written, which takes longer than all other copies
+    of a batch together (benchmarks/loaders.md). The workers have copies of this object with the same ``_states``.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        states = torch.zeros(num_workers, _MOST_PARTS, dtype=torch.uint8)
+        self._states = _shared(states) if num_workers else states
+        self._parts: list[Tensor] = []
+        self._held: list[tuple[Any, tuple[int, int]]] = []
+        self._epoch: int | None = None
+
+    def stored(self, batch: Mapping[str, Tensor], worker: int, epoch: int) -> Mapping[str, Tensor] | StoredBatch:
+        """Return the batch in a part of the memory, or as it is where none is free; called by a worker."""
+        states = self._states[worker]
+        if epoch != self._epoch:  # the loader dropped what was sent in an epoch that was not read to its end
+            states[states == _SENT] = _FREE
+            self._epoch = epoch
+        places, end = [], 0
+        for name, tensor in batch.items():
+            places.append((name, tensor.dtype, tensor.shape, end))
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if (number := self._part(states.tolist(), end)) is None:
+            return batch
+        stored = StoredBatch((worker, number), self._parts[number], tuple(places))
+        for view, tensor in zip(_views(stored).values(), batch.values(), strict=True):
+            view.copy_(tensor)
+        states[number] = _SENT
+        return stored
+
+    def _part(self, states: list[int], size: int) -> int | None:
+        """Return the number of a free part of at least ``size`` bytes, which is made where there is none."""
+        free = [number for number in range(len(self._parts)) if states[number] == _FREE]
+        if large := [number for number in free if len(self._parts[number]) >= size]:
+            return large[0]
+        new = _shared(torch.empty(size, dtype=torch.uint8))
+        if free:
+            self._parts[free[0]] = new
+            return free[0]
+        if len(self._parts) == _MOST_PARTS:
+            return None
+        self._parts.append(new)
+        return len(self._parts) - 1
+
+    def read(self, found: Mapping[str, Tensor] | StoredBatch) -> Mapping[str, Tensor]:
+        """Return a batch that a worker stored; its tensors are not written again while any of them is in use."""
+        kept = []
+        for reference, part in self._held:
+            if reference.expired():
+                self._states[part] = _FREE
+            else:
+                kept.append((reference, part))
+        self._held = kept
+        if not isinstance(found, StoredBatch):
+            return found
+        self._states[found.part] = _HELD
+        self._held.append((_reference(found.content.untyped_storage()), found.part))
+        return _views(found)
+
+
+def _shared(tensor: Any) -> Tensor:
+    moved: Tensor = tensor.share_memory_()
+    return moved
+
+
+def _views(stored: StoredBatch) -> dict[str, Tensor]:
+    return {
+        name: stored.content[begin : begin + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for name, dtype, shape, begin in stored.places
+    }
+
+
+_Found = tuple[Batch | StoredBatch, dict[int, str]] | DataError
+"""A batch with the errors of samples that were replaced, or the error of one that was not."""
+Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
+"""Augments a training batch, with random numbers from the generator only."""
+
+
+def generator_for(*parts: int) -> torch.Generator:
+    """Return a random generator that depends on the numbers in ``parts`` (seed, epoch, sample) only."""
+    return torch.Generator().manual_seed(seed_of(*parts))
+
+
+@final
+class Shares:
+    """The share of one rank, batch by batch, as tensors of sample indices; see :class:`Share`."""
+
+    def __init__(self, num_samples: int, batch_size: int, place: Place, *, train: bool) -> None:
+        self._share = Share(num_samples, batch_size, place.rank, place.world_size, train)
+        self._shared_seed = place.shared_seed
+        self.num_samples = self._share.num_samples
+        self.num_batches = self._share.num_batches
+
+    def epoch(self, number: int) -> Iterator[Tensor]:
+        """Iterate over the batches of sample indices of epoch ``number``."""
+        share = self._share
+        if share.train:
+            order = torch.randperm(share.total, generator=generator_for(self._shared_seed, number))
+            yield from (order[chosen] for chosen in share.train_slices())
+        else:
+            yield from torch.arange(share.rank, share.total, share.world_size).tensor_split(share.num_batches)
+
+
+@final
+class TensorBatches:
+    """Batches cut from tensors that hold the whole data set, samples along the first dimension.
+
+    Args:
+        tensors: the data by name, on the CPU or on the device.
+        augment: changes each training batch; its generator follows from seed, epoch and rank.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        batch_size: int,
+        place: Place,
+        *,
+        train: bool,
+        augment: Augment | None = None,
+    ) -> None:
+        sizes = {name: len(tensor) for name, tensor in tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise DataError(f"the parts of the data hold different numbers of samples: {sizes}")
+        self._tensors, self._place, self._augment = dict(tensors), place, augment
+        self._shares = Shares(next(iter(sizes.values())), batch_size, place, train=train)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks."""
+        return self._shares.num_samples
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Iterate over this rank's batches of epoch ``number``."""
+        random = generator_for(self._place.shared_seed, number, self._place.rank)
+        for indices in self._shares.epoch(number):
+            batch = {name: tensor[indices.to(tensor.device)] for name, tensor in self._tensors.items()}
+            yield batch if self._augment is None else self._augment(batch, random)
+
+
+class SampleSource(Protocol):
+    """A data set that is read one sample at a time, in the loader's worker processes if there are any."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return sample ``index``; ``random`` is seeded by seed, epoch and index."""
+        ...
+
+
+@final
+class FromArrays:
+    """A source of NumPy arrays as a source of tensors."""
+
+    def __init__(self, source: ArraySource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return sample ``index``, with NumPy's random numbers for the generator's seed."""
+        arrays = self._source.read(index, np.random.default_rng(random.initial_seed()))
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+@final
+class IndexedBatches:
+    """Batches of a :class:`SampleSource`, read ahead by ``loader.num_workers`` processes (0: by this one).
+
+    ``augment`` changes each batch, where it is read; its generator follows from seed, epoch and first sample.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        batch_size: int,
+        place: Place,
+        loader: LoaderSettings,
+        *,
+        train: bool,
+        augment: Augment | None = None,
+    ) -> None:
+        self._train = train
+        self.bad_samples = BadSamples(loader.tolerate_bad_samples if train else 0)
+        self._shares = Shares(len(source), batch_size, place, train=train)
+        self._order = _Order(self._shares)
+        workers: dict[str, Any] = {}
+        if loader.num_workers:
+            workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
+        self._samples = _Samples(source, place.shared_seed, augment, self.bad_samples)
+        self._loader: DataLoader[_Found] = DataLoader(
+            self._samples,
+            batch_sampler=self._order,
+            collate_fn=_as_read,
+            num_workers=loader.num_workers,
+            **workers,
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks."""
+        return self._shares.num_samples
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Iterate over this rank's batches of epoch ``number``."""
+        self._order.epoch = number if self._train else EVALUATION_EPOCH
+        if self._samples.memory is None or not self._train:  # whose workers are new in each evaluation
+            self._samples.memory = BatchMemory(self._loader.num_workers)
+        memory = self._samples.memory
+        for found in self._loader:
+            if isinstance(found, DataError):
+                raise found
+            batch, errors = found
+            self.bad_samples.add(errors)
+            yield memory.read(batch)
+
+
+class _Order:
+    """The loader's batch sampler; yields (epoch, index) pairs."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self._shares.num_batches
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch = self.epoch
+        for indices in self._shares.epoch(epoch):
+            yield [(epoch, index) for index in indices.tolist()]
+
+
+class _Samples(Dataset[Any]):
+    """Reads whole batches, which a loader asks for by ``__getitems__``."""
+
+    def __init__(self, source: SampleSource, seed: int, augment: Augment | None, bad: BadSamples) -> None:
+        self._source, self._seed, self._augment, self._bad = source, seed, augment, bad
+        self.memory: BatchMemory | None = None
+
+    def __getitem__(self, item: Any) -> tuple[Mapping[str, Tensor], dict[int, str]]:
+        epoch, index = item
+
+        def read(number: int) -> Mapping[str, Tensor]:
+            return self._source.read(number, generator_for(self._seed, epoch, number))
+
+        return self._bad.read(read, index, len(self._source))
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> _Found:
+        replaced: dict[int, str] = {}
+
+        def samples() -> Iterator[Mapping[str, Tensor]]:
+            for item in items:
+                sample, errors = self[item]
+                replaced.update(errors)
+                yield sample
+
+        try:
+            batch = collated(samples(), len(items))
+        except DataError as error:
+            return error  # the loader would put the worker's traceback into its message
+        if self._augment is not None:
+            batch = self._augment(batch, generator_for(self._seed, *items[0], 1))
+        worker = get_worker_info()
+        if worker is None or self.memory is None:
+            return batch, replaced
+        return self.memory.stored(batch, worker.id, items[0][0]), replaced
+
+
+def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, Tensor]:
+    """Return ``count`` samples as one batch; tensors of different sizes are filled up with zeros at their ends.
+
+    Each is copied before the next is read, so that one small piece of memory serves all samples.
+    """
+    batch: dict[str, Tensor] = {}
+    for number, sample in enumerate(samples):
+        for name, part in sample.items():
+            if not number:
+                batch[name] = part.new_empty(count, *part.shape)
+            rows = batch[name]
+            if part.shape == rows.shape[1:]:
+                rows[number] = part
+            else:
+                batch[name] = rows = _with_room(rows, number, part)
+                rows[number][tuple(map(slice, part.shape))] = part
+    return batch
+
+
+def _with_room(rows: Tensor, number: int, part: Tensor) -> Tensor:
+    """Return ``rows`` with zeros in the row of this number, enlarged where ``part`` does not fit."""
+    sizes = [max(pair) for pair in zip(rows.shape[1:], part.shape, strict=True)]
+    if sizes != list(rows.shape[1:]):
+        smaller, rows = rows, rows.new_zeros(len(rows), *sizes)
+        rows[(slice(number), *map(slice, smaller.shape[1:]))] = smaller[:number]
+    rows[number] = 0
+    return rows
+
+
+def _as_read(batch: Any) -> Any:
+    return batch
+
+
+class TaskFamily(TrainCase):
+    """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+
+    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | SampleSource:
+        """Return the training or the evaluation data: whole tensors by name, or a source that is read by sample."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
+
+    def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
+        """Change a training batch, with random numbers from ``random`` only."""
+        return batch
+
+    def train_batches(self) -> Batches:
+        """Return the training data in a new order each epoch."""
+        return self._batches(self.settings.batch_size, train=True)
+
+    def eval_batches(self) -> Batches:
+        """Return the evaluation data, the same in every evaluation."""
+        return self._batches(self.settings.eval_batch_size, train=False)
+
+    def _batches(self, size: int, *, train: bool) -> Batches:
+        data = self.dataset(train=train)
+        augment = self.augment if train else None
+        if isinstance(data, Mapping):
+            return TensorBatches(data, size, self.place, train=train, augment=augment)
+        return IndexedBatches(data, size, self.place, self.settings.loader, train=train, augment=augment)

@@ -1,1 +1,0 @@
-"""Task families in PyTorch: code that the cases of a family share."""

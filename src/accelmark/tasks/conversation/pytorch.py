@@ -1,0 +1,269 @@
+"""Answers in conversations about images, by a language model that reads projected features of a vision model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, ClassVar, Final, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
+
+from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
+from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
+from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
+from accelmark.spec.errors import DataError
+from accelmark.tasks.conversation.data import END, MEAN, PLACEHOLDER, STD, Conversations, ImageTexts
+from accelmark.tasks.images.pytorch_networks import ByteImageNetwork
+from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.text.pytorch import read_tokenizer
+
+IMAGE: Final = 0
+"""Token (``<unk>``, which no text has) at the places of an image's features."""
+
+
+class ImageConversation(ByteImageNetwork):
+    """LLaVA (Liu et al. 2023, arXiv:2304.08485); the vision model is not trained."""
+
+    def __init__(self, net: LlavaForConditionalGeneration, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(net, mean, std)
+        self.net.model.vision_tower.requires_grad_(False)
+
+    def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary); features of the image take the places of ``IMAGE``."""
+        model = self.net.model
+        features = torch.stack(model.get_image_features(self.normalised(image), return_dict=True).pooler_output)
+        words = model.language_model.embed_tokens(tokens)
+        is_image = tokens == IMAGE
+        places = (is_image.cumsum(1) - 1).clamp(0, features.shape[1] - 1)
+        found = features.gather(1, places[..., None].expand_as(words)).to(words.dtype)
+        given = torch.where(is_image[..., None], found, words)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        hidden = model.language_model(inputs_embeds=given, position_ids=positions, use_cache=False).last_hidden_state
+        logits: Tensor = self.net.lm_head(hidden)
+        return logits
+
+
+@final
+class Answers:
+    """Conversations as tokens and images; ``tokens`` is filled up with the end of text and cut off at ``length``.
+
+    Args:
+        conversations: the samples.
+        chosen: those that are used.
+        tokenizer: of the language model.
+        length: of the text, with the image's places.
+        side: of an image.
+        features: number of an image's features.
+    """
+
+    def __init__(
+        self,
+        conversations: ImageTexts,
+        chosen: Sequence[int],
+        tokenizer: Tokenizer,
+        length: int,
+        side: int,
+        features: int,
+    ) -> None:
+        self._all, self._chosen, self._tokenizer = conversations, chosen, tokenizer
+        self._length, self._side, self._features = length, side, features
+        end = tokenizer.token_to_id(END)
+        if end is None:
+            raise DataError(f"the tokenizer has no token {END}: it is another model's than Vicuna's")
+        self._end: int = end
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``image`` in bytes, black where there is none, ``tokens``, and ``labels``, which only answers have."""
+        number = self._chosen[index]
+        text, answers = self._all.text(number)
+        ids: list[int] = []
+        labels: list[int] = []
+        begin = 0
+        for part in text.split(PLACEHOLDER):
+            if begin:
+                ids += [IMAGE] * self._features
+                labels += [IGNORED] * self._features
+            found = self._tokenizer.encode(part, add_special_tokens=not begin)
+            for token, (first, last) in zip(found.ids, found.offsets, strict=True):
+                is_answer = any(begin + first < end and begin + last > start for start, end in answers)
+                ids.append(token)
+                labels.append(token if is_answer else IGNORED)
+            begin += len(part) + len(PLACEHOLDER)
+        spare = self._length - len(ids)
+        image = self._all.image(number, self._side)
+        return {
+            "image": torch.zeros(3, self._side, self._side, dtype=torch.uint8)
+            if image is None
+            else torch.from_numpy(image),
+            "tokens": torch.tensor((ids + [self._end] * spare)[: self._length]),
+            "labels": torch.tensor((labels + [IGNORED] * spare)[: self._length]),
+        }
+
+
+class ImageAnswers(TaskFamily):
+    """Training of projector and language model on answers about images, from random weights.
+
+    Under ``model`` are ``vocab_size``, ``seq_length``, ``image_size`` and ``patch_size``, the distance of an image's
+    places in pixels.
+    """
+
+    mean: ClassVar[Sequence[float]] = MEAN
+    std: ClassVar[Sequence[float]] = STD
+    """Of the images' channels, for values from 0 to 1."""
+    block_class = "LlamaDecoderLayer"
+
+    @abstractmethod
+    def config(self) -> LlavaConfig:
+        """Return the configuration that the settings describe."""
+
+    def configured(self, vision: CLIPVisionConfig, text: Mapping[str, Any], **values: Any) -> LlavaConfig:
+        """Return a configuration with a Llama of the settings' size; ``text`` has further arguments of it."""
+        config: Any = LlavaConfig  # which does not declare attn_implementation
+        found: LlavaConfig = config(
+            vision_config=vision,
+            text_config=LlamaConfig(**self.dimensions(), **text),
+            image_token_index=IMAGE,
+            attn_implementation={"text_config": CAUSAL, "vision_config": "sdpa"},
+            **values,
+        )
+        return found
+
+    def initialize(self, net: LlavaForConditionalGeneration) -> None:
+        """Give a model of the meta device its initial weights on the CPU."""
+        initialize_normal(net, 0.02, self.place.shared_seed)
+        for part in (net.model.language_model, net.model.vision_tower):
+            compute_buffers(part)
+
+    def build_model(self) -> nn.Module:
+        """Build the model."""
+        with torch.device("meta"):
+            net = LlavaForConditionalGeneration(self.config())
+        if torch.get_default_device().type != "meta":
+            self.initialize(net)
+        return ImageConversation(net, self.mean, self.std)
+
+    def answers(self, texts: ImageTexts, chosen: Sequence[int], tokenizer: Tokenizer) -> Answers:
+        """Return some of the texts as samples."""
+        return Answers(texts, chosen, tokenizer, self.number("seq_length"), self.number("image_size"), self._features)
+
+    @property
+    def _features(self) -> int:
+        features: int = (self.number("image_size") // self.number("patch_size")) ** 2
+        return features
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random images and tokens, the image first; the second half of the text is the answer."""
+        random, side, length = generator_for(self.place.seed), self.number("image_size"), self.number("seq_length")
+        tokens = torch.randint(1, self.number("vocab_size"), (size, length), generator=random)
+        tokens[:, 1 : self._features + 1] = IMAGE
+        half = torch.arange(length) < (self._features + 1 + length) // 2
+        image = torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8)
+        return {"image": image, "tokens": tokens, "labels": tokens.masked_fill(half, IGNORED)}
+
+    def _predicted(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the logits before each token but the first, and the labels, both with samples first."""
+        logits: Tensor = model(batch["image"], batch["tokens"])
+        return logits[:, :-1], batch["labels"][:, 1:]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token of the answers, in nats."""
+        loss, count = _summed(*self._predicted(model, batch))
+        return loss / count.clamp(min=1)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up the cross entropies of the answers' tokens, and the samples in which each of them is the likeliest."""
+        logits, labels = self._predicted(model, batch)
+        loss, count = _summed(logits, labels)
+        learned = labels != IGNORED
+        exact = ((logits.argmax(-1) == labels) | ~learned).all(1) & learned.any(1)
+        return {"loss": loss, "count": count, "exact": exact.sum(), "samples": torch.tensor(len(labels))}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean cross entropy, and the share of samples whose answers greedy decoding gives exactly."""
+        return {"eval_loss": sums["loss"] / sums["count"], "exact_match": sums["exact"] / sums["samples"]}
+
+
+def _summed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross entropies of the answers' tokens, and their number."""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return loss, (labels != IGNORED).sum()
+
+
+class InstructionTuning(ImageAnswers):
+    """Training on conversations in LLaVA's layout from published weights of the parts, where there is data.
+
+    Under ``model`` are also the sizes of Llama and of CLIP's vision model, and ``eval_samples``: so many conversations
+    are held out, at equal distances.
+    """
+
+    samples: ClassVar[str]
+    """Name of the data set, in the layout of :class:`Conversations`."""
+    weights: ClassVar[str]
+    """Name of the data set with the folders ``vicuna``, ``clip`` and ``projector``."""
+
+    def config(self) -> LlavaConfig:
+        """Return the configuration of LLaVA-1.5 (Liu et al. 2023, arXiv:2310.03744) with Vicuna v1.5."""
+        vision = CLIPVisionConfig(
+            hidden_size=self.number("vision_width"),
+            intermediate_size=self.number("vision_intermediate_size"),
+            num_hidden_layers=self.number("vision_layers"),
+            num_attention_heads=self.number("vision_heads"),
+            image_size=self.number("image_size"),
+            patch_size=self.number("patch_size"),
+        )
+        return self.configured(vision, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+
+    def initialize(self, net: LlavaForConditionalGeneration) -> None:
+        """Load the published weights, or draw random ones where there is no data."""
+        if (directory := self.data_dirs.get(self.weights)) is not None:
+            load_parts(net, directory)
+        else:
+            super().initialize(net)
+
+    def dataset(self, *, train: bool) -> Answers:
+        """Return the samples that are not held out, or those that are."""
+        conversations = Conversations(self.data_dirs[self.samples])
+        distance = max(2, len(conversations) // self.number("eval_samples"))
+        chosen = [index for index in range(len(conversations)) if (index % distance != 0) == train]
+        vocabulary = self.data_dirs[self.weights] / "vicuna" / "tokenizer.json"
+        return self.answers(conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
+
+
+def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:
+    """Give a model of the meta device the weights of Vicuna, CLIP and the projector that LLaVA was published with.
+
+    Raises:
+        DataError: a part is missing, damaged or of another shape; names it.
+    """
+    config: Any = net.config
+    text: Any = load_pretrained(LlamaForCausalLM, config.text_config, directory / "vicuna")
+    net.model.language_model, net.lm_head = text.model, text.lm_head
+    net.model.vision_tower = load_pretrained(CLIPVisionModel, config.vision_config, directory / "clip")
+    path = directory / "projector" / "mm_projector.bin"
+    names = {"model.mm_projector.0": "linear_1", "model.mm_projector.2": "linear_2"}
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = {
+            f"{names[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": part.float() for name, part in found.items()
+        }
+        net.model.multi_modal_projector.load_state_dict(state, assign=True)
+    except (OSError, RuntimeError, KeyError, AttributeError, EOFError, UnpicklingError) as error:
+        raise DataError(f"{path}: is not the projector's weights: {type(error).__name__}: {error}") from error

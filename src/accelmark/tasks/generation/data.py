@@ -1,0 +1,129 @@
+"""Latents and encodings of images with captions: WebDataset's shards, and streams of Arrow."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from accelmark.spec.errors import DataError
+from accelmark.train.batches import Arrays
+
+_SUFFIXES: Final = ("npy", "txt")
+
+
+@final
+class CaptionedLatents:
+    """The moments of images' latents (means, then logarithms of variances) with captions, read by offset.
+
+    Raises:
+        DataError: there is no shard, one is damaged, or a sample of one lacks its moments or its caption.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._shards = sorted(directory.glob("*.tar"))
+        if not self._shards:
+            raise DataError(f"{directory}: expected shards (*.tar) here, found none")
+        self._places = np.concatenate([_places(path, number) for number, path in enumerate(self._shards)])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, index: int, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float32], str]:
+        """Return the moments of sample ``index``, of ``shape``, and its caption."""
+        shard, *places = self._places[index].tolist()
+        path = self._shards[shard]
+        where = f"{path}: sample at byte {places[0]}"
+        try:
+            with path.open("rb") as file:
+                moments, text = (_bytes_at(file, *places[start : start + 2]) for start in (0, 2))
+            array = np.load(BytesIO(moments), allow_pickle=False)
+            caption = text.decode("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise DataError(f"{where}: cannot be read: {error}") from error
+        if array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+            found = f"has shape {array.shape} of {array.dtype}"
+            raise DataError(f"{where}: {found}; expected finite moments of shape {shape}")
+        return array.astype(np.float32), caption
+
+
+def _bytes_at(file: IO[bytes], offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
+
+
+def _places(path: Path, number: int) -> npt.NDArray[np.int64]:
+    """Return shard, offset and size of the moments, and offset and size of the caption of each sample."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                key, _, suffix = member.name.rpartition(".")
+                if member.isreg() and suffix in _SUFFIXES:
+                    found.setdefault(key, {})[suffix] = member.offset_data, member.size
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{path}: is not a readable tar archive: {error}") from error
+    for key, parts in found.items():
+        if missing := [suffix for suffix in _SUFFIXES if suffix not in parts]:
+            raise DataError(f"{path}: has no {key}.{missing[0]}")
+    rows = [(number, *parts["npy"], *parts["txt"]) for parts in found.values()]
+    return np.array(rows, np.int64).reshape(-1, 5)
+
+
+@final
+class EncodedRows:
+    """The rows of all ``*.arrow`` in a directory and below it, memory-mapped.
+
+    Columns of arrays have ``.npy`` files of bf16 as uint16.
+
+    Raises:
+        DataError: there is no file, one is damaged, lacks a column, or an array has another shape.
+    """
+
+    def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]], numbers: tuple[str, ...] = ()) -> None:
+        self._paths, self._shapes, self._numbers = sorted(directory.rglob("*.arrow")), shapes, numbers
+        if not self._paths:
+            raise DataError(f"{directory}: expected rows (*.arrow) here, found none")
+        self._tables = [_opened(path, {*shapes, *numbers}) for path in self._paths]
+        self._ends = np.cumsum([table.num_rows for table in self._tables])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, index: int) -> Arrays:
+        """Return the arrays of row ``index``, uint16, and its whole numbers."""
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        table, row = self._tables[part], index - (int(self._ends[part - 1]) if part else 0)
+        where = f"{self._paths[part]}: row {row}"
+        found: Arrays = {}
+        for name, shape in self._shapes.items():
+            try:
+                array = np.load(BytesIO(table[name][row].as_py()), allow_pickle=False)
+            except (OSError, ValueError, TypeError, EOFError) as error:
+                raise DataError(f"{where}: {name} cannot be read: {error}") from error
+            if array.shape != shape or array.dtype != np.uint16:
+                message = f"{name} has shape {array.shape} of {array.dtype}; expected {shape} of uint16"
+                raise DataError(f"{where}: {message}")
+            found[name] = array
+        for name in self._numbers:
+            if not isinstance(number := table[name][row].as_py(), int):
+                raise DataError(f"{where}: {name} is {number!r}, not a whole number")
+            found[name] = np.array(number)
+        return found
+
+
+def _opened(path: Path, columns: set[str]) -> Any:
+    try:
+        with pa.memory_map(str(path)) as file:  # whose pages stay mapped: thousands of files would stay open
+            table = pa.ipc.open_stream(file).read_all()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: is not a readable stream of Arrow: {error}") from error
+    if missing := sorted(columns - set(table.column_names)):
+        raise DataError(f"{path}: has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
+    return table

@@ -1,0 +1,308 @@
+"""Generation of images from captions: diffusion and flow matching on latents."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from accelmark.frameworks.pytorch.batches import SampleSource, TaskFamily, generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.optimizers import build_optimizer
+from accelmark.spec.errors import DataError
+from accelmark.tasks.generation.data import CaptionedLatents, EncodedRows
+from accelmark.tasks.text.pytorch import read_tokenizer
+from accelmark.train.schedules import scaled_learning_rate
+
+
+class VelocityPrediction(TaskFamily):
+    """Prediction of velocities, of shape (samples, channels, height, width), by least squares."""
+
+    @abstractmethod
+    def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return predicted and actual velocities."""
+
+    def _errors(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean squared error of each sample."""
+        found, wanted = self.velocities(model, batch)
+        return F.mse_loss(found.float(), wanted.float(), reduction="none").mean((1, 2, 3))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean squared error."""
+        return self._errors(model, batch).mean()
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up the errors of samples."""
+        errors = self._errors(model, batch)
+        return {"loss": errors.sum(), "count": torch.ones_like(errors).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean error."""
+        return {"eval_loss": sums["loss"] / sums["count"]}
+
+
+CHANNELS: Final = 4
+"""Of latents."""
+SCALE: Final = 0.18215
+"""Latents are multiplied with it, so that their variance is about 1."""
+STEPS: Final = 1000
+BETAS: Final = (0.00085, 0.012)
+"""Of the noise's schedule: its steps, and the variances added in the first and the last."""
+_LOG_VARIANCES: Final = (-30.0, 20.0)
+
+
+class Denoiser(nn.Module):
+    """A network that predicts the velocity of noised latents (Salimans & Ho 2022, arXiv:2202.00512), from captions.
+
+    The text encoder is not trained.
+    """
+
+    kept: Tensor
+
+    def __init__(self, net: Any, text_encoder: PreTrainedModel) -> None:
+        super().__init__()
+        self.net = net
+        self.text_encoder: Any = text_encoder.requires_grad_(False)
+        low, high = (each**0.5 for each in BETAS)
+        # The device is named: after a from_pretrained() of transformers 5.23, linspace may ignore the default one.
+        kept = (1 - torch.linspace(low, high, STEPS, device=torch.get_default_device()) ** 2).cumprod(0)
+        self.register_buffer("kept", kept, persistent=False)
+
+    def forward(self, latent: Tensor, noise: Tensor, step: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return predicted and actual velocity, of the shape of ``latent``; ``step`` is from 0 to 999."""
+        kept = self.kept[step].view(-1, 1, 1, 1)
+        signal, spread = kept.sqrt(), (1 - kept).sqrt()
+        with torch.no_grad():
+            context = self.text_encoder(input_ids=tokens).last_hidden_state
+        found: Tensor = self.net(signal * latent + spread * noise, step, context).sample
+        return found, signal * noise - spread * latent
+
+
+@final
+class NoisedLatents:
+    """Latents drawn from their moments, with noise and a step; in evaluation always the same."""
+
+    def __init__(self, latents: CaptionedLatents, tokenizer: Tokenizer, size: int, length: int) -> None:
+        self._latents, self._tokenizer, self._size, self._length = latents, tokenizer, size, length
+
+    def __len__(self) -> int:
+        return len(self._latents)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``latent`` and ``noise`` of shape (4, size, size), ``step``, and ``tokens``, filled up with zeros."""
+        moments, caption = self._latents.read(index, (2 * CHANNELS, self._size, self._size))
+        mean, log_variance = torch.from_numpy(moments).chunk(2)
+        drawn, noise = torch.randn(2, *mean.shape, generator=random)
+        ids = self._tokenizer.encode(caption).ids
+        tokens = ids if len(ids) <= self._length else [*ids[: self._length - 1], ids[-1]]
+        return {
+            "latent": SCALE * (mean + (log_variance.clamp(*_LOG_VARIANCES) / 2).exp() * drawn),
+            "noise": noise,
+            "step": torch.randint(0, STEPS, (), generator=random),
+            "tokens": torch.tensor(tokens + [0] * (self._length - len(tokens))),
+        }
+
+
+class Diffusion(VelocityPrediction):
+    """Training on shards of captioned latents; the mean squared error of the velocity is also the evaluation's loss.
+
+    Under ``model`` are ``latent_size``, ``vocab_size``, ``text_length`` and ``lr_batch_size``: ``optimizer.lr`` is the
+    rate for a global batch of that size.
+    """
+
+    samples: ClassVar[str]
+    """Name of the data set of latents."""
+    weights: ClassVar[str]
+    """Name of the data set with the text encoder and its tokenizer, in its folder ``hf``."""
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Return a network of diffusers that takes noised latents, steps and hidden states of the text."""
+
+    @abstractmethod
+    def text_encoder(self) -> PreTrainedModel:
+        """Return the text encoder with its published weights."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights."""
+        return Denoiser(self.network(), self.text_encoder())
+
+    def dataset(self, *, train: bool) -> NoisedLatents:
+        """Return the latents of ``train`` or of ``val``."""
+        latents = CaptionedLatents(self.data_dirs[self.samples] / ("train" if train else "val"))
+        tokenizer = read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
+        return NoisedLatents(latents, tokenizer, self.number("latent_size"), self.number("text_length"))
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random latents, noise, steps and tokens."""
+        random, side = generator_for(self.place.seed), self.number("latent_size")
+        latent, noise = torch.randn(2, size, CHANNELS, side, side, generator=random)
+        shape = size, self.number("text_length")
+        return {
+            "latent": latent,
+            "noise": noise,
+            "step": torch.randint(0, STEPS, (size,), generator=random),
+            "tokens": torch.randint(0, self.number("vocab_size"), shape, generator=random),
+        }
+
+    def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return predicted and actual velocities."""
+        found, wanted = model(batch["latent"], batch["noise"], batch["step"], batch["tokens"])
+        return found, wanted
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Scale the learning rate by global batch / ``lr_batch_size``."""
+        rate = scaled_learning_rate(self.settings, self.place.world_size, self.number("lr_batch_size"))
+        return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
+
+
+FLOW_CHANNELS: Final = 16
+"""Of latents."""
+_FLOW_SHIFT, _FLOW_SCALE = 0.1159, 0.3611
+"""Latents are shifted by it and multiplied with it, so that their mean is about 0 and their variance about 1."""
+EMPTY_SHARE: Final = 0.1
+"""Of training samples, whose captions are replaced by the empty one."""
+EVAL_TIMES: Final = 8
+"""Number of times in the evaluation: 0, 1/8, ..., 7/8."""
+
+
+class FlowMatcher(nn.Module):
+    """A transformer of diffusers that predicts the velocity from images to noise, on patches of 2 x 2."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the predicted velocity, of the shape of ``latent``; at ``time`` 0 there is no noise."""
+        latent, time = batch["latent"], batch["time"]
+        given = torch.lerp(latent, batch["noise"], time.view(-1, 1, 1, 1))
+        side = latent.shape[2] // 2
+        rows, columns = torch.meshgrid(*[torch.arange(side, device=latent.device)] * 2, indexing="ij")
+        places = torch.stack([torch.zeros_like(rows), rows, columns], 2).flatten(0, 1)
+        found = self.net(
+            hidden_states=F.pixel_unshuffle(given, 2).flatten(2).transpose(1, 2),
+            encoder_hidden_states=batch["words"].to(latent.dtype),
+            pooled_projections=batch["caption"].to(latent.dtype),
+            timestep=time,
+            img_ids=places,
+            txt_ids=places.new_zeros(batch["words"].shape[1], 3),
+        ).sample
+        velocity: Tensor = F.pixel_shuffle(found.transpose(1, 2).unflatten(2, (side, side)), 2)
+        return velocity
+
+
+def initialize_flux(net: nn.Module) -> None:
+    """Draw FLUX's initial weights: Xavier's, 0.02 for time and caption, and 0 for modulations and the last layer.
+
+    The latter are those of DiT (Peebles & Xie 2022, arXiv:2212.09748, section 3.2).
+    """
+    for name, layer in net.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        if name == "proj_out" or name.endswith(
+            ("norm.linear", "norm1.linear", "norm1_context.linear", "norm_out.linear")
+        ):
+            nn.init.zeros_(layer.weight)
+        elif name.startswith("time_text_embed"):
+            nn.init.normal_(layer.weight, std=0.02)
+        else:
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
+@final
+class FlowSamples:
+    """Latents drawn from their moments, with noise, a time and the encodings of captions."""
+
+    def __init__(self, rows: EncodedRows, empty: Mapping[str, Tensor] | None) -> None:
+        self._rows, self._empty = rows, empty
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``latent``, ``noise``, ``time``, and ``words`` and ``caption`` in bf16.
+
+        In training a tenth of the captions is replaced by the empty one, and times are drawn evenly from 0 to 1.
+        """
+        found = {name: torch.from_numpy(array) for name, array in self._rows.read(index).items()}
+        arrays = {name: part.view(torch.bfloat16) for name, part in found.items() if part.ndim}
+        mean, log_variance = arrays["mean"].float(), arrays["logvar"].float()
+        drawn, noise = torch.randn(2, *mean.shape, generator=random)
+        texts: Mapping[str, Tensor] = {"words": arrays["t5_encodings"], "caption": arrays["clip_encodings"]}
+        if self._empty is not None:
+            time = torch.rand((), generator=random)
+            texts = self._empty if torch.rand((), generator=random) < EMPTY_SHARE else texts
+        else:
+            time = found["timestep"] / EVAL_TIMES
+        latent = _FLOW_SCALE * (mean + (log_variance / 2).exp() * drawn - _FLOW_SHIFT)
+        return {"latent": latent, "noise": noise, "time": time.float(), **texts}
+
+
+class FlowMatching(VelocityPrediction):
+    """Training on encoded images and captions; the mean squared error of the velocity is also the evaluation's loss.
+
+    Under ``model`` are ``latent_size``, ``text_length``, ``text_width`` and ``pooled_width``.
+    """
+
+    samples: ClassVar[str]
+    """Name of the data set, with rows in ``train`` and ``val`` and the empty caption's encodings in ``empty``."""
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Return a transformer of diffusers with the arguments of Flux."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights."""
+        return FlowMatcher(self.network())
+
+    @property
+    def _text_shapes(self) -> dict[str, tuple[int, ...]]:
+        words = self.number("text_length"), self.number("text_width")
+        return {"t5_encodings": words, "clip_encodings": (self.number("pooled_width"),)}
+
+    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | SampleSource:
+        """Return the rows of ``train`` or of ``val``, which have their times."""
+        latent = FLOW_CHANNELS, self.number("latent_size"), self.number("latent_size")
+        shapes, directory = {"mean": latent, "logvar": latent, **self._text_shapes}, self.data_dirs[self.samples]
+        if not train:
+            return FlowSamples(EncodedRows(directory / "val", shapes, ("timestep",)), None)
+        words, caption = (
+            read_empty(directory / "empty" / f"{name.removesuffix('_encodings')}_empty.npy", shape)
+            for name, shape in self._text_shapes.items()
+        )
+        return FlowSamples(EncodedRows(directory / "train", shapes), {"words": words, "caption": caption})
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random latents, noise, times and encodings."""
+        random, side = generator_for(self.place.seed), self.number("latent_size")
+        latent, noise = torch.randn(2, size, FLOW_CHANNELS, side, side, generator=random)
+        words, caption = (
+            torch.randn(size, *shape, generator=random).bfloat16() for shape in self._text_shapes.values()
+        )
+        time = torch.rand(size, generator=random)
+        return {"latent": latent, "noise": noise, "time": time, "words": words, "caption": caption}
+
+    def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return predicted and actual velocities."""
+        return model(batch), batch["noise"] - batch["latent"]
+
+
+def read_empty(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """Return the encoding of the empty caption in bf16; raises DataError where the file has another shape."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if array.size != np.prod(shape) or array.dtype.kind != "f":
+        raise DataError(f"{path}: has shape {array.shape} of {array.dtype}; expected numbers of shape {shape}")
+    return torch.from_numpy(array.astype(np.float32)).reshape(shape).bfloat16()

@@ -1,0 +1,1 @@
+"""Classification of the nodes of graphs."""

@@ -1,0 +1,254 @@
+"""Classification of the nodes of a graph by relational graph attention (Busbridge et al. 2019, arXiv:1904.05811)."""
+
+from __future__ import annotations
+
+import pickle
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv
+
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.spec.errors import DataError
+from accelmark.tasks.graph.data import (
+    Ids,
+    Incoming,
+    Relation,
+    sample_neighbourhood,
+    synthetic_trees,
+)
+from accelmark.tasks.images.pytorch import Classification
+from accelmark.train.batches import EVALUATION_EPOCH, Arrays, Share, read_ahead, seed_of
+
+_SYNTHETIC_NEIGHBOURS: Final = 2
+
+
+class RelationalAttention(nn.Module):
+    """Graph attention over the edges of each relation, added up for each node."""
+
+    def __init__(self, relations: Sequence[Relation], inner: int, width: int, heads: int) -> None:
+        super().__init__()
+        attention = {str(each): GATConv(inner, width // heads, heads, add_self_loops=False) for each in relations}
+        self.attention = nn.ModuleDict(attention)
+
+    def forward(self, nodes: Mapping[str, Tensor], targets: Mapping[str, int], edges: Batch, hops: int) -> Batch:
+        """Return new features of the first ``targets[type]`` nodes of each type after the edges of ``hops`` hops."""
+        found: dict[str, Tensor] = {}
+        for name, attend in self.attention.items():
+            source, _, target = Relation.parse(name)
+            ends = torch.cat([edges[f"{name}.{hop}"] for hop in range(hops)], 1)
+            given = attend((nodes[source], nodes[target][: targets[target]]), ends)
+            found[target] = found[target] + given if target in found else given
+        return found
+
+
+class NodeClassifier(nn.Module):
+    """Layers of relational attention over a sampled neighbourhood, and logits for its seeds.
+
+    Only those relations have weights in a layer that the logits depend on: in the last one, those that lead to seeds.
+    A layer computes the nodes that the layers after it need.
+    """
+
+    def __init__(self, relations: Sequence[Relation], kind: str, sizes: Sequence[int], heads: int, hops: int) -> None:
+        super().__init__()
+        inner, width, classes = sizes
+        self.kind, needed, layers = kind, {kind}, []
+        for layer in reversed(range(hops)):
+            used = [each for each in relations if each.target in needed]
+            layers.append(RelationalAttention(used, width if layer else inner, width, heads))
+            needed |= {each.source for each in used}
+        self.kinds, self.layers = sorted(needed), nn.ModuleList(reversed(layers))
+        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(width, classes)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return a logit for each class of each seed; ``batch`` is as :meth:`LabelledGraph.read` returns it."""
+        hops = len(self.layers)
+        sizes = {kind: [len(batch[f"{kind}.{hop}"]) for hop in range(hops + 1)] for kind in self.kinds}
+        parts = {kind: [batch[f"{kind}.{hop}"] for hop in range(hops + 1)] for kind in self.kinds}
+        nodes = {kind: torch.cat(found).to(self.head.weight.dtype) for kind, found in parts.items()}
+        for layer, attend in enumerate(self.layers):
+            within = hops - layer
+            targets = {kind: sum(found[:within]) for kind, found in sizes.items()}
+            nodes = attend(nodes, targets, batch, within)
+            if within > 1:
+                nodes = {kind: self.dropout(F.leaky_relu(found)) for kind, found in nodes.items()}
+        logits: Tensor = self.head(nodes[self.kind])
+        return logits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LabelledGraph:
+    """Edges, features of each type's nodes, and the classes of the nodes of one type; arrays may be memory-mapped."""
+
+    where: str
+    """File or directory, for messages."""
+    edges: Mapping[Relation, Incoming]
+    features: Mapping[str, npt.NDArray[Any]]
+    labels: npt.NDArray[Any]
+
+    def read(self, seeds: Ids, kind: str, fan_out: Sequence[int], random: np.random.Generator, classes: int) -> Arrays:
+        """Return a sampled neighbourhood and ``label`` of the seeds.
+
+        Raises:
+            DataError: a seed or the source of an edge does not exist, or a seed has no class.
+        """
+        if len(wrong := seeds[seeds >= len(self.labels)]):
+            raise DataError(f"{self.where}: node {wrong[0]} is to be classified; {kind!r} has {len(self.labels)} nodes")
+        counts = {each: len(features) for each, features in self.features.items()}
+        try:
+            found = sample_neighbourhood(self.edges, counts, seeds, kind, fan_out, random)
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from error
+        labels = np.asarray(self.labels[seeds], np.float64)
+        if len(wrong := seeds[~((labels >= 0) & (labels < classes))]):
+            raise DataError(f"{self.where}: node {wrong[0]} of type {kind!r} has no class from 0 to {classes - 1}")
+        return {**found.features(self.features), **found.edge_arrays(), "label": labels.astype(np.int64)}
+
+
+@final
+class NeighbourhoodBatches:
+    """Batches of seeds with their neighbourhoods; ``loader.num_workers`` threads read them ahead."""
+
+    def __init__(
+        self, case: NodeClassification, graph: LabelledGraph, seeds: Ids, batch_size: int, *, train: bool
+    ) -> None:
+        self._case, self._graph, self._seeds = case, graph, seeds
+        place = case.place
+        self._share = Share(len(seeds), batch_size, place.rank, place.world_size, train)
+
+    @property
+    def num_samples(self) -> int:
+        """Seeds of one epoch over all ranks."""
+        return self._share.num_samples
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Iterate over this rank's batches; neighbourhoods follow from seed, epoch, rank and batch only."""
+        case, loader = self._case, self._case.settings.loader
+        place, epoch = case.place, number if self._share.train else EVALUATION_EPOCH
+
+        def read(given: tuple[int, Ids]) -> Arrays:
+            random = np.random.default_rng(seed_of(place.shared_seed, epoch, given[0], place.rank))
+            seeds = self._seeds[given[1]]
+            return self._graph.read(seeds, case.kind, case.numbers("fan_out"), random, case.number("num_classes"))
+
+        chosen, workers = enumerate(self._share.indices(seed_of(place.shared_seed, epoch))), loader.num_workers
+        ahead = read_ahead(read, chosen, workers, workers * loader.prefetch) if workers else map(read, chosen)
+        for arrays in ahead:
+            yield {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+class NodeClassification(Classification):
+    """Classification of nodes by sampled neighbourhoods; not all tensors of a batch have a row for each sample.
+
+    Under ``model`` are ``num_features``, ``hidden_size``, ``num_heads``, ``num_classes`` and ``fan_out``: the number of
+    edges of each relation that are drawn into a node, for each layer, as text with commas.
+    """
+
+    accuracies = {"accuracy": 1}  # noqa: RUF012 - a class variable of the base
+    block_class = "RelationalAttention"
+    kind: ClassVar[str]
+    """Type of the nodes that have classes."""
+    relations: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def graph(self) -> LabelledGraph:
+        """Return the graph."""
+
+    @abstractmethod
+    def seeds(self, *, train: bool) -> Ids:
+        """Return the ids of the nodes that are classified in training or in evaluation."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights."""
+        sizes = [self.number(name) for name in ("num_features", "hidden_size", "num_classes")]
+        relations = [Relation.parse(each) for each in self.relations]
+        return NodeClassifier(relations, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(batch)
+        return logits
+
+    def train_batches(self) -> NeighbourhoodBatches:
+        """Return the training seeds in a new order each epoch."""
+        return NeighbourhoodBatches(self, self.graph(), self.seeds(train=True), self.settings.batch_size, train=True)
+
+    def eval_batches(self) -> NeighbourhoodBatches:
+        """Return the evaluation's seeds, with the same neighbourhoods in every evaluation."""
+        size = self.settings.eval_batch_size
+        return NeighbourhoodBatches(self, self.graph(), self.seeds(train=False), size, train=False)
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random features and classes; each node of the neighbourhoods has two edges of each relation."""
+        random, width = generator_for(self.place.seed), self.number("num_features")
+        relations = [Relation.parse(each) for each in self.relations]
+        found = synthetic_trees(relations, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
+        counts = {f"{kind}.{hop}": len(ids) for kind, hops in found.nodes.items() for hop, ids in enumerate(hops)}
+        return {
+            **{name: torch.randn(count, width, generator=random) for name, count in counts.items()},
+            **{name: torch.from_numpy(array) for name, array in found.edge_arrays().items()},
+            "label": torch.randint(0, self.number("num_classes"), (size,), generator=random),
+        }
+
+
+def read_array(path: Path, dimensions: int = 1) -> npt.NDArray[Any]:
+    """Return a tensor of ``torch.save``, memory-mapped; raises DataError with the file where it is none."""
+    try:
+        found = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(f"{path}: cannot be read as a tensor: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, torch.Tensor) or found.ndim != dimensions:
+        raise DataError(f"{path}: expected a tensor of {dimensions} dimensions")
+    array: npt.NDArray[Any] = found.numpy()
+    return array
+
+
+def read_graph(directory: Path, relations: Sequence[str], kind: str, num_features: int) -> LabelledGraph:
+    """Return the graph in ``directory``, memory-mapped.
+
+    For each relation it has ``CSC/<relation>/indptr.pt`` and ``indices.pt``, for each type of nodes
+    ``<type>/node_feat_fp16.pt``, and ``<kind>/node_label_2K.npy``: fp32 numbers of classes, with or without a header.
+
+    Raises:
+        DataError: a file is missing, damaged, or does not fit the others.
+    """
+    parsed = [Relation.parse(each) for each in relations]
+    features = {}
+    for each in sorted({end for relation in parsed for end in (relation.source, relation.target)}):
+        path = directory / each / "node_feat_fp16.pt"
+        features[each] = read_array(path, 2)
+        if features[each].shape[1] != num_features:
+            raise DataError(f"{path}: has {features[each].shape[1]} features a node, the model {num_features}")
+    edges = {}
+    for relation in parsed:
+        folder = directory / "CSC" / str(relation)
+        found = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
+        if len(found.starts) != (wanted := len(features[relation.target]) + 1):
+            message = f"has {len(found.starts)} entries; {relation.target!r} needs {wanted}, one more than its nodes"
+            raise DataError(f"{folder / 'indptr.pt'}: {message}")
+        if found.starts[-1] != len(found.sources):
+            message = f"has {len(found.sources)} edges, indptr.pt counts {found.starts[-1]}"
+            raise DataError(f"{folder / 'indices.pt'}: {message}")
+    path = directory / kind / "node_label_2K.npy"
+    if len(labels := _read_labels(path)) != (count := len(features[kind])):
+        raise DataError(f"{path}: has {len(labels)} entries for {count} nodes")
+    return LabelledGraph(str(directory), edges, features, labels)
+
+
+def _read_labels(path: Path) -> npt.NDArray[Any]:
+    try:
+        with path.open("rb") as file:
+            has_header = file.read(6) == b"\x93NUMPY"
+        found: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as an array: {error}") from error
+    return found

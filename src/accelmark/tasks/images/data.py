@@ -1,0 +1,246 @@
+"""Labelled images: class folders or WebDataset's shards, read with Pillow (without torchvision)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Final, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from accelmark.datasets.shards import members, shards_in
+from accelmark.spec.errors import DataError
+from accelmark.spec.number_format import counted
+from accelmark.train.batches import Arrays
+
+_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
+
+
+class LabelledImages(Protocol):
+    """Images that are read by their number."""
+
+    def __len__(self) -> int: ...
+
+    def label(self, index: int) -> int:
+        """Return the class of an image."""
+        ...
+
+    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image; raises DataError where it is not readable, also while it is decoded."""
+        ...
+
+
+def labelled_images(folder: Path, num_classes: int) -> LabelledImages:
+    """Return the images of a split, from its shards where it has any.
+
+    Raises:
+        DataError: there is no image, there are not ``num_classes`` classes, or a shard is damaged.
+    """
+    return ShardedImages(folder, num_classes) if shards_in(folder) else ClassFolders(folder, num_classes)
+
+
+@contextmanager
+def opened_image(source: Path | IO[bytes], name: Callable[[], object] | None = None) -> Iterator[Image.Image]:
+    """Open an image; raises DataError where it is not readable, also while it is decoded.
+
+    ``name`` returns its place for the message, where ``source`` is not its path.
+    """
+    try:
+        with Image.open(source) as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"{name() if name else source}: is not a readable image: {error}") from error
+
+
+@final
+class ClassFolders:
+    """``<class>/*.JPEG``; the class of an image is the index of its folder in sorted order."""
+
+    def __init__(self, folder: Path, num_classes: int) -> None:
+        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if len(classes) != num_classes:
+            found = counted(len(classes), "class folder") if folder.is_dir() else "no such directory"
+            expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar)"
+            raise DataError(f"{folder}: expected {expected} here, found {found}")
+        self._files = [
+            (path, label)
+            for label, synset in enumerate(classes)
+            for path in sorted(synset.iterdir())
+            if path.name.lower().endswith(_SUFFIXES)
+        ]
+        if not self._files:
+            raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def label(self, index: int) -> int:
+        """Return the class of an image."""
+        return self._files[index][1]
+
+    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image file."""
+        return opened_image(self._files[index][0])
+
+
+@final
+class ShardedImages:
+    """``*.tar`` with ``<key>.jpg`` and the number of its class in ``<key>.cls``, read by offset."""
+
+    def __init__(self, folder: Path, num_classes: int) -> None:
+        self._shards = shards_in(folder)
+        self._places = np.concatenate([_places(path, place, num_classes) for place, path in enumerate(self._shards)])
+        found = len(np.unique(self._places[:, 3]))
+        if found != num_classes:
+            raise DataError(f"{folder}: expected images of {num_classes} classes in its shards, found {found}")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def label(self, index: int) -> int:
+        """Return the class of an image."""
+        return int(self._places[index, 3])
+
+    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image in memory."""
+        shard, offset, size, _ = self._places[index].tolist()
+        path = self._shards[shard]
+
+        def name() -> str:
+            found = (member.name for member in members(path) if member.offset_data == offset)
+            return f"{path}: {next(found, f'image at byte {offset}')}"
+
+        try:
+            with path.open("rb") as file:
+                content = BytesIO(_bytes_at(file, offset, size))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error}") from error
+        return opened_image(content, name)
+
+
+def _places(path: Path, shard: int, num_classes: int) -> npt.NDArray[np.int64]:
+    """Return shard, offset, size and class of each image of a shard."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    with path.open("rb") as file:
+        for member in members(path):
+            key, _, suffix = member.name.rpartition(".")
+            if f".{suffix.lower()}" in _SUFFIXES:
+                images[key] = member.offset_data, member.size
+            elif suffix == "cls":
+                text = _bytes_at(file, member.offset_data, member.size).decode("ascii", "replace").strip()
+                if not text.isdecimal() or int(text) >= num_classes:
+                    raise DataError(f"{path}: {member.name} has {text!r}; expected a class from 0 to {num_classes - 1}")
+                labels[key] = int(text)
+    if unpaired := sorted(images.keys() ^ labels.keys()):
+        lacks = "class (.cls)" if unpaired[0] in images else "image"
+        raise DataError(f"{path}: {unpaired[0]} has no {lacks}")
+    return np.array([(shard, *place, labels[key]) for key, place in images.items()], np.int64).reshape(-1, 4)
+
+
+def _bytes_at(file: IO[bytes], offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
+
+
+MEAN: Final = (0.485, 0.456, 0.406)
+"""Mean of each channel over the training images, for values from 0 to 1; as published by torchvision."""
+STD: Final = (0.229, 0.224, 0.225)
+"""Standard deviation of each channel, from the same source."""
+_AREA: Final = (0.08, 1.0)
+_RATIO: Final = (3 / 4, 4 / 3)
+_TRIES: Final = 10
+MOST_NUMBERS: Final = 2 * _TRIES + 3
+"""Most random numbers of a training sample: two for each try of a box, two for its place, one for the flip."""
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+Uniform = Callable[[], float]
+"""Returns a random number from 0 to 1, without 1."""
+
+
+class FolderImages:
+    """The images of one split.
+
+    Training samples are random resized crops (8 to 100 % of the area, ratio 3:4 to 4:3), flipped with probability
+    0.5; evaluation samples are centre crops of 224 of 256 pixels (Szegedy et al. 2015, arXiv:1409.4842), as for
+    ResNet's published accuracies. With ``draft``, training JPEGs are decoded at the smallest scale (1/2, 1/4 or 1/8)
+    that still covers the crop's pixels, which is faster and changes them.
+
+    Raises:
+        DataError: the split is missing or does not have ``num_classes`` classes.
+    """
+
+    def __init__(
+        self, directory: Path, split: str, *, num_classes: int, size: int, train: bool, draft: bool = False
+    ) -> None:
+        self._images = labelled_images(directory / split, num_classes)
+        self._size, self._train, self._draft = size, train, draft and train
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def sample(self, index: int, uniform: Uniform, alter: Callable[[Image.Image], Image.Image] | None = None) -> Arrays:
+        """Return ``image``, uint8 of shape (3, size, size), and ``label``; ``alter`` changes a crop of training."""
+        with self._images.opened(index) as file:
+            box = _random_box(file.size, uniform) if self._train else centre_box(file.size)
+            if self._draft:
+                box = _drafted(file, box, self._size)
+            decoded = file if file.mode == "RGB" else file.convert("RGB")  # which copies in any case
+            image = decoded.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
+        if self._train and uniform() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if alter is not None:
+            image = alter(image)
+        return {
+            "image": np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)),
+            "label": np.array(self._images.label(index)),
+        }
+
+
+@final
+class ArrayImages(FolderImages):
+    """Images as NumPy arrays; see :class:`accelmark.train.batches.ArraySource`."""
+
+    def read(self, index: int, random: np.random.Generator) -> Arrays:
+        """Return sample ``index``."""
+        return self.sample(index, random.random)
+
+
+def _drafted(file: Image.Image, box: Box, size: int) -> Box:
+    """Let the decoder scale the image down as far as ``box`` keeps ``size`` pixels; returns the box at that scale."""
+    left, top, right, bottom = box
+    width, height = file.size
+    scale = next((each for each in (8, 4, 2) if min(right - left, bottom - top) >= each * size), 1)
+    file.draft(file.mode, (width // scale, height // scale))
+    across, down = file.size[0] / width, file.size[1] / height
+    return left * across, top * down, right * across, bottom * down
+
+
+def _random_box(size: tuple[int, int], uniform: Uniform) -> Box:
+    width, height = size
+    for _ in range(_TRIES):
+        area = width * height * _between(*_AREA, uniform)
+        ratio = math.exp(_between(math.log(_RATIO[0]), math.log(_RATIO[1]), uniform))
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            left = math.floor(_between(0, width - crop_width + 1, uniform))
+            top = math.floor(_between(0, height - crop_height + 1, uniform))
+            return left, top, left + crop_width, top + crop_height
+    return centre_box(size)
+
+
+def centre_box(size: tuple[int, int]) -> Box:
+    """Return the centre square (left, top, right, bottom) with 224/256 of the shorter side."""
+    width, height = size
+    side = min(size) * 224 / 256
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _between(low: float, high: float, uniform: Uniform) -> float:
+    return low + (high - low) * uniform()

@@ -1,0 +1,146 @@
+"""Token shards: token numbers in flat files, memory-mapped and read in windows, which may be masked.
+
+The layout is ``<directory>/train/*`` and ``<directory>/val/*``, each file either ``.npy`` (one dimension, an unsigned
+or signed integer type) or ``.bin``: the data of an indexed data set of Megatron-LM if an ``.idx`` of the same name is
+beside it, else bare little-endian uint16. A window is always within one file.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from accelmark.spec.errors import DataError
+from accelmark.tasks.metrics import IGNORED
+from accelmark.train.batches import Arrays
+
+
+@final
+class TokenShards:
+    """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given.
+
+    Raises:
+        DataError: the directory has another layout, or a file does not hold token numbers below ``vocab_size``.
+    """
+
+    def __init__(
+        self, directory: Path, split: str, length: int, stride: int, vocab_size: int, limit: int | None = None
+    ) -> None:
+        folder = directory / split
+        paths = sorted(path for path in folder.glob("*") if path.suffix in {".npy", ".bin"}) if folder.is_dir() else []
+        if not paths:
+            found = ", ".join(sorted(path.name for path in directory.glob("*"))[:8]) or "nothing"
+            raise DataError(f"{folder}: expected token shards (*.npy or *.bin) here; {directory} holds {found}")
+        self._paths, self._length, self._stride, self._vocab_size = paths, length, stride, vocab_size
+        self._shards = [_open(path) for path in paths]
+        counts = [max(0, (len(shard) - length) // stride + 1) for shard in self._shards]
+        self._ends = list(accumulate(counts))
+        if not self._ends[-1]:
+            raise DataError(f"{folder}: no shard holds {length} tokens, so there is not one sample")
+        if limit is not None and limit > self._ends[-1]:
+            raise DataError(f"{folder}: holds {self._ends[-1]} samples of {length} tokens; {limit} are needed")
+        self._num_samples = self._ends[-1] if limit is None else limit
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def window(self, index: int) -> npt.NDArray[np.int64]:
+        """Return window ``index`` as int64 tokens of shape ``(length,)``."""
+        which = bisect.bisect_right(self._ends, index)
+        start = (index - (self._ends[which - 1] if which else 0)) * self._stride
+        tokens: npt.NDArray[np.int64] = self._shards[which][start : start + self._length].astype(np.int64)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
+            raise DataError(
+                f"{self._paths[which]}: tokens {start} to {start + self._length} hold {int(tokens.max())}; "
+                f"the vocabulary has {self._vocab_size}: was another tokenizer used?"
+            )
+        return tokens
+
+    def read(self, index: int, random: np.random.Generator) -> Arrays:
+        """Return window ``index`` as ``tokens``, as a source of samples; ``random`` is not used."""
+        return {"tokens": self.window(index)}
+
+
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_HEADER: Final = struct.Struct("<9sQBQQ")
+"""Magic, version, type of the tokens, number of sequences and of documents; the sequences' lengths (int32) follow."""
+_TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are no integers."""
+
+
+def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
+    """Open the data of an indexed data set."""
+    with index.open("rb") as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
+            raise DataError(f"{index}: is no index of Megatron-LM; remove it if {path.name} holds bare uint16")
+        _, version, kind, num_sequences, _ = _HEADER.unpack(header)
+        if version != 1 or kind not in _TYPES:
+            raise DataError(
+                f"{index}: version {version} with type {kind} is not known; expected version 1 and integers"
+            )
+        num_tokens = int(np.fromfile(file, "<i4", num_sequences).sum(dtype=np.int64))
+    dtype = np.dtype(_TYPES[kind])
+    if path.stat().st_size != num_tokens * dtype.itemsize:
+        expected = f"{index.name} expects {num_tokens * dtype.itemsize:,}"
+        raise DataError(f"{path}: has {path.stat().st_size:,} bytes, {expected}; is the file complete?")
+    return np.memmap(path, dtype=dtype, mode="r") if num_tokens else np.zeros(0, dtype)
+
+
+def _open(path: Path) -> npt.NDArray[Any]:
+    if path.suffix == ".bin":
+        if (index := path.with_suffix(".idx")).is_file():
+            return _indexed(path, index)
+        if path.stat().st_size % 2:
+            raise DataError(f"{path}: an odd number of bytes cannot be uint16 tokens; is the file complete?")
+        return np.memmap(path, dtype="<u2", mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
+    try:
+        shard: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: is not a complete .npy file: {error}") from error
+    if shard.ndim != 1 or shard.dtype.kind not in "iu":
+        raise DataError(f"{path}: expected one dimension of integers, found {shard.dtype} of shape {shard.shape}")
+    return shard
+
+
+CLS: Final = 101
+SEP: Final = 102
+MASK: Final = 103
+"""Token ids of ``bert-large-uncased``'s vocabulary; 0 is padding."""
+_SPECIAL: Final = (0, CLS, SEP, MASK)
+_MASKED_SHARE: Final = 0.15
+
+
+@final
+class MaskedWindows:
+    """``[CLS] window [SEP]`` with 15 % of the window's tokens to predict, at most ``max_predictions`` of them.
+
+    Of those, 80 % are replaced by ``[MASK]``, 10 % by a random token, and 10 % are unchanged (Devlin et al. 2018,
+    arXiv:1810.04805, section 3.1).
+    """
+
+    def __init__(self, shards: TokenShards, max_predictions: int, vocab_size: int) -> None:
+        self._shards, self._max_predictions, self._vocab_size = shards, max_predictions, vocab_size
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def read(self, index: int, random: np.random.Generator) -> Arrays:
+        """Return ``tokens`` (length,), and ``positions`` and ``labels`` (predictions,), padded with ignored entries."""
+        tokens = np.concatenate(([CLS], self._shards.window(index), [SEP]))
+        candidates = np.flatnonzero(np.isin(tokens, _SPECIAL, invert=True))
+        wanted = min(self._max_predictions, max(1, round(len(tokens) * _MASKED_SHARE)), len(candidates))
+        chosen = np.sort(random.choice(candidates, wanted, replace=False))
+        truth = tokens[chosen]
+        fate = random.random(wanted)
+        guess = random.integers(len(_SPECIAL), self._vocab_size, wanted)
+        tokens[chosen] = np.where(fate < 0.8, MASK, np.where(fate < 0.9, guess, truth))
+        spare = (0, self._max_predictions - wanted)
+        labels = np.pad(truth, spare, constant_values=IGNORED)
+        return {"tokens": tokens, "positions": np.pad(chosen, spare), "labels": labels}

@@ -1,0 +1,95 @@
+"""Language modelling: prediction of the next token, or of masked tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.tasks.language.data import MaskedWindows, TokenShards
+from accelmark.tasks.metrics import IGNORED, PredictedTokens, classification_metrics
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
+
+
+class NextToken(PredictedTokens, TaskFamily):
+    """Next-token prediction over samples of ``seq_length + 1`` tokens."""
+
+    dtype: ClassVar[torch.dtype] = torch.int64
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens."""
+        shape, random = (size, self.number("seq_length") + 1), generator_for(self.place.seed)
+        return {self.tokens: torch.randint(0, self.vocab_size, shape, generator=random, dtype=self.dtype)}
+
+    def model_input(self, batch: Batch) -> Tensor:
+        """Return all tokens but the last of each sample."""
+        return batch[self.tokens].long()[:, :-1]
+
+    @property
+    def of_sequence(self) -> dict[str, SequencePart]:
+        """Return the argument with which a model returns the output of this rank's part of whole sequences."""
+        return {} if self.sequence is None else {"sequence": self.sequence}
+
+    def _labels(self, batch: Batch) -> Tensor:
+        labels = batch[self.tokens].long()[:, 1:]
+        return labels if self.sequence is None else self.sequence.of(labels)
+
+    def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
+        logits: Tensor = model(self.model_input(batch), **self.of_sequence)
+        labels = self._labels(batch)
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token, in nats."""
+        return self._loss(model, batch, "mean")
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up the cross entropies of the tokens."""
+        return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(self._labels(batch)).sum()}
+
+
+class MaskedTokens(TaskFamily):
+    """Masked tokens: a batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions)."""
+
+    shards: ClassVar[str]
+    """Name of the data set."""
+
+    def dataset(self, *, train: bool) -> FromArrays:
+        """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
+        length, vocabulary = self.number("seq_length"), self.number("vocab_size")
+        split = "train" if train else "val"
+        shards = TokenShards(self.data_dirs[self.shards], split, length - 2, length - 2, vocabulary)
+        return FromArrays(MaskedWindows(shards, self.number("max_predictions"), vocabulary))
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens, positions and labels."""
+        random, vocabulary = generator_for(self.place.seed), self.number("vocab_size")
+        length, predictions = self.number("seq_length"), self.number("max_predictions")
+        return {
+            "tokens": torch.randint(0, vocabulary, (size, length), generator=random),
+            "positions": torch.randint(0, length, (size, predictions), generator=random),
+            "labels": torch.randint(0, vocabulary, (size, predictions), generator=random),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of the masked tokens."""
+        logits: Tensor = model(batch["tokens"], batch["positions"])
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Count the masked tokens that were predicted, and add up their cross entropies."""
+        logits, labels = model(batch["tokens"], batch["positions"]), batch["labels"]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        correct = (logits.argmax(-1) == labels).sum()
+        return {"mlm_accuracy": correct, "loss": loss, "count": (labels != IGNORED).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return accuracy and mean loss over masked tokens."""
+        return classification_metrics(sums, ["mlm_accuracy"])

@@ -1,0 +1,145 @@
+"""Logs of clicks in the format of MLPerf's multi-hot Criteo data, read in consecutive parts."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import rankdata
+
+from accelmark.spec.errors import DataError
+from accelmark.train.batches import Arrays
+
+_LABELS: Final = "_labels.npy"
+_LOCAL_HEADER: Final = struct.Struct("<26xHH")
+"""Lengths of name and extra field in the header that a ZIP archive has before each member."""
+
+
+@final
+class ClickLog:
+    """The samples of all days in a directory, in the order of the days' numbers, memory-mapped.
+
+    A day has ``<day>_labels.npy`` of shape (samples, 1), ``<day>_dense.npy`` of shape (samples, dense features), and
+    ``<day>_sparse_multi_hot.npz``, not compressed, with the ids of each table: ``0.npy`` of shape (samples, ids).
+
+    Args:
+        directory: with the files of at least one day.
+        num_dense: number of dense features.
+        rows: number of rows of each table, above its ids.
+        num_ids: number of ids of each table in a sample.
+        share: the part of the last day that is used, from its beginning.
+
+    Raises:
+        DataError: a file is missing, damaged or of another shape, or an id is outside of its table; names it.
+    """
+
+    def __init__(
+        self, directory: Path, num_dense: int, rows: Sequence[int], num_ids: Sequence[int], share: float = 1.0
+    ) -> None:
+        labels = sorted(directory.glob(f"*{_LABELS}"), key=_day)
+        if not labels:
+            raise DataError(f"{directory}: expected <day>{_LABELS} here, found none")
+        self._paths = [path.with_name(path.name.removesuffix(_LABELS) + "_sparse_multi_hot.npz") for path in labels]
+        self._days = [_opened(path, num_dense, num_ids) for path in labels]
+        sizes = [len(day[0]) for day in self._days]
+        sizes[-1] = math.ceil(sizes[-1] * share)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._limits = np.repeat(rows, num_ids)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, stop: int) -> Arrays:
+        """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
+        parts = []
+        for number, (first, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
+            chosen = slice(max(start, first) - first, min(stop, end) - first)
+            if max(start, first) < min(stop, end):
+                label, dense, *tables = self._days[number]
+                ids = np.concatenate([table[chosen] for table in tables], 1)
+                self._check(ids, number, chosen.start)
+                parts.append((np.array(dense[chosen], np.float32), ids, label[chosen, 0].astype(np.float32)))
+        joined = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        return dict(zip(("dense", "ids", "label"), joined, strict=True))
+
+    def _check(self, ids: npt.NDArray[np.int32], day: int, first: int) -> None:
+        outside = (ids < 0) | (ids >= self._limits)
+        if outside.any():
+            row, column = np.argwhere(outside)[0].tolist()
+            what = f"sample {first + row}: id {ids[row, column]} in column {column} of all tables' ids"
+            raise DataError(f"{self._paths[day]}: {what} is outside of its table of {self._limits[column]:,} rows")
+
+
+def _day(path: Path) -> tuple[int, str]:
+    digits = "".join(filter(str.isdigit, path.name))
+    return int(digits or 0), path.name
+
+
+def _opened(labels: Path, num_dense: int, num_ids: Sequence[int]) -> list[Any]:
+    """Return labels, dense features and the ids of each table of a day, memory-mapped."""
+    stem = labels.name.removesuffix(_LABELS)
+    arrays: list[Any] = [_mapped(labels), _mapped(labels.with_name(f"{stem}_dense.npy"))]
+    names, widths = [labels.name, f"{stem}_dense.npy"], [1, num_dense, *num_ids]
+    archive = labels.with_name(f"{stem}_sparse_multi_hot.npz")
+    for number in range(len(num_ids)):
+        names.append(f"{archive.name}: {number}.npy")
+        arrays.append(_mapped(archive, f"{number}.npy"))
+    for name, array, width in zip(names, arrays, widths, strict=True):
+        if array.shape != (len(arrays[0]), width):
+            expected = f"expected {(len(arrays[0]), width)}, as many samples as in {labels.name}"
+            raise DataError(f"{labels.parent / name}: has shape {array.shape}; {expected}")
+    return arrays
+
+
+def _mapped(path: Path, member: str | None = None) -> npt.NDArray[Any]:
+    """Return the array of a file, or of a member of an archive that is not compressed."""
+    try:
+        if member is None:
+            plain: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return plain
+        with path.open("rb") as file:
+            offset = _offset(path, file, member)
+            file.seek(offset)
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(file)
+            return np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        name = f"{path}: {member}" if member else path
+        raise DataError(f"{name}: cannot be read: {error}") from error
+
+
+def _offset(path: Path, file: IO[bytes], member: str) -> int:
+    """Return where the content of a member begins."""
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(member)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("it is compressed; write it with numpy.savez")
+    file.seek(info.header_offset)
+    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return info.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+def area_under_curve(scored: npt.NDArray[np.float64]) -> float:
+    """Return the area under the ROC curve: the chance that a positive sample has a higher score than a negative one.
+
+    Args:
+        scored: a row of score and label (0 or 1) for each sample; of equal scores, half counts.
+
+    Raises:
+        DataError: all samples have the same label.
+    """
+    positive = scored[:, 1] > 0
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_negative:
+        raise DataError(
+            f"the evaluation data has {num_positive} clicks in {len(scored)} samples; AUC needs both labels"
+        )
+    ranks = rankdata(scored[:, 0])[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(ranks / (num_positive * num_negative))

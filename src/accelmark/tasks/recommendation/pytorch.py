@@ -1,0 +1,138 @@
+"""Prediction of clicks from dense features and ids of embedding tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import ClassVar, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
+from accelmark.frameworks.pytorch.model.deep_cross_network import DeepCrossNetwork
+from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
+from accelmark.spec.errors import RequestError
+from accelmark.spec.settings.training import LoaderSettings
+from accelmark.tasks.recommendation.data import ClickLog, area_under_curve
+from accelmark.train.batches import Arrays, Share, read_ahead
+
+
+class Clicks(Protocol):
+    """Samples that are read in consecutive parts."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Arrays:
+        """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
+        ...
+
+
+@final
+class ClickBatches:
+    """Batches of consecutive samples, in the order of the log; ``loader.num_workers`` threads read them ahead."""
+
+    def __init__(self, log: Clicks, batch_size: int, place: Place, loader: LoaderSettings, *, train: bool) -> None:
+        self._log, self._loader = log, loader
+        self._share = Share(len(log), batch_size, place.rank, place.world_size, train)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks."""
+        return self._share.num_samples
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Iterate over this rank's batches, the same in every epoch."""
+        workers = self._loader.num_workers
+        slices = iter(self._slices())
+        read = read_ahead(self._read, slices, workers, workers * self._loader.prefetch) if workers else None
+        for arrays in read or map(self._read, slices):
+            yield {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _slices(self) -> list[slice]:
+        share = self._share
+        if share.train:
+            return share.train_slices()
+        begin, end = (share.total * rank // share.world_size for rank in (share.rank, share.rank + 1))
+        cuts = [begin + (end - begin) * batch // share.num_batches for batch in range(share.num_batches + 1)]
+        return [slice(*pair) for pair in pairwise(cuts)]
+
+    def _read(self, chosen: slice) -> Arrays:
+        return self._log.read(chosen.start, chosen.stop)
+
+
+class ClickPrediction(TrainCase):
+    """Whether a user clicks, by a network that returns logits for ``dense`` and ``ids``.
+
+    Under ``model`` are ``num_dense``, and as texts with commas ``table_rows`` and ``table_ids``: the number of rows of
+    each embedding table, and the number of its ids in a sample. The network has layers of ``dense_widths`` for dense
+    features, ``cross_layers`` of rank ``cross_rank``, and layers of ``over_widths`` up to a logit.
+    """
+
+    samples: ClassVar[str]
+    """Name of the data set in MLPerf's layout, where a case does not override ``log``."""
+
+    def check_settings(self) -> None:
+        """Raise RequestError for settings that embedding tables do not support."""
+        if self.settings.precision == "fp16":
+            raise RequestError("precision: the gradients of embedding tables are not scaled; use bf16 instead of fp16")
+        if self.settings.gradient_clip_norm is not None:
+            raise RequestError("gradient_clip_norm: gradients of embedding tables are not clipped; leave it null")
+        if self.settings.optimizer.name != "adagrad":
+            raise RequestError("optimizer.name: embedding tables are trained by adagrad")
+
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights."""
+        self.check_settings()
+        dense, over = self.numbers("dense_widths"), self.numbers("over_widths")
+        tables = EmbeddingTables(self.numbers("table_rows"), self.numbers("table_ids"), dense[-1])
+        ranks = [self.number("cross_rank")] * self.number("cross_layers")
+        return DeepCrossNetwork(tables, [self.number("num_dense"), *dense], ranks, over)
+
+    def log(self, *, train: bool) -> Clicks:
+        """Return the days in ``train``, or the first half of the last day in ``val``."""
+        rows, ids = self.numbers("table_rows"), self.numbers("table_ids")
+        split, share = ("train", 1.0) if train else ("val", 0.5)
+        return ClickLog(self.data_dirs[self.samples] / split, self.number("num_dense"), rows, ids, share)
+
+    def train_batches(self) -> ClickBatches:
+        """Return all training samples in their order."""
+        settings = self.settings
+        return ClickBatches(self.log(train=True), settings.batch_size, self.place, settings.loader, train=True)
+
+    def eval_batches(self) -> ClickBatches:
+        """Return the evaluation's samples."""
+        settings = self.settings
+        return ClickBatches(self.log(train=False), settings.eval_batch_size, self.place, settings.loader, train=False)
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random features and ids; every other sample is a click."""
+        random = generator_for(self.place.seed)
+        pairs = zip(self.numbers("table_rows"), self.numbers("table_ids"), strict=True)
+        return {
+            "dense": torch.rand(size, self.number("num_dense"), generator=random) * 5,
+            "ids": torch.cat([torch.randint(rows, (size, ids), generator=random) for rows, ids in pairs], 1).int(),
+            "label": (torch.arange(size) % 2).float(),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean binary cross entropy."""
+        return F.binary_cross_entropy_with_logits(model(batch["dense"], batch["ids"]).float(), batch["label"])
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up the cross entropies; ``scored`` has score and label of each sample."""
+        logits, label = model(batch["dense"], batch["ids"]).float(), batch["label"]
+        loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum")
+        return {"loss": loss, "count": torch.ones_like(label).sum(), "scored": torch.stack([logits, label], 1)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean cross entropy."""
+        return {"eval_loss": sums["loss"] / sums["count"]}
+
+    def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+        """Return the area under the ROC curve."""
+        return {"auc": area_under_curve(rows["scored"])}

@@ -1,0 +1,262 @@
+"""Speech recognition: by connectionist temporal classification (Graves et al. 2006), and by Whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, cast, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import WhisperFeatureExtractor
+
+from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.spec.errors import DataError
+from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.speech.data import RATE_HZ, Recordings, Utterances
+from accelmark.tasks.text.metrics import TextScore, WordErrors
+from accelmark.tasks.text.pytorch import SequenceToSequence, read_tokenizer
+
+LETTERS: Final = "    |ETAOINHSRDLUMWCFGYPBVK'XJQZ"
+"""Letters by number, as wav2vec2-base-960h has them: 0 is the blank, 1 to 3 are not used, 4 separates words."""
+FULL_SCALE: Final = 32768
+"""Divides samples of 16 bits, so that they are from -1 to 1."""
+_TIME_SPAN: Final = 10
+_CHANNEL_SPAN: Final = 64
+"""Frames and channels of a masked span, as in fairseq's configurations."""
+
+
+@final
+class LetteredSpeech:
+    """Recordings padded to ``seconds``, with their transcripts as letters."""
+
+    def __init__(self, recordings: Utterances, seconds: float, most_letters: int) -> None:
+        self._recordings, self._seconds, self._most_letters = recordings, seconds, most_letters
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``audio`` (int16) with its ``length``, ``letters`` with their ``count``, and ``index``."""
+        heard, text = self._recordings.utterance(index, self._seconds, random.initial_seed())
+        audio = torch.from_numpy(heard.copy())
+        letters = self._letters(text, self._recordings.where(index))
+        padded = F.pad(audio, (0, round(self._seconds * self._recordings.rate_hz) - len(audio)))
+        spare = self._most_letters - len(letters)
+        return {
+            "audio": padded,
+            "length": torch.tensor(len(audio)),
+            "letters": torch.tensor(letters + [0] * spare),
+            "count": torch.tensor(len(letters)),
+            "index": torch.tensor(index),
+        }
+
+    def _letters(self, text: str, place: Path) -> list[int]:
+        text = "|".join(text.upper().split())
+        if strange := sorted(set(text) - set(LETTERS.strip())):
+            raise DataError(f"{place}: its transcript has {''.join(strange)!r}; expected letters, ' and spaces")
+        if len(text) > self._most_letters:
+            raise DataError(f"{place}: its transcript has {len(text)} letters; expected at most {self._most_letters}")
+        return [LETTERS.rindex(letter) for letter in text]
+
+
+class Letters(nn.Module):
+    """A wav2vec 2.0 of transformers with a CTC head: int16 recordings to logits of letters.
+
+    In training, spans of the encoder's input are replaced by a learned vector, and spans of its channels by zeros
+    (Baevski et al. 2020, arXiv:2006.11477, section 3.1). transformers' own masking indexes by booleans, which
+    synchronizes on an accelerator and fails on the meta device.
+    """
+
+    def __init__(self, net: Any, time_share: float, channel_share: float) -> None:
+        super().__init__()
+        self.net = net
+        self._time_share, self._channel_share = time_share, channel_share
+        net.wav2vec2.encoder.register_forward_pre_hook(self._mask)
+
+    def _mask(self, encoder: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = given
+        if not self.training:
+            return given
+        batch, frames, channels = hidden.shape
+        times = spans((batch, frames), self._time_share, _TIME_SPAN, hidden.device)[..., None]
+        hidden = torch.where(times, self.net.wav2vec2.masked_spec_embed.to(hidden.dtype), hidden)
+        silent = spans((batch, channels), self._channel_share, _CHANNEL_SPAN, hidden.device)[:, None]
+        return hidden.masked_fill(silent, 0.0), *rest
+
+    def forward(self, audio: Tensor) -> Tensor:
+        """Return logits of shape (batch, frames, letters)."""
+        logits: Tensor = self.net(audio.float() / FULL_SCALE).logits
+        return logits
+
+    def frames(self, lengths: Tensor) -> Tensor:
+        """Return the number of frames of recordings with these numbers of samples."""
+        found: Tensor = self.net._get_feat_extract_output_lengths(lengths)
+        return found
+
+
+def spans(shape: tuple[int, int], share: float, length: int, device: torch.device) -> Tensor:
+    """Return random spans of ``length`` in the last dimension, which may overlap and together have ``share`` of it."""
+    starts = torch.rand(shape, device=device) < share / length
+    return F.max_pool1d(F.pad(starts.float(), (length - 1, 0)), length, 1) > 0
+
+
+class SpeechToLetters(TaskFamily):
+    """Recordings to letters without an alignment; greedy transcripts are scored.
+
+    The settings ``train_seconds``, ``eval_seconds`` and ``most_letters`` under ``model`` are the longest recordings and
+    transcript. A case states data and model. The model turns ``audio`` of shape (batch, samples), int16, into logits of
+    shape (batch, frames, letters), and its ``frames`` turns numbers of samples into numbers of frames.
+    """
+
+    samples: ClassVar[str]
+    subsets: ClassVar[Sequence[str]] = ()
+    """Subsets that are trained on, in LibriSpeech's layout."""
+    eval_subsets: ClassVar[Sequence[str]] = ()
+    score: ClassVar[TextScore] = WordErrors()
+    rate_hz: ClassVar[int] = RATE_HZ
+    _references: Utterances | None = None
+
+    def recordings(self, *, train: bool) -> Utterances:
+        """Return the recordings of the training or the evaluation subsets."""
+        return Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
+
+    def dataset(self, *, train: bool) -> LetteredSpeech:
+        """Return the padded recordings of a split."""
+        recordings = self.recordings(train=train)
+        if not train:
+            self._references = recordings
+        return LetteredSpeech(
+            recordings, self.real("train_seconds" if train else "eval_seconds"), self.number("most_letters")
+        )
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return noise of ``train_seconds``, with half as many letters as there may be."""
+        random = generator_for(self.place.seed)
+        length = round(self.real("train_seconds") * self.rate_hz)
+        most = self.number("most_letters")
+        return {
+            "audio": torch.randint(-3000, 3000, (size, length), generator=random, dtype=torch.int16),
+            "length": torch.full((size,), length),
+            "letters": torch.randint(4, len(LETTERS), (size, most), generator=random),
+            "count": torch.full((size,), most // 2),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean over samples of the CTC loss of a letter, in nats; an impossible alignment has none."""
+        logits: Tensor = model(batch["audio"])
+        if logits.is_meta:  # where FLOPs are counted: PyTorch has no CTC loss there, and it has no products
+            return logits.sum()
+        frames = self._frames(model, batch)
+        scores = logits.float().log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(scores, batch["letters"], frames, batch["count"], zero_infinity=True)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Transcribe greedily, and return the score's statistics and the summed loss."""
+        logits: Tensor = model(batch["audio"])
+        frames = self._frames(model, batch)
+        scores = logits.float().log_softmax(-1).transpose(0, 1)
+        loss = F.ctc_loss(scores, batch["letters"], frames, batch["count"], reduction="sum", zero_infinity=True)
+        best = [row[:count] for row, count in zip(logits.argmax(-1).tolist(), frames.tolist(), strict=True)]
+        if self._references is None or "index" not in batch:
+            pairs = zip(batch["letters"].tolist(), batch["count"].tolist(), strict=True)
+            references = [_text(row[:count]) for row, count in pairs]
+        else:
+            references = [self._references.row(index)[0].upper() for index in batch["index"].tolist()]
+        scored = self.score.sums([greedy_text(row) for row in best], references)
+        sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in scored.items()}
+        return sums | {"loss": loss, "letters": batch["count"].sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the score, and the mean loss of a letter."""
+        return self.score.metrics(sums) | {"eval_loss": sums["loss"] / sums["letters"]}
+
+    def _frames(self, model: nn.Module, batch: Batch) -> Tensor:
+        plain = cast("Letters", getattr(model, "module", model))  # any model of a case has ``frames``
+        return plain.frames(batch["length"])
+
+
+def greedy_text(best: Sequence[int]) -> str:
+    """Return the text of the likeliest letter of each frame: repetitions are one letter, blanks none."""
+    pairs = zip(best, [0, *best[:-1]], strict=True)
+    return _text([letter for letter, before in pairs if letter != before])
+
+
+def _text(letters: Sequence[int]) -> str:
+    return " ".join("".join(LETTERS[letter] for letter in letters if letter).replace("|", " ").split())
+
+
+END: Final = 50257
+START: Final = 50258
+"""Tokens of the multilingual models."""
+BANDS: Final = 80
+FRAMES: Final = 3000
+"""Bands of a spectrum, and frames in 30 s."""
+
+
+@final
+class Spectra:
+    """Log-mel spectra of 30 s; longer recordings are cut off."""
+
+    def __init__(self, recordings: Recordings) -> None:
+        self._recordings = recordings
+        extractor: Any = WhisperFeatureExtractor
+        self._spectrum = extractor(sampling_rate=RATE_HZ)
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def read(self, index: int) -> Tensor:
+        """Return the spectrum of a recording, (80, 3000)."""
+        audio = self._recordings.audio(index) / 32768
+        found: Tensor = self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0]
+        return found
+
+
+@final
+class LoggedSpeech:
+    """Log-mel spectra with the tokens of their transcripts in lower case."""
+
+    def __init__(self, recordings: Recordings, tokenizer: Tokenizer, prompt: Sequence[int], length: int) -> None:
+        self._recordings, self._tokenizer, self._prompt, self._length = recordings, tokenizer, prompt, length
+        self._spectra = Spectra(recordings)
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``source`` of shape (80, 3000), ``target`` and ``index``."""
+        text = self._tokenizer.encode(self._recordings.row(index)[0].lower(), add_special_tokens=False).ids
+        tokens = [*self._prompt, *text, END][: self._length]
+        target = torch.tensor(tokens + [IGNORED] * (self._length - len(tokens)))
+        return {"source": self._spectra.read(index), "target": target, "index": torch.tensor(index)}
+
+
+class SpeechToText(SequenceToSequence):
+    """English recordings to text with a multilingual Whisper; ``target_length`` under ``model`` is in tokens."""
+
+    samples: ClassVar[str]
+    """Name of the data set of recordings."""
+    weights: ClassVar[str]
+    """Name of the data set with the checkpoint and its tokenizer, in its folder ``hf``."""
+    subsets: ClassVar[Sequence[str]]
+    eval_subsets: ClassVar[Sequence[str]]
+    score = WordErrors(plain=True)
+    prompt = (50259, 50359, 50363)
+    """English, transcribe, no timestamps."""
+
+    def dataset(self, *, train: bool) -> LoggedSpeech:
+        """Return the recordings of the training or the evaluation subsets."""
+        recordings = Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
+        path = self.data_dirs[self.weights] / "hf" / "tokenizer.json"
+        tokenizer = read_tokenizer(path, self.number("vocab_size"))
+        if not train:
+            self.scored_against(recordings, tokenizer)
+        return LoggedSpeech(recordings, tokenizer, self.prompt, self.number("target_length"))
+
+    def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
+        """Return random spectra."""
+        return torch.rand(size, BANDS, FRAMES, generator=random) * 2 - 1

@@ -1,0 +1,1 @@
+"""Classification of text, and text to text."""

@@ -1,0 +1,453 @@
+"""Classification of text, and text to text; a BERT encoder (Devlin et al. 2018, arXiv:1810.04805)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTrainedModel
+
+from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.padded_attention import with_padding
+from accelmark.spec.errors import DataError
+from accelmark.tasks.images.pytorch import Classification
+from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.text.data import Records, Table
+from accelmark.tasks.text.metrics import TextScore
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Dimensions of the encoder."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    max_positions: int
+    dropout: float = 0.1
+    num_segments: int = 2
+    eps: float = 1e-12
+
+
+class Output(nn.Module):
+    """Projection, dropout, residual connection and layer norm."""
+
+    def __init__(self, size: int, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.eps)
+        self.dropout = config.dropout
+
+    def forward(self, inner: Tensor, x: Tensor) -> Tensor:
+        """Return the normalised sum."""
+        result: Tensor = self.LayerNorm(x + F.dropout(self.dense(inner), self.dropout, self.training))
+        return result
+
+
+class Attention(nn.Module):
+    """Self-attention over non-padding tokens."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        hidden, self.heads, self.dropout = config.hidden_size, config.num_heads, config.dropout
+        self.self = nn.ModuleDict({name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")})
+        self.output = Output(hidden, config)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the attended states."""
+        batch, length, _ = x.shape
+        query, key, value = (
+            project(x).view(batch, length, self.heads, -1).transpose(1, 2) for project in self.self.values()
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape), x)
+        return attended
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, config.intermediate_size)})
+        self.output = Output(config.intermediate_size, config)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the layer's output; ``mask`` broadcasts to (batch, heads, length, length)."""
+        x = self.attention(x, mask)
+        fed: Tensor = self.output(F.gelu(self.intermediate["dense"](x)), x)
+        return fed
+
+
+class Embeddings(nn.Module):
+    """Embeddings of tokens, positions and a single segment."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, hidden)
+        self.position_embeddings = nn.Embedding(config.max_positions, hidden)
+        self.token_type_embeddings = nn.Embedding(config.num_segments, hidden)
+        self.LayerNorm = nn.LayerNorm(hidden, config.eps)
+        self.dropout = config.dropout
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the first hidden states."""
+        positions = self.position_embeddings.weight[: tokens.shape[1]]
+        summed = self.word_embeddings(tokens) + positions + self.token_type_embeddings.weight[0]
+        return F.dropout(self.LayerNorm(summed), self.dropout, self.training)
+
+
+class Encoder(nn.Module):
+    """Tokens and a padding mask to hidden states; parameters have the names of published checkpoints."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        layers = (EncoderLayer(config) for _ in range(config.num_layers))
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return hidden states of shape (batch, length, hidden); ``mask`` is false on padding."""
+        x: Tensor = self.embeddings(tokens)
+        for layer in self.encoder["layer"].children():
+            x = layer(x, mask[:, None, None, :])
+        return x
+
+    def load(self, path: Path) -> None:
+        """Load the weights of a published checkpoint except its pooler.
+
+        Raises:
+            DataError: the file is missing, damaged or has other shapes.
+        """
+        try:
+            state = {name: weight for name, weight in load_file(path).items() if not name.startswith("pooler.")}
+            state.pop("embeddings.position_ids", None)
+            self.load_state_dict(state)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise DataError(f"{path}: are not this encoder's weights: {str(error).splitlines()[0]}") from error
+
+
+def mean_state(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of hidden states over non-padding tokens, of shape (batch, hidden)."""
+    weight = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1)
+
+
+def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """Return a tokenizer of Hugging Face's ``tokenizer.json``.
+
+    Raises:
+        DataError: the file is missing or damaged, or has more tokens than the model.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise DataError(f"{path}: is no tokenizer: {error}") from error
+    if (size := tokenizer.get_vocab_size()) > vocab_size:
+        raise DataError(f"{path}: has {size:,} tokens, the model {vocab_size:,}: is it another model's tokenizer?")
+    return tokenizer
+
+
+def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (0 on padding), int64 of shape (texts, length)."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length)
+    encoded: list[Any] = tokenizer.encode_batch(texts)
+    return torch.tensor([one.ids for one in encoded]), torch.tensor([one.attention_mask for one in encoded])
+
+
+class TextClassifier(nn.Module):
+    """An encoder of transformers with its classifier."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
+        return logits
+
+
+class TextClassification(Classification):
+    """Classification of tokens of ``seq_length`` with a padding mask; the encoder's dimensions are settings."""
+
+    inputs = ("tokens", "mask")
+    block_class = "EncoderLayer"
+    num_classes: int
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Dimensions of the encoder."""
+        names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_positions")
+        return EncoderConfig(**{name: self.number(name) for name in names})
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens without padding."""
+        random, length = generator_for(self.place.seed), self.number("seq_length")
+        return {
+            "tokens": torch.randint(1, self.number("vocab_size"), (size, length), generator=random),
+            "mask": torch.ones(size, length, dtype=torch.bool),
+            "label": torch.randint(0, self.num_classes, (size,), generator=random),
+        }
+
+
+@final
+class LabelledText:
+    """Texts of a table with their classes, as tokens with a padding mask.
+
+    Args:
+        table: rows of a text and the number of its class.
+        tokenizer: Hugging Face's ``tokenizer.json``, which adds the special tokens.
+        length: tokens of a sample; longer texts are cut off.
+    """
+
+    def __init__(self, table: Table, tokenizer: Tokenizer, length: int, num_classes: int) -> None:
+        self._table, self._tokenizer, self._num_classes = table, tokenizer, num_classes
+        self._tokenizer.enable_truncation(length)
+        self._tokenizer.enable_padding(length=length)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``tokens``, ``mask`` and ``label``; raises DataError with file and line for an unknown class."""
+        text, label = self._table.row(index)
+        if not label.isdecimal() or int(label) >= self._num_classes:
+            expected = f"expected 0 to {self._num_classes - 1}"
+            raise DataError(f"{self._table.where(index)}: {label!r} is no class; {expected}")
+        found = self._tokenizer.encode(text)
+        mask = torch.tensor(found.attention_mask, dtype=torch.bool)
+        return {"tokens": torch.tensor(found.ids), "mask": mask, "label": torch.tensor(int(label))}
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder and decoder of transformers, whose configuration has the numbers of the special tokens."""
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return logits of shape (batch, length of ``target``, vocabulary)."""
+        config: Any = self.net.config
+        start = torch.full_like(target[:, :1], config.decoder_start_token_id)
+        shifted = torch.cat([start, target[:, :-1]], 1)
+        given = shifted.masked_fill(shifted == IGNORED, config.pad_token_id)
+        # Padding is at the end, where causal attention does not see it.
+        visible = torch.ones_like(given)
+        output = self.net(
+            **self._inputs(source), decoder_input_ids=given, decoder_attention_mask=visible, use_cache=False
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def generate(self, source: Tensor, length: int, prompt: Sequence[int], **options: Any) -> Tensor:
+        """Return generated tokens after ``prompt``, of shape (batch, at most ``length``)."""
+        net: Any = self.net
+        generate: Any = GenerationMixin.generate
+        start = torch.tensor([net.config.decoder_start_token_id, *prompt], device=source.device)
+        given = {**self._inputs(source), "decoder_input_ids": start.expand(len(source), -1)}
+        # Not the model's own method: Whisper's chooses language and task, which are in the prompt.
+        found: Tensor = generate(net, **given, max_new_tokens=length, **options)
+        return found[:, len(start) :]
+
+    def _inputs(self, source: Tensor) -> dict[str, Tensor]:
+        """Return the encoder's inputs: tokens with their mask, or what else the model reads."""
+        name = self.net.main_input_name
+        if name != "input_ids":
+            return {name: source}
+        return {name: source, "attention_mask": (source != self.net.config.pad_token_id).long()}
+
+
+@final
+class TextPairs:
+    """Pairs of source and target text as tokens that end with ``end``, and the pair's number.
+
+    Sources are padded with ``pad``, targets with a label that is not predicted.
+    """
+
+    def __init__(
+        self, pairs: Records, tokenizer: Tokenizer, lengths: tuple[int, int], *, end: int, pad: int, prefix: str = ""
+    ) -> None:
+        self._pairs, self._tokenizer, self._lengths = pairs, tokenizer, lengths
+        self._end, self._pad, self._prefix = end, pad, prefix
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``source``, which starts with the prefix, ``target`` and ``index``; longer texts are cut off."""
+        source, target = self._pairs.row(index)
+        source_length, target_length = self._lengths
+        return {
+            "source": self._tokens(self._prefix + source, source_length, self._pad),
+            "target": self._tokens(target, target_length, IGNORED),
+            "index": torch.tensor(index),
+        }
+
+    def _tokens(self, text: str, length: int, pad: int) -> Tensor:
+        found = self._tokenizer.encode(text, add_special_tokens=False).ids[: length - 1]
+        return torch.tensor([*found, self._end] + [pad] * (length - 1 - len(found)))
+
+
+class SequenceToSequence(TaskFamily):
+    """Training on the target's tokens; in evaluation the model generates, and the text is scored.
+
+    A batch has ``source``, and ``target`` of shape (batch, ``target_length``) that ends with labels that are not
+    predicted; in evaluation also ``index``, the number of the sample. ``vocab_size`` and ``target_length`` are under
+    ``model``.
+    """
+
+    block_class = "GradientCheckpointingLayer"
+    score: ClassVar[TextScore]
+    label_smoothing: ClassVar[float] = 0.0
+    generation: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of transformers' ``generate``, for example ``num_beams``."""
+    prompt: ClassVar[Sequence[int]] = ()
+    """Tokens after the decoder's start token that are given when it generates."""
+    _tokenizer: Tokenizer | None = None
+    _references: Records | None = None
+
+    @abstractmethod
+    def network(self) -> PreTrainedModel:
+        """Return the network with its initial weights."""
+
+    @abstractmethod
+    def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
+        """Return what the encoder reads of ``size`` made-up samples."""
+
+    def scored_against(self, references: Records, tokenizer: Tokenizer) -> None:
+        """Set the evaluation's texts, of which the last of a row is the reference."""
+        self._references, self._tokenizer = references, tokenizer
+
+    def build_model(self) -> nn.Module:
+        """Build the encoder and decoder."""
+        return EncoderDecoder(self.network())
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return made-up sources, and targets without padding."""
+        random = generator_for(self.place.seed)
+        shape = size, self.number("target_length")
+        target = torch.randint(2, self.number("vocab_size"), shape, generator=random)
+        return {"source": self.synthetic_source(size, random), "target": target}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token of the targets."""
+        target = batch["target"]
+        logits: Tensor = model(batch["source"], target)
+        return F.cross_entropy(
+            logits.flatten(0, 1),
+            target.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing if model.training else 0.0,
+        )
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Generate from the sources, and return the score's statistics and the summed cross entropy."""
+        source, target = batch["source"], batch["target"]
+        tokens = (target != IGNORED).sum()
+        sums = {"loss": self.loss(model, batch) * tokens, "tokens": tokens}
+        generate = cast("EncoderDecoder", model).generate
+        generated = self._texts(generate(source, target.shape[1], self.prompt, **self.generation))
+        if self._references is None or "index" not in batch:
+            references = self._texts(target)
+        else:
+            references = [self._references.row(index)[-1] for index in batch["index"].tolist()]
+        scored = self.score.sums(generated, references)
+        return sums | {name: torch.tensor(value, dtype=torch.float64) for name, value in scored.items()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the score, and the mean cross entropy of a token."""
+        return self.score.metrics(sums) | {"eval_loss": sums["loss"] / sums["tokens"]}
+
+    def _texts(self, tokens: Tensor) -> Sequence[str]:
+        """Return texts without special tokens; where there is no tokenizer, words are the tokens' numbers."""
+        rows = [[token for token in row if token != IGNORED] for row in tokens.tolist()]
+        if self._tokenizer is None:
+            return [" ".join(map(str, row)) for row in rows]
+        return list(self._tokenizer.decode_batch(rows, skip_special_tokens=True))
+
+
+class TextToText(SequenceToSequence):
+    """From text to text; the lengths ``source_length`` and ``target_length`` in tokens are under ``model``.
+
+    A case states the pairs and their tokenizer.
+    """
+
+    prefix: ClassVar[str] = ""
+    """Begins every source."""
+    pad: ClassVar[int] = 0
+    """The token that pads sources."""
+    end: ClassVar[int] = 1
+    """The token that ends a text."""
+
+    @abstractmethod
+    def pairs(self, *, train: bool) -> Records:
+        """Return the pairs of source and target."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of both texts."""
+
+    def dataset(self, *, train: bool) -> TextPairs:
+        """Return the pairs as tokens; those of the evaluation are also its references."""
+        pairs, tokenizer = self.pairs(train=train), self.tokenizer()
+        if not train:
+            self.scored_against(pairs, tokenizer)
+        lengths = self.number("source_length"), self.number("target_length")
+        return TextPairs(pairs, tokenizer, lengths, end=self.end, pad=self.pad, prefix=self.prefix)
+
+    def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
+        """Return random tokens without padding."""
+        shape = size, self.number("source_length")
+        return torch.randint(self.pad + 1, self.number("vocab_size"), shape, generator=random)
+
+
+class Translation(TextToText):
+    """Text to text by a Transformer whose size is in the settings under ``model``."""
+
+    dropout: ClassVar[float]
+    label_smoothing = 0.1
+
+    def network(self) -> PreTrainedModel:
+        """Build the Transformer (Vaswani et al. 2017, arXiv:1706.03762) with one embedding for both languages."""
+        layers, heads, inner = self.number("num_layers"), self.number("num_heads"), self.number("intermediate_size")
+        config = MarianConfig(
+            vocab_size=self.number("vocab_size"),
+            d_model=self.number("hidden_size"),
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=inner,
+            decoder_ffn_dim=inner,
+            activation_function="relu",
+            dropout=self.dropout,
+            scale_embedding=True,
+            max_position_embeddings=max(self.number("source_length"), self.number("target_length")) + 1,
+            init_std=self.number("hidden_size") ** -0.5,
+            pad_token_id=self.pad,
+            decoder_start_token_id=self.pad,
+            eos_token_id=self.end,
+            forced_eos_token_id=None,
+        )
+        with_padding(config)
+        return MarianMTModel(config)

@@ -1,0 +1,163 @@
+"""The part of a training case that needs no framework: settings, data as NumPy arrays, metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, TypeVar
+
+import numpy as np
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import FolderRef, folder_module
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings.training import Scalar, TrainSettings
+from accelmark.train.batches import ArrayBatches, ArrayPlace, Arrays, ArraySource, SampleBatches
+
+CaseT = TypeVar("CaseT")
+
+
+def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[CaseT]:
+    """Return the class ``Case`` of a case's ``<framework>.py``, which derives from ``base``.
+
+    Raises:
+        RequestError: the file does not define it.
+    """
+    module = folder_module(folder, framework)
+    found = getattr(module, "Case", None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise RequestError(f"{module.__file__}: has no class Case({base.__module__}.{base.__qualname__})")
+    return found
+
+
+_DIMENSIONS: Final = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+}
+"""Size of a Transformer under ``model`` -> argument of most of transformers' configurations."""
+
+
+class ModelSettings:
+    """The case's own settings (``settings.model``)."""
+
+    settings: TrainSettings
+
+    def number(self, name: str) -> int:
+        """Return one of the case's own integer settings."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a whole number")
+        return value
+
+    def real(self, name: str) -> float:
+        """Return one of the case's own numbers."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a number")
+        return float(value)
+
+    def dimensions(self, **names: str) -> dict[str, Any]:
+        """Return those sizes of a Transformer that are settings, as arguments of a configuration of transformers.
+
+        ``names`` has the configuration's own names of sizes, such as ``hidden_size="d_model"``.
+        """
+        return {
+            names.get(name, usual): self.number(name)
+            for name, usual in _DIMENSIONS.items()
+            if name in self.settings.model
+        }
+
+    def numbers(self, name: str) -> list[int]:
+        """Return one of the case's own settings that lists whole numbers.
+
+        Raises:
+            RequestError: it is no such list.
+        """
+        text = str(self.settings.model[name])
+        try:
+            return [int(part) for part in text.split(",")]
+        except ValueError:
+            raise RequestError(f"model.{name} is {text!r}, not whole numbers with commas between them") from None
+
+
+class Batches(Protocol):
+    """A rank's share of a data set, in batches of NumPy arrays with the samples along the first dimension."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks, without a dropped last batch."""
+        ...
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
+        """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
+
+        All ranks yield equally many batches of equally many samples when training.
+        """
+        ...
+
+
+class ArrayCase(ModelSettings, ABC):
+    """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+
+    reference_names: ClassVar[Mapping[str, str]] = {}
+    """Regular expression -> replacement: applied in order, they turn the names of this model's weights into those of
+    the case in PyTorch."""
+
+    def __init__(self, settings: TrainSettings, data_dirs: Mapping[str, Path], place: RankPlace) -> None:
+        self.settings = settings
+        self.data_dirs = data_dirs
+        self.place = place
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The case's own integer settings."""
+        numbers = self.settings.model.items()
+        return {name: value for name, value in numbers if isinstance(value, int) and not isinstance(value, bool)}
+
+    def dataset(self, *, train: bool) -> Arrays | ArraySource:
+        """Return the training or the evaluation data: whole arrays by name, or a source that is read by sample."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
+
+    def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
+        """Change a training batch of whole arrays, with random numbers from ``random`` only."""
+        return batch
+
+    def train_batches(self) -> Batches:
+        """Return this rank's share of the training data in a new order each epoch, ``batch_size`` samples a batch."""
+        return self._batches(self.settings.batch_size, train=True)
+
+    def eval_batches(self) -> Batches:
+        """Return this rank's share of the evaluation data: every sample exactly once over all ranks."""
+        return self._batches(self.settings.eval_batch_size, train=False)
+
+    def _batches(self, size: int, *, train: bool) -> Batches:
+        data = self.dataset(train=train)
+        place = ArrayPlace(self.place.rank, self.place.world_size, self.settings.seed)
+        if isinstance(data, Mapping):
+            return ArrayBatches(data, size, place, train=train, augment=self.augment if train else None)
+        return SampleBatches(data, size, place, self.settings.loader, train=train)
+
+    @property
+    def random(self) -> np.random.Generator:
+        """A new generator of this rank's synthetic data."""
+        return np.random.default_rng((self.settings.seed, self.place.rank))
+
+    @abstractmethod
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return a synthetic batch of ``size`` samples with the shapes, types and value ranges of real data."""
+
+    @abstractmethod
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
+
+    def peak_learning_rate(self) -> float:
+        """Return the learning rate by which the schedule is multiplied."""
+        return self.settings.optimizer.lr
+
+    def flops_per_sample(self) -> float | None:
+        """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""
+        return None

@@ -1,1 +1,0 @@
-"""Task families without a framework: shares of data sets, and metrics."""

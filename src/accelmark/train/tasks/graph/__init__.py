@@ -1,1 +1,0 @@
-"""Graphs: sampled neighbourhoods, without a framework."""

@@ -1,1 +1,0 @@
-"""Recommendation: logs of clicks and their scores, without a framework."""

@@ -1,1 +1,0 @@
-"""Text files and the scores of generated text."""
