@@ -1,6 +1,6 @@
 """The networks of ``benchmarks.inference``, and a bare loop in the process of the engine.
 
-``python -m benchmarks.bare_engine`` is started in place of ``accelmark.infer.process.worker``; it has one more command.
+``python -m benchmarks.bare_engine`` is started in place of ``accelmark.infer.worker``; it has one more command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, from_numpy, nn
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
 from accelmark.cases.resnet_mini._model import ResNetMini
 from accelmark.infer.engine import as_list
-from accelmark.infer.process.worker import Worker, main
+from accelmark.infer.worker import Worker, main
 
 LENGTH = 64
 """Tokens per sequence."""

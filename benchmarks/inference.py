@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from accelmark.infer.device import ComputeDevice
 from accelmark.infer.engine import EngineRequest
-from accelmark.infer.onnx.export import export_onnx
-from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.infer.process.memory import Slots
-from accelmark.infer.setup import ComputeDevice
+from accelmark.infer.engine_process import EngineProcess
+from accelmark.infer.onnx_files import export_onnx
+from accelmark.infer.slots import Slots, rows_of
 from accelmark.spec.settings.inference import OptimizeFor
 from benchmarks.bare_engine import LENGTH, MODELS
 
@@ -58,9 +58,9 @@ class Loaded:
         """Stage ``calls`` different batches."""
         inputs = MODELS[self.name].inputs
         first = inputs(self.batch)
-        self.process.arrange(Slots.like(first, self.batch, calls), (0, self.batch), first)
-        output, _ = self.process.warm_up([(0, self.batch)] * 3)
-        self.process.expect(output, self.batch * calls, calls)
+        self.process.allocate_inputs(Slots(rows_of(first), self.batch, calls), (0, self.batch), first)
+        rows, _ = self.process.warm_up([(0, self.batch)] * 3)
+        self.process.allocate_outputs(rows, self.batch * calls)
         for slot in range(1, calls):
             self.process.stage(slot, inputs(self.batch))
         self.calls = calls
@@ -69,7 +69,7 @@ class Loaded:
     def ours(self) -> float:
         """Return the processor seconds of a call in a window."""
         self.process.run([(slot, self.batch) for slot in range(self.calls)])
-        return float(self.process.ask("processor")) / self.calls
+        return float(self.process.call("processor")) / self.calls
 
     def window_s(self) -> float:
         """Return the seconds of a call by the clock of ``inference_core``."""
@@ -77,8 +77,8 @@ class Loaded:
 
     def bare(self) -> float:
         """Return the processor seconds of a call of the bare loop on the same inputs."""
-        self.process.ask("prepare", calls=[(slot, self.batch) for slot in range(self.calls)])
-        return float(self.process.ask("bare")) / self.calls
+        self.process.call("prepare", calls=[(slot, self.batch) for slot in range(self.calls)])
+        return float(self.process.call("bare")) / self.calls
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def loaded(
     process = EngineProcess(engine, directory, 600, worker="benchmarks.bare_engine")
     try:
         device = ComputeDevice(device_type="cpu", module=None, threads=threads, required=True, collectives="gloo")
-        facts = process.ask("open", engine=engine, vendor=None, device=device.values())
+        facts = process.call("open", engine, None, device)
         request = EngineRequest(
             model=model if facts["reads"] == "model" else None, onnx_path=directory / "model.onnx", engine_path=None,
             example=tuple(MODELS[name].inputs(batch)), precision="fp32", device=device.device, device_type="cpu",
@@ -130,11 +130,11 @@ def compare(engine: Loaded, engine_name: str, rounds: int, window_s: float) -> R
     """Run both loops alternately; the order changes every round."""
     engine.lay_out(4)
     call_s = min(engine.bare() for _ in range(4))
-    engine.lay_out(max(4, min(MAX_CALLS, round(window_s / call_s), 256 * 2**20 // (engine.process.slots.end // 4))))
+    engine.lay_out(max(4, min(MAX_CALLS, round(window_s / call_s), 256 * 2**20 // (engine.process.slots.size // 4))))
     rounds = max(8, min(rounds, round(MOST_S / (2 * engine.calls * call_s))))
     bare: list[float] = []
     ours: list[float] = []
-    message_s = min(engine.process.crossing_s() for _ in range(5)) / engine.calls
+    message_s = min(engine.process.round_trip_s() for _ in range(5)) / engine.calls
     for number in range(rounds):
         for turn in (0, 1) if number % 2 == 0 else (1, 0):
             if turn:

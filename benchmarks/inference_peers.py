@@ -33,8 +33,8 @@ import torch
 
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
-from accelmark.infer.checks.checked_pass import CheckedPass
-from accelmark.infer.steps import SevenSteps
+from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.run import InferenceRun
 from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
 from accelmark.results.rounds.inference import phase_figures
 from accelmark.spec.job import InferJob, JobSpec
@@ -82,7 +82,7 @@ class Row:
 
 
 @contextmanager
-def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterator[tuple[SevenSteps, Path]]:
+def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterator[tuple[InferenceRun, Path]]:
     """Take the first five steps of a run; yield them with the file that the engine compiled."""
     case, folder = load_case(name), find("cases", name)
     assert case.infer is not None
@@ -107,7 +107,7 @@ def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterato
         checkpoint_dir=directory, work=work,
     )  # fmt: skip
     directory.mkdir(parents=True)
-    steps = SevenSteps(job, work, directory, lambda *_: None, 0.0)
+    steps = InferenceRun(job, work, directory, lambda *_: None, 0.0)
     try:
         for step in (InferStep.INITIALISE, InferStep.CREATE, InferStep.EXPORT, InferStep.COMPILE):
             if step is not InferStep.EXPORT or "exist_onnx_path" not in settings:
@@ -121,7 +121,7 @@ def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterato
             steps.process.close()
 
 
-def turn_of(steps: SevenSteps, crossing: dict[str, float]) -> Turn:
+def turn_of(steps: InferenceRun, crossing: dict[str, float]) -> Turn:
     """Return a turn of AccelMark: the passes of the sixth step; the figure ``inference_core``."""
     assert steps.process is not None
     process, settings = steps.process, steps.settings

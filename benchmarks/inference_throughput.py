@@ -42,8 +42,8 @@ class Row:
 
 def queue_s(engine: Loaded) -> float:
     """Return the seconds of a call in OpenVINO's own queue, on the inputs of the windows."""
-    engine.process.ask("prepare", calls=[(slot, engine.batch) for slot in range(engine.calls)])
-    return float(engine.process.ask("queue")) / engine.calls
+    engine.process.call("prepare", calls=[(slot, engine.batch) for slot in range(engine.calls)])
+    return float(engine.process.call("queue")) / engine.calls
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
@@ -62,7 +62,7 @@ def compare(both: Loaded, single: Loaded, rounds: int, window_s: float) -> Row:
     both.lay_out(8)
     single.lay_out(8)
     calls = round(window_s / min(single.window_s() for _ in range(3)))
-    calls = max(8, min(MAX_CALLS, calls, 256 * 2**20 // (both.process.slots.end // 8)))
+    calls = max(8, min(MAX_CALLS, calls, 256 * 2**20 // (both.process.slots.size // 8)))
     both.lay_out(calls)
     single.lay_out(calls)
     kinds = (lambda: queue_s(both), both.window_s, single.window_s)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from accelmark.serving.client.processes import Client
+from accelmark.serving.client.client import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 
@@ -57,8 +57,8 @@ def send(url: str, requests: Sequence[PlannedRequest], load: Load) -> tuple[Load
     records: list[RequestRecord] = []
     with Client(Endpoint(url, "null")) as client:
         warm = Load(-1, 60.0, TIMEOUT_S, concurrency=4)
-        client.run_stage([planned(10**6 + number) for number in range(8)], warm, lambda record, text: None)
-        done = client.run_stage(requests, load, lambda record, text: records.append(record))
+        client.run_stage([planned(10**6 + number) for number in range(8)], warm, lambda *ended: None)
+        done = client.run_stage(requests, load, lambda _, record, text: records.append(record))
     failed = [record for record in records if record.status != "ok"]
     assert not failed, failed[0]
     return done, sorted(records, key=lambda record: record.number)

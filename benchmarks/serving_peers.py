@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from accelmark.serving.client.processes import Client
+from accelmark.serving.client.client import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
 
 CONCURRENCY: Final = 8
@@ -67,7 +67,7 @@ def ours(url: str, prompts: Path, work: Path) -> Times:
         client.run_stage(
             requests,
             Load(0, 600.0, 120.0, concurrency=CONCURRENCY),
-            lambda record, text: found.update(
+            lambda _, record, text: found.update(
                 {record.number: (1e3 * ((record.first_s or 0) - (record.sent_s or 0)), sum(record.gaps_us) / 1e3)}
             ),
         )

@@ -10,8 +10,7 @@ from typing import Any
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.case import InferCase
-from accelmark.infer.setup import build_case
-from accelmark.infer.steps import SevenSteps
+from accelmark.infer.run import InferenceRun, build_case
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import InferFinished, ScenarioResult, StageEnd
@@ -97,4 +96,4 @@ def infer(
             scenarios.append(value)
 
     assert isinstance(job.work, InferJob)
-    return Inferred(SevenSteps(job, job.work, directory, emit, 0.0).run(), stages, scenarios)
+    return Inferred(InferenceRun(job, job.work, directory, emit, 0.0).run(), stages, scenarios)

@@ -38,6 +38,7 @@ def _accuracies(ran: Inferred) -> tuple[float, float]:
     return finished.val_average_acc, finished.infer_average_acc
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: Path) -> None:
     ran = infer("resnet_mini", tmp_path, packaged("resnet_mini"), compiler="onnxruntime")
@@ -161,6 +162,7 @@ def test_weights_and_images_from_directories_give_the_accuracy(
     assert _accuracies(ran) == (0.25, 0.25), "three of twelve images are of the class that it always names"
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
 import accelmark
-from accelmark.infer.checks.answers import Answers
-from accelmark.infer.iterative import IterativeModel
+from accelmark.infer.case import IterativeModel
+from accelmark.infer.checks import Answers
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferPrecision

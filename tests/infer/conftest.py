@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.infer.setup import build_case
-from accelmark.infer.steps import SevenSteps
+from accelmark.infer.run import InferenceRun, build_case
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.events import Event
@@ -81,14 +80,19 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
     )
 
 
-@pytest.fixture(autouse=True)
-def forked_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork engine processes; a test file that is about the process itself overrides this fixture to start them."""
+def fork_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engine processes be forks of a process that has imported PyTorch."""
 
     def fork(command: list[str], **options: Any) -> Forked:
         return Forked(command, options["env"], options["stdout"], options["pass_fds"])
 
-    monkeypatch.setattr("accelmark.infer.process.worker_process.Popen", fork)
+    monkeypatch.setattr("accelmark.infer.engine_process.Popen", fork)
+
+
+@pytest.fixture(autouse=True)
+def forked_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork engine processes; a test file that is about the process itself overrides this fixture to start them."""
+    fork_engines(monkeypatch)
 
 
 Take = Callable[..., Ran]
@@ -116,7 +120,7 @@ def take(tmp_path: Path) -> Take:
         assert isinstance(chosen.work, InferJob)
         node_dir = tmp_path / "node"
         node_dir.mkdir(exist_ok=True)
-        run = SevenSteps(chosen, chosen.work, node_dir, lambda event, value: events.append((event, value)), 0.0)
+        run = InferenceRun(chosen, chosen.work, node_dir, lambda event, value: events.append((event, value)), 0.0)
         return Ran(run.run(), events, node_dir)
 
     return steps

@@ -6,8 +6,8 @@ import torch
 from accelmark.cases.minilm.infer_pytorch import Case as MiniLM
 from accelmark.cases.resnet_mini.infer_pytorch import Case as ResNetMini
 from accelmark.infer.case import InferBatch, swap_neighbours
-from accelmark.infer.checks.answers import Answers
-from accelmark.infer.process.memory import Slots
+from accelmark.infer.checks import Answers
+from accelmark.infer.slots import Slots, rows_of
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.tasks.metrics import IGNORED
@@ -121,8 +121,8 @@ def test_noise_is_new_and_has_a_hundredth_of_the_inputs_deviation(dtype: torch.d
 
 
 def test_slots_that_follow_each_other_are_those_that_are_named_singly() -> None:
-    slots = Slots.like((torch.zeros(1, 3), torch.zeros(1, 5, 1, dtype=torch.int64)), 4, 3)
-    memory = torch.arange(slots.end).to(torch.uint8)
+    slots = Slots(rows_of((torch.zeros(1, 3), torch.zeros(1, 5, 1, dtype=torch.int64))), 4, 3)
+    memory = torch.arange(slots.size).to(torch.uint8)
     for number, (first, second) in enumerate(zip(*slots.blocks(memory, 1, 2, 3), strict=True), start=1):
         for found, named in zip((first, second), slots.views(memory, number, 3), strict=True):
             assert found.shape == named.shape

@@ -8,13 +8,16 @@ import pytest
 
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.log.events import Event
+from tests.infer.conftest import fork_engines
 
 pytestmark = pytest.mark.adversary
 
 
 @pytest.fixture(autouse=True)
-def forked_engines() -> None:
-    """Engines have processes that were started as in a run."""
+def forked_engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heavy tests, and the one that looks at frames, start engines as in a run."""
+    if "heavy" not in request.keywords and request.node.name != "test_no_frame_has_labels":
+        fork_engines(monkeypatch)
 
 
 def _invalid(ran: Any) -> str:

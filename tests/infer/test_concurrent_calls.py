@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.failures import Context, InferenceError
-from accelmark.infer.scenarios.request_queue import RequestQueue
+from accelmark.infer.scenarios import RequestQueue
 from accelmark.serving.loadgen.mlperf import Query
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferSettings, InferStep
@@ -107,7 +107,7 @@ class _Device:
         self.answers[slot] = indices
         return slot
 
-    def answers_of(self, slot: int, num_items: int) -> list[Tensor]:
+    def outputs_of(self, slot: int, num_items: int) -> list[Tensor]:
         return [torch.tensor(self.answers[slot])]
 
 

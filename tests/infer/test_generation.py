@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.language_model.model import CausalModel, Costs
+from accelmark.infer.language_model import CausalModel, Costs
 from accelmark.results.read.requests import requests_of
 from accelmark.results.rounds.generation import ModelCosts, generation_stage
 from accelmark.results.rounds.load import measured_stage

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from accelmark.infer.checks.repeat_check import CALLS, repeat_check
+from accelmark.infer.checks import REPEAT_CALLS, repeat_check
 from accelmark.spec.log.inference import RepeatCheck
 
 pytestmark = pytest.mark.adversary
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.adversary
 
 def _checked(call_ms: Callable[[int], float], number: int = 12) -> RepeatCheck:
     """Check an engine that takes ``call_ms(batch)`` for each call."""
-    return repeat_check([[call_ms(batch) for _ in range(CALLS)] for batch in range(number)])
+    return repeat_check([[call_ms(batch) for _ in range(REPEAT_CALLS)] for batch in range(number)])
 
 
 class _Caching:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.failures import Context, InferenceError
-from accelmark.infer.scenarios.request_queue import RequestQueue
+from accelmark.infer.scenarios import RequestQueue
 from accelmark.serving.loadgen.mlperf import Query
 
 _CONTEXT = Context("scenario server", "acme", 4, "cpu")

@@ -69,6 +69,8 @@ def run_dir(tmp_path: Path, in_a_process: Any, take: Any, make_job: Any) -> Any:
 
 def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     path = run_dir(own_process=True, compiler="eager", batch_size=4, flops="2*1000")
+    (log,) = path.rglob("rank0.out.log")
+    assert '"FINISHED"' in log.read_text().rstrip().splitlines()[-1], "the last event"
     result = round_result(path / "tiny" / "round1")
     assert result.state == "succeeded"
     assert set(result.figures) == set(INFER_FIGURES)

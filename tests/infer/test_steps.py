@@ -13,8 +13,8 @@ import torch
 
 from accelmark.infer.case import InferCase
 from accelmark.infer.engine import EngineRequest
-from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.infer.setup import batches_of, build_case
+from accelmark.infer.engine_process import EngineProcess
+from accelmark.infer.run import batches_of, build_case
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
@@ -63,14 +63,15 @@ def test_a_case_without_data_for_calibration_says_what_to_do(make_job: Any, tmp_
         InferCase.calibration_batch(case, 16)
 
 
-def test_each_step_is_timed_and_shown_in_its_order(take: Any) -> None:
-    ends = take(compiler=None).of(Event.STAGE_END)
+def test_without_a_compiler_only_the_framework_is_measured_in_passes_and_windows(take: Any) -> None:
+    ran = take(compiler=None, repeat=3, log_freq=3, warmup_batches=4)
+    ends, windows = ran.of(Event.STAGE_END), ran.of(Event.FORWARD)
     assert [end.number for end in ends] == list(range(1, 8))
     assert all(end.duration_s > 0 for end in ends if end.state == "done")
-
-
-def test_without_a_compiler_the_inference_figures_are_null(take: Any) -> None:
-    ran = take(compiler=None)
+    assert [(window.pass_number, len(window.items)) for window in windows[:4]] == [(1, 3), (1, 3), (1, 1), (2, 3)]
+    assert sum(sum(window.items) for window in windows) == 300
+    (warmed,) = ran.of(Event.WARMUP)
+    assert len(warmed.calls_ms) == 4
     skipped = {InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER}
     assert ran.states() == _ALL | dict.fromkeys(skipped, "skipped")
     assert ran.finished.p_inference_core is None
@@ -96,12 +97,6 @@ def test_an_existing_engine_goes_from_the_data_to_inference(take: Any, tiny_onnx
     assert ran.finished.infer_average_acc == pytest.approx(first.finished.infer_average_acc, abs=0.03)
 
 
-def test_repeat_goes_over_the_data_again(take: Any) -> None:
-    windows = take(compiler=None, repeat=3).of(Event.FORWARD)
-    assert {window.pass_number for window in windows} == {1, 2, 3}
-    assert sum(sum(window.items) for window in windows) == 300
-
-
 def test_the_engine_computes_for_the_duration_and_short_passes_share_a_window(take: Any) -> None:
     ran = take(compiler="eager", inference_duration_s=0.5, max_batches=2, parameters={"items": 40})
     windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
@@ -116,16 +111,11 @@ def test_the_engine_computes_for_the_duration_and_short_passes_share_a_window(ta
     assert check.num_batches >= 6
 
 
-def test_without_a_duration_there_are_as_many_passes_as_were_asked_for(take: Any) -> None:
-    ran = take(compiler="eager", inference_duration_s=0, repeat=3)
-    assert sum(sum(w.items) for w in ran.of(Event.FORWARD) if w.phase == "inference") == 300
-
-
 @pytest.mark.parametrize(("log_freq", "expected"), [(5, [7, 7]), (3, [4, 3, 4, 3])])
 def test_windows_of_the_engine_are_of_about_equal_length(
     take: Any, monkeypatch: pytest.MonkeyPatch, log_freq: int, expected: list[int]
 ) -> None:
-    monkeypatch.setattr("accelmark.infer.checks.checked_pass._WINDOW_S", 0.0)
+    monkeypatch.setattr("accelmark.infer.checked_pass._WINDOW_S", 0.0)
     ran = take(compiler="eager", repeat=2, log_freq=log_freq)
     windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
     assert [len(window.items) for window in windows] == expected, "seven batches a pass"
@@ -141,20 +131,16 @@ def test_each_item_of_the_data_is_compared_once_in_the_first_pass(take: Any) -> 
     assert sum(first.items) == 100
 
 
-def test_a_window_closes_every_log_freq_batches(take: Any) -> None:
-    windows = take(compiler=None, log_freq=3).of(Event.FORWARD)
-    assert [len(window.items) for window in windows] == [3, 3, 1]
-
-
-def test_warm_up_is_shown_and_does_not_count(take: Any) -> None:
-    ran = take(compiler=None, warmup_batches=4)
-    (warmed,) = ran.of(Event.WARMUP)
-    assert len(warmed.calls_ms) == 4
-    assert sum(sum(window.items) for window in ran.of(Event.FORWARD)) == 100
-
-
-def test_the_last_batch_is_prepared_for_while_warming_up(take: Any) -> None:
-    ran = take(compiler="inductor", max_batches=7, repeat_check=False)
+def test_the_last_batch_is_prepared_for_while_warming_up(take: Any, acme: Any) -> None:
+    compiles = """
+    fixed_batch = True
+    def __call__(self, inputs):
+        known = self.__dict__.setdefault("known", set())
+        compiling_s = 0.0 if len(inputs[0]) in known else 1e-9
+        known.add(len(inputs[0]))
+        return super().__call__(inputs)[0], compiling_s
+    """
+    ran = take(acme(compiles, max_batches=7, repeat_check=False))
     inference = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
     assert sum(sum(window.items) for window in inference) == 100
     assert sorted(size for window in inference for size in window.items)[:2] == [4, 16]
@@ -221,26 +207,6 @@ def test_an_accuracy_far_from_the_reference_makes_the_run_invalid(take: Any, mak
     finished = take(job.model_copy(update={"work": infer})).finished
     assert not finished.valid
     assert "the reference is 0.5" in finished.invalid_reasons[0]
-
-
-def test_the_process_ends_with_finished_and_its_prints_in_the_log(in_a_process: Any, make_job: Any) -> None:
-    code, events, text = in_a_process(make_job(compiler="eager"))
-    assert code == 0
-    assert events[-1]["event"] == "FINISHED"
-    assert events[-1]["value"]["valid"] is True
-    assert events[0]["event"] == "INIT_START"
-    assert text.rstrip().splitlines()[-1].startswith("[PerfLog]")
-
-
-def test_a_failed_process_keeps_the_earlier_results(in_a_process: Any, make_job: Any, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.onnx"
-    broken.write_bytes(b"no model")
-    code, events, _ = in_a_process(make_job(compiler="onnxruntime", exist_onnx_path=str(broken)))
-    assert code == 1
-    finished = events[-1]["value"]
-    assert (finished["state"], finished["end_reason"]) == ("failed", "corrupt_model")
-    assert finished["p_validation_core"] > 0
-    assert finished["val_average_acc"] > 0.9
 
 
 def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, tmp_path: Path) -> None:

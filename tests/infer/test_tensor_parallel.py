@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from accelmark.infer.device import ComputeDevice
 from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.failures import EngineExceptionError, InferenceError
-from accelmark.infer.language_model.model import load_model
-from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.infer.process.memory import Slots
-from accelmark.infer.setup import ComputeDevice
+from accelmark.infer.language_model import load_model
+from accelmark.infer.slots import Slots, rows_of
 
 SHAPES: dict[str, Any] = {
     "hidden_size": 64,
@@ -59,7 +59,7 @@ def started(directory: Path, work_dir: Path, num_devices: int) -> EngineProcess:
     process = EngineProcess("eager", work_dir, 100.0, num_devices=num_devices)
     device = ComputeDevice(device_type="cpu", module=None, threads=1, required=True, collectives="gloo")
     process.wait_until_ready()
-    assert process.ask("open", engine="eager", vendor=None, device=device.values())["max_devices"] is None
+    assert process.call("open", "eager", None, device)["max_devices"] is None
     request = EngineRequest(
         model=load_model(directory) if num_devices == 1 else None, onnx_path=None, engine_path=None,
         example=(PROMPTS,), precision="fp32", device=device.device, device_type="cpu", threads=1,
@@ -72,9 +72,9 @@ def started(directory: Path, work_dir: Path, num_devices: int) -> EngineProcess:
 def answers(process: EngineProcess) -> tuple[Tensor, Tensor]:
     """Return generated tokens and, from a window of calls, the log-likelihoods of the prompts."""
     tokens = torch.stack([found for _, found in process.generate(PROMPTS, 12)], 1)
-    process.arrange(Slots.like([PROMPTS], len(PROMPTS), 1), (0, 2), [PROMPTS])
-    output, _ = process.warm_up([(0, len(PROMPTS)), (0, 2)])
-    process.expect(output, len(PROMPTS), 1)
+    process.allocate_inputs(Slots(rows_of([PROMPTS]), len(PROMPTS), 1), (0, 2), [PROMPTS])
+    rows, _ = process.warm_up([(0, len(PROMPTS)), (0, 2)])
+    process.allocate_outputs(rows, len(PROMPTS))
     process.stage(0, [PROMPTS])
     window = process.run([(0, len(PROMPTS))])
     picked = process.pick([2])[0].clone()
@@ -99,7 +99,7 @@ def test_two_processes_give_the_answers_of_one(llama: Path, tmp_path: Path, proc
     ("sent", "words"),
     [
         (signal.SIGKILL, r"its process of rank 1 was ended by SIGKILL \(out of memory\?\) in step 6"),
-        (signal.SIGSTOP, r"did not answer for 5 s \(engine_timeout_s\) in step 6"),
+        pytest.param(signal.SIGSTOP, r"did not answer for 5 s \(engine_timeout_s\) in step 6", marks=pytest.mark.heavy),
     ],
 )
 def test_a_process_that_dies_or_hangs_ends_the_others(
@@ -108,7 +108,7 @@ def test_a_process_that_dies_or_hangs_ends_the_others(
     process = started(llama, tmp_path, 2)
     processes.append(process)
     process.activity = "step 6 (infer)"
-    process.limit_answers(5)
+    process.limit_replies(5)
     threading.Timer(0.5, os.kill, (process.pids[1], sent)).start()
     began = time.monotonic()
     with pytest.raises(InferenceError, match=words):
@@ -120,6 +120,7 @@ def test_a_process_that_dies_or_hangs_ends_the_others(
     assert not any(map(is_alive, process.pids))
 
 
+@pytest.mark.heavy
 def test_an_error_of_all_processes_is_that_of_the_engine(
     tmp_path: Path, processes: list[EngineProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accelmark.probe import collectives
-from accelmark.probe.timing import Timing
+from accelmark.probe.device import Timing
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.run.probe import probe, remembered

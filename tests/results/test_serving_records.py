@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accelmark.results.read.requests import read_requests
 from accelmark.results.rounds.load import measured_stage, prompt_use
-from accelmark.serving.client.processes import Client
+from accelmark.serving.client.client import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import RequestRecord
 from accelmark.spec.settings.serving import ServeSettings
@@ -40,7 +40,7 @@ def test_records_of_the_client_give_the_servers_figures(tmp_path: Path) -> None:
     records: list[RequestRecord] = []
     with scripted_server(_slow) as url, Client(Endpoint(url, "tiny"), 1) as client:
         load = Load(0, 60.0, 60.0, "closed", 4)
-        done = client.run_stage(requests, load, lambda record, text: records.append(record))
+        done = client.run_stage(requests, load, lambda _, record, text: records.append(record))
     path.write_text("".join(record.model_dump_json() + "\n" for record in records))
     found, report = read_requests(path)
     assert (len(found), report.malformed) == (40, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelmark.serving.client.processes import Client
+from accelmark.serving.client.client import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage, RequestRecord, RequestStatus
@@ -39,7 +39,7 @@ def run(
     records: Records = []
     load = Load(0, until_s, timeout_s, "closed" if concurrency else "constant", concurrency)
     with Client(Endpoint(url, "tiny")) as client:
-        done = client.run_stage(requests, load, lambda record, text: records.append((record, text)))
+        done = client.run_stage(requests, load, lambda _, *ended: records.append(ended))
     return done, records
 
 
@@ -215,7 +215,7 @@ def test_chats_are_read_with_their_reasoning() -> None:
 
     records: Records = []
     with scripted_server(handle) as url, Client(Endpoint(f"{url}/v1", "tiny", "chat")) as client:
-        client.run_stage([planned()], Load(0, 60.0, TIMEOUT_S, concurrency=1), lambda *each: records.append(each))
+        client.run_stage([planned()], Load(0, 60.0, TIMEOUT_S, concurrency=1), lambda _, *ended: records.append(ended))
     ((record, text),) = records
     assert (record.status, text, len(record.gaps_us)) == ("ok", "hm yes", 1)
 
@@ -321,7 +321,7 @@ def test_processes_share_the_stages_of_a_load() -> None:
         for stage, concurrency in enumerate((None, 5)):
             load = Load(stage, 60.0, TIMEOUT_S, "closed" if concurrency else "constant", concurrency)
             requests = [planned(number, None if concurrency else 0.01 * number) for number in range(30)]
-            done = client.run_stage(requests, load, lambda *each: records.append(each))
+            done = client.run_stage(requests, load, lambda _, *ended: records.append(ended))
             assert (done.stage, done.num_requests) == (stage, 30)
             assert done.lag_p50_ms is None or done.lag_p99_ms is not None
     found = [(record.stage, record.number, record.status, text) for record, text in records]
@@ -359,7 +359,7 @@ def test_a_stage_that_is_stopped_records_what_it_gives_up() -> None:
     with scripted_server(handle) as url, Client(Endpoint(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
         with pytest.raises(_Stop):
-            client.run_stage(map(planned, count()), load, lambda *each: records.append(each), watch)
+            client.run_stage(map(planned, count()), load, lambda _, *ended: records.append(ended), watch)
         assert [record.status for record, _ in records] == ["cancelled"] * 4
         assert not client_processes()
 
@@ -376,7 +376,7 @@ def test_a_client_that_is_killed_is_an_error_and_not_a_hang() -> None:
     with scripted_server(lambda peer: peer.answer("a")) as url, Client(Endpoint(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
         with pytest.raises(RunError, match=r"of the client ended \(SIGKILL\)"):
-            client.run_stage(map(planned, count()), load, lambda each, _: ended.append(each), kill)
+            client.run_stage(map(planned, count()), load, lambda _, record, text: ended.append(record), kill)
     assert killed
 
 

@@ -16,9 +16,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from accelmark.serving.load.arrivals import due_times, read_trace
-from accelmark.serving.load.lengths import draw_length
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.load.prompts import Decode, Encode, Prompts, open_prompts
+from accelmark.serving.load.prompts import Decode, Encode, draw_length, open_prompts
 from accelmark.serving.load.search import EXPECTED_STEPS, PRECISION, search_rate
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
@@ -138,7 +137,7 @@ def test_a_text_that_is_too_short_is_an_error() -> None:
         _exhaust(prompts)
 
 
-def _exhaust(prompts: Prompts) -> None:
+def _exhaust(prompts: Any) -> None:
     for _ in range(100):
         prompts.draw()
 

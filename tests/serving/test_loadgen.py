@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelmark.infer.generation.client import EngineClient
+from accelmark.infer.generation import EngineClient
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.client.processes import Client
+from accelmark.serving.client.client import Client
 from accelmark.serving.client.stream import has_output
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios

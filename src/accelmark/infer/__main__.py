@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
-    from accelmark.infer.steps import run_inference  # imports the framework, whose errors belong in the rank's log
+    from accelmark.infer.run import run_inference  # imports the framework, whose errors belong in the rank's log
 
     return run_inference(job, log, process_start, stop)
 

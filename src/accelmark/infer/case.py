@@ -1,21 +1,22 @@
-"""The interface of an inference case in PyTorch."""
+"""The interface of an inference case in PyTorch, and its data in batches."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Protocol, final
+from typing import Any, ClassVar, Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from accelmark.infer.engine import as_list
-from accelmark.infer.onnx.export import export_onnx
+from accelmark.infer.onnx_files import export_onnx
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
@@ -57,6 +58,70 @@ class InferBatches(Protocol):
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass over the data, in the same order each time."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InMemoryBatches:
+    """A data set in memory, as tensors."""
+
+    inputs: Sequence[Tensor]
+    labels: Tensor
+    batch_size: int
+
+    @property
+    def num_items(self) -> int:
+        """Number of items in one pass."""
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[InferBatch]:
+        """Start a pass; every batch is a copy, as with a data loader."""
+        for start in range(0, self.num_items, self.batch_size):
+            part = slice(start, start + self.batch_size)
+            yield InferBatch(tuple(each[part].clone() for each in self.inputs), self.labels[part])
+
+
+@final
+class LoaderBatches:
+    """A data set of (input, ..., label), read item by item, in worker processes if ``num_workers`` is positive."""
+
+    def __init__(self, dataset: Dataset[Any], settings: InferSettings) -> None:
+        self.num_items = len(dataset)  # type: ignore[arg-type] # a map-style data set has a length
+        self.loader: Iterable[InferBatch] = ()
+        if self.num_items:
+            self.loader = DataLoader(
+                dataset,
+                batch_size=settings.batch_size,
+                num_workers=settings.num_workers,
+                collate_fn=_collate,
+                persistent_workers=settings.num_workers > 0,
+            )
+
+    def __iter__(self) -> Iterator[InferBatch]:
+        """Start a pass."""
+        return iter(self.loader)
+
+
+def _collate(samples: Sequence[tuple[Any, ...]]) -> InferBatch:
+    *inputs, labels = zip(*samples, strict=True)
+    return InferBatch(
+        tuple(torch.stack(each) for each in inputs), torch.stack([torch.as_tensor(each) for each in labels])
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DerivedBatches:
+    """Batches that a function yields at each pass."""
+
+    num_items: int
+    start: Callable[[], Iterable[InferBatch]]
+    is_part: bool = False
+    """Whether they are the first part of other data."""
+
+    def __iter__(self) -> Iterator[InferBatch]:
+        """Start a pass."""
+        return iter(self.start())
 
 
 class InferCase(ABC):
@@ -180,3 +245,20 @@ class ClassificationCase(InferCase):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the share of correct predictions."""
         return {self.metric: sums["right"] / max(1.0, sums["count"])}
+
+
+class IterativeModel(nn.Module, ABC):
+    """A model that makes an answer step by step, such as the tokens of a decoder or the steps of a denoiser.
+
+    Rounding in one step changes all later ones, so whole answers of two precisions are not comparable. The model
+    therefore returns what each step computed, and can compute the same steps again: its forward takes the case's
+    inputs and, optionally, the outputs of an earlier call after them. With those it returns its outputs for the same
+    steps, each computed from the inputs and from what the earlier call returned for the steps before it. So the
+    framework, in fp32, checks every step of an engine: floating-point outputs by their error, and integers, which are
+    the choices of the steps, by the share that it would have chosen too. The choice of a step after the end of an
+    answer is ``IGNORED``.
+    """
+
+    @abstractmethod
+    def parts(self) -> Sequence[nn.Module]:
+        """Return the modules that steps compute with, each with few shapes, which an engine may compile in place."""

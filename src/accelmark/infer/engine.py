@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import math
 import platform
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, ClassVar, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from accelmark.infer.failures import InferenceError, shortened
-from accelmark.spec.errors import RequestError
+from accelmark.infer.slots import Rows, rows_of
+from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor
 
 Source = Literal["onnx", "model", "either"]
@@ -31,6 +32,8 @@ Done = Callable[[list[Tensor], Exception | None], None]
 TimedCall = tuple[list[Tensor], float, float]
 """Outputs, begin and end of a call in s."""
 
+_EXTERNAL_WEIGHTS: Final = ".data"
+"""Suffix of the exporter's file for weights that are too large for an ONNX file."""
 DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -102,8 +105,8 @@ class Engine(ABC):
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.concurrency = 1
-        """Calls that are computed at the same time. An engine with more sets it in its constructor; it then allows
-        calls from as many threads, or overrides :meth:`submit`, and excludes no time."""
+        """Calls that are computed at the same time. An engine with more sets it in its constructor; it is then called
+        from as many threads, and excludes no time."""
         self._pool: ThreadPoolExecutor | None = None
         self.file: Path | None = None
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
@@ -127,20 +130,20 @@ class Engine(ABC):
         """
 
     def submit(self, inputs: list[Tensor], done: Done) -> None:
-        """Start a call, and return at once; ``done`` is called from any thread when it has ended.
+        """Start a call in a thread, and return at once; ``done`` is called from any thread when it has ended.
 
-        At most ``concurrency`` calls run at the same time. By default each is a blocking call in a thread.
+        At most ``concurrency`` calls run at the same time.
         """
-        self._pool = self._pool or ThreadPoolExecutor(self.concurrency, "calls")
-        self._pool.submit(self._call_and_tell, inputs, done)
 
-    def _call_and_tell(self, inputs: list[Tensor], done: Done) -> None:
-        try:
-            outputs, _ = self(inputs)
-        except Exception as error:  # noqa: BLE001 - a runtime may raise anything
-            done([], error)
-        else:
-            done(outputs, None)
+        def call() -> None:
+            try:
+                outputs, _ = self(inputs)
+            except Exception as error:  # noqa: BLE001 - a runtime may raise anything
+                done([], error)
+            else:
+                done(outputs, None)
+
+        self._threads().submit(call)
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
         """Compute calls, ``concurrency`` at the same time; return outputs, begin and end of each (``perf_counter``).
@@ -148,25 +151,17 @@ class Engine(ABC):
         A runtime whose calls can be started and waited for in one thread overrides this: it is faster where calls are
         short, since no call passes to another thread.
         """
-        begins, ended = [0.0] * len(calls), SimpleQueue[tuple[int, list[Tensor], float, Exception | None]]()
-        free = threading.Semaphore(self.concurrency)
 
-        def ending(index: int) -> Done:
-            def done(outputs: list[Tensor], error: Exception | None) -> None:
-                end = time.perf_counter()
-                free.release()
-                ended.put((index, outputs, end, error))
+        def timed(inputs: list[Tensor]) -> TimedCall:
+            begin = time.perf_counter()
+            outputs, _ = self(inputs)
+            return outputs, begin, time.perf_counter()
 
-            return done
+        return list(self._threads().map(timed, calls))
 
-        for index, inputs in enumerate(calls):
-            free.acquire()
-            begins[index] = time.perf_counter()
-            self.submit(inputs, ending(index))
-        found = sorted((ended.get() for _ in calls), key=lambda call: call[0])
-        if error := next((each for *_, each in found if each is not None), None):
-            raise error
-        return [(outputs, begins[index], end) for index, outputs, end, _ in found]
+    def _threads(self) -> ThreadPoolExecutor:
+        self._pool = self._pool or ThreadPoolExecutor(self.concurrency, "calls")
+        return self._pool
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
         """Yield the likeliest next token of each row, ``num_tokens`` times, as soon as it is known.
@@ -263,13 +258,10 @@ class Engine(ABC):
         if not fingerprint.is_file():
             return path
         try:
-            recorded = json.loads(fingerprint.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            what = f"{fingerprint}: not JSON; compile the engine again"
-            raise InferenceError(what, "incompatible_engine") from error
-        if not isinstance(recorded, dict):
+            recorded = dict(json.loads(fingerprint.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             what = f"{fingerprint}: not an engine's fingerprint; compile the engine again"
-            raise InferenceError(what, "incompatible_engine")
+            raise InferenceError(what, "incompatible_engine") from error
         differing = [
             f"{key} {recorded.get(key)!r} instead of {value!r}"
             for key, value in self.fingerprint().items()
@@ -339,3 +331,83 @@ def as_list(outputs: object) -> list[Tensor]:
     if found is None or not all(isinstance(each, Tensor) for each in found):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
     return [each for each in found if isinstance(each, Tensor)]
+
+
+def check_outputs(result: object, engine: str, items: int | None = None, rows: Rows | None = None) -> None:
+    """Check what an engine returns for a call of ``items`` items; ``rows`` are the type and shape of an item.
+
+    The rank compares the values; this check runs in the engine's process, for a clear message.
+
+    Raises:
+        InferenceError: it is not (list of tensors on the CPU, seconds), or not the rows of these items.
+    """
+    outputs = result[0] if isinstance(result, tuple) and len(result) == 2 else None
+    if not isinstance(outputs, list | tuple) or not outputs or not all(map(_is_cpu_tensor, outputs)):
+        what = f"returns {shortened(result, 100)}; it has to return (outputs, seconds), a list of tensors on the CPU"
+        raise InferenceError(f"engine {engine}: {what}")
+    for output in outputs:
+        if items is not None and (not output.ndim or output.shape[0] != items):
+            what = f"returns {output.shape[0] if output.ndim else 'no'} rows for {items} items"
+            raise InferenceError(f"engine {engine}: {what}; export the model with a dynamic batch", "wrong_shape")
+    if rows is not None and rows_of(outputs) != rows:
+        what = f"returns {rows_of(outputs)}, in its warm-up {rows}"
+        raise InferenceError(f"engine {engine}: {what} (types and shapes of an item)", "wrong_shape")
+
+
+def _is_cpu_tensor(output: object) -> bool:
+    return isinstance(output, Tensor) and output.device.type == "cpu"
+
+
+def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
+    """Check the seconds of a call of ``took_s`` that ``engine`` reports as not inference.
+
+    Raises:
+        InferenceError: the value is not a finite number from 0 to ``took_s``.
+    """
+    if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
+        raise InferenceError(
+            f"engine {engine}: reports {other_s!r} s of a call as not inference; it has to return (outputs, seconds) "
+            f"with seconds from 0 to the duration of the call, {took_s:.6f} s"
+        )
+
+
+def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:
+    """Check that the outputs of several calls, all still referenced, do not share memory.
+
+    Raises:
+        InferenceError: two calls share memory, so that the later one has overwritten the outputs of the earlier one.
+    """
+    spans = sorted(
+        (output.data_ptr(), output.data_ptr() + output.nbytes, number)
+        for number, outputs in enumerate(calls)
+        for output in outputs
+        if output.nbytes
+    )
+    reached, owner = 0, -1
+    for begin, end, number in spans:
+        if begin < reached and number != owner:
+            raise InferenceError(
+                f"engine {engine}: outputs of two calls share memory; outputs belong to the caller, "
+                "so copy a buffer that the next call overwrites"
+            )
+        if end > reached:
+            reached, owner = end, number
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file with its external weights, or over the files of a directory.
+
+    Raises:
+        DataError: ``path`` does not exist.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: does not exist, so it cannot be hashed")
+    digest = hashlib.sha256()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+    else:
+        files = [file for file in (path, path.with_name(path.name + _EXTERNAL_WEIGHTS)) if file.is_file()]
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()

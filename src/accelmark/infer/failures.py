@@ -27,25 +27,17 @@ class EngineExceptionError(Exception):
     """An exception of the engine's process, as ``Type: message``."""
 
 
-_KINDS: Final = {kind.__name__: kind for kind in (DataError, RequestError, RunError)}
-
-
-def described(error: BaseException) -> dict[str, str | None]:
-    """Return an exception as JSON values, for the other process."""
-    if isinstance(error, InferenceError):
-        return {"end_reason": error.end_reason, "text": str(error)}
+def described(error: Exception) -> dict[str, str]:
+    """Return an exception of the engine's process as a message to the rank."""
     if isinstance(error, AccelmarkError):
-        kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), RunError.__name__)
-        return {"kind": kind, "text": str(error)}
-    return {"text": f"{type(error).__name__}: {error}"}
+        return {"error": str(error), "end_reason": end_reason_of(error)}
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
-def restored(values: Mapping[str, Any]) -> Exception:
+def restored(message: Mapping[str, Any]) -> Exception:
     """Return the exception that :func:`described` describes."""
-    text = str(values["text"])
-    if "end_reason" in values:
-        return InferenceError(text, values["end_reason"])
-    return _KINDS[values["kind"]](text) if "kind" in values else EngineExceptionError(text)
+    text = str(message["error"])
+    return InferenceError(text, message["end_reason"]) if "end_reason" in message else EngineExceptionError(text)
 
 
 @final

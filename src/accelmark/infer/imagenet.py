@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import ClassificationCase, InferBatch, InferBatches
+from accelmark.infer.case import ClassificationCase, InferBatch, InferBatches, LoaderBatches
 from accelmark.spec.errors import DataError
 from accelmark.tasks.images.data import MEAN, STD
 from accelmark.tasks.images.pytorch_imagenet import ImageFolder

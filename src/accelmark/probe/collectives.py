@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelmark.probe.timing import MIN_TOGETHER, time_collective
+from accelmark.probe.device import MIN_TOGETHER, time_collective
 from accelmark.spec.log.records import Collective, CollectiveTiming, Rate
 
 _KIB: Final = 2**10

@@ -1,4 +1,8 @@
-"""Compare answers under load with the framework's own greedy answers to the same prompts."""
+"""Compare answers under load with the framework's own greedy answers to the same prompts.
+
+``python -m accelmark.serving.answers MODEL_DIR DEVICE DTYPE PROMPTS ANSWERS`` lets the framework answer one prompt at a
+time: it reads JSON lines with ``text``, ``max_tokens`` and ``pinned``, and writes a JSON string for each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
@@ -72,7 +76,7 @@ def compare_answers(
     )
     prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [
-        sys.executable, "-m", "accelmark.serving.reference", str(model.directory), device_type,
+        sys.executable, "-m", "accelmark.serving.answers", str(model.directory), device_type,
         _DTYPES[settings.precision], str(prompts), str(answers),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -94,3 +98,28 @@ def _answer(one: Sampled, given: Sequence[int], expected: Sequence[int]) -> Answ
         num_tokens=len(expected),
         num_agreeing=sum(1 for _ in agreeing),
     )
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the prompts; return the exit code."""
+    model_dir, device, dtype, prompts, answers = arguments
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True, dtype=getattr(torch, dtype))
+    model = model.to(device).eval()
+    with Path(answers).open("w", encoding="utf-8") as stream:
+        for line in Path(prompts).read_text(encoding="utf-8").splitlines():
+            prompt = json.loads(line)
+            inputs = tokenizer(prompt["text"], return_tensors="pt").to(device)
+            length = prompt["max_tokens"]
+            least = length if prompt["pinned"] else None
+            output = model.generate(**inputs, do_sample=False, max_new_tokens=length, min_new_tokens=least)
+            text = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            stream.write(json.dumps(text) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

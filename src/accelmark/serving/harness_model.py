@@ -28,7 +28,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         """Read tokenizer and configuration from a directory in Hugging Face's layout.
 
         Args:
-            connection: takes commands of :class:`accelmark.infer.process.worker.Worker` and returns their replies.
+            connection: takes commands of :class:`accelmark.infer.worker.Worker` and returns their replies.
             model_dir: of the model.
             batch_size: prompts in a command at most.
         """

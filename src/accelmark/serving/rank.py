@@ -19,7 +19,7 @@ from typing import Final, final
 
 from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.benchmarks import run_benchmarks
-from accelmark.serving.client.processes import Client
+from accelmark.serving.client.client import Client
 from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios

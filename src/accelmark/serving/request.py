@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, Protocol, final
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
@@ -44,6 +44,33 @@ class PlannedRequest:
     """Seconds from the beginning of the stage; null in a closed loop."""
     input_tokens: int | None = None
     """Tokens of the prompt, where they were counted."""
+
+
+Record = Callable[[PlannedRequest, RequestRecord, str], RequestRecord | None]
+"""Gets each request that ended with its record and the text of its answer; may return a completed record."""
+
+
+class Answered(Protocol):
+    """What a submitted request reports."""
+
+    def on_first(self) -> None:
+        """Take note that its first output arrived."""
+
+    def on_done(self, record: RequestRecord) -> None:
+        """Take its record, at its end."""
+
+
+class LiveStage(Protocol):
+    """An open stage to which requests are submitted."""
+
+    def submit(self, request: PlannedRequest, answered: Answered) -> None:
+        """Send a request; returns at once."""
+
+    def follow(self, is_over: Callable[[], bool]) -> None:
+        """Report what arrives until ``is_over``."""
+
+    def finish(self) -> LoadStage:
+        """Wait for the requests in progress, and return the stage."""
 
 
 @final

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.batches import InMemoryBatches
-from accelmark.infer.case import InferBatch, InferCase
+from accelmark.infer.case import InferBatch, InferCase, InMemoryBatches
 from accelmark.spec.errors import DataError
 
 

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.infer.batches import InMemoryBatches
-from accelmark.infer.case import ClassificationCase, InferBatch, swap_neighbours
+from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches, swap_neighbours
 from accelmark.infer.weights import pretrained
 from accelmark.spec.errors import DataError
 

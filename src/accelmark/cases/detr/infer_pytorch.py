@@ -12,8 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 
 from accelmark.cases.detr._network import detector
-from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.data import BoxedImages, centred

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelmark.infer.language_model.case import LanguageModelCase
+from accelmark.infer.language_model import LanguageModelCase
 
 
 class Case(LanguageModelCase):

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._passages import read_text
-from accelmark.infer.batches import InMemoryBatches
-from accelmark.infer.case import ClassificationCase, InferBatch, swap_neighbours
+from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches, swap_neighbours
 from accelmark.tasks.text.pytorch import Encoder, EncoderConfig, mean_state
 
 CONFIG: Final = EncoderConfig(

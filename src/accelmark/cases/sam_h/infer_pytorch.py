@@ -10,8 +10,7 @@ from torch import Generator, Tensor, nn
 from transformers import SamConfig, SamModel
 
 from accelmark.cases.sam_h._objects import BoxedObjects
-from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError
 

@@ -9,7 +9,7 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor, nn
 
-from accelmark.infer.iterative import IterativeModel
+from accelmark.infer.case import IterativeModel
 from accelmark.tasks.generation.pytorch import BETAS, SCALE, STEPS
 
 

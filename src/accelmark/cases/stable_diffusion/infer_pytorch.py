@@ -16,8 +16,7 @@ from transformers import CLIPModel, CLIPTextModel
 
 from accelmark.cases.stable_diffusion import _network
 from accelmark.cases.stable_diffusion._pipeline import TextToImage
-from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError, first_line
 from accelmark.tasks.generation.pytorch import CHANNELS

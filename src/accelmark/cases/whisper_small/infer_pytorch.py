@@ -12,9 +12,7 @@ from torch.utils.data import Dataset
 from transformers import LogitsProcessor, PreTrainedModel, WhisperForConditionalGeneration
 
 from accelmark.cases.whisper_small._network import whisper
-from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.iterative import IterativeModel
+from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import DataError
 from accelmark.tasks.metrics import IGNORED

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from accelmark.infer.case import IterativeModel
 from accelmark.infer.engine import EngineRequest, as_list
-from accelmark.infer.iterative import IterativeModel
 from accelmark.infer.torch_engine import TorchEngine
 from accelmark.spec.settings.engine_options import choice_option
 

@@ -12,6 +12,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
+from accelmark.infer.onnx_files import matrix_types, write_fp16, write_int8
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.settings.engine_options import (
     choice_option,
@@ -156,12 +157,10 @@ class Engine(Base):
             return path
         target = self.request.work_dir / f"{self.name}-{self.request.precision}.onnx"
         self.package("onnx")
-        from accelmark.infer.onnx import precision
-
         if self.request.precision == "fp16":
-            precision.write_fp16(path, target)
+            write_fp16(path, target)
         else:
-            self.quantised = precision.write_int8(path, target, self, on_cpu=self.providers[0] == _CPU)
+            self.quantised = write_int8(path, target, self, on_cpu=self.providers[0] == _CPU)
         return target
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
@@ -208,8 +207,6 @@ class Engine(Base):
     def graph_types(self) -> dict[str, int] | None:
         """Return the types in the session's optimised graph; in its source, where the provider saves no graph."""
         self.package("onnx")
-        from accelmark.infer.onnx.graph import matrix_types
-
         return matrix_types(self.graph)
 
     def close(self) -> None:

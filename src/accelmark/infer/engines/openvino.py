@@ -16,6 +16,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, TimedCall
 from accelmark.infer.failures import InferenceError
+from accelmark.infer.onnx_files import write_int8
 from accelmark.spec.settings.engine_options import streams_option, text_options
 from accelmark.spec.settings.inference import InferPrecision
 
@@ -150,8 +151,6 @@ class Engine(Base):
             return path
         self.package("onnx")
         self.package("onnxruntime")
-        from accelmark.infer.onnx.precision import write_int8
-
         target = self.request.work_dir / f"{self.name}-int8.onnx"
         self.quantised = write_int8(path, target, self, on_cpu=self.target == "CPU")
         return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 from pydantic import PositiveInt, ValidationError, model_validator
 
 from accelmark.serving.load.arrivals import numbered_lines, read_text
-from accelmark.serving.load.lengths import draw_length, longest
 from accelmark.serving.request import Message
 from accelmark.spec.errors import DataError
 from accelmark.spec.model import Spec, first_error
@@ -54,22 +54,7 @@ class Prompt:
     requested_tokens: int
 
 
-class Prompts(Protocol):
-    """A source of prompts."""
-
-    def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
-        """Return the next prompt, with lengths as given where the source allows it.
-
-        Raises:
-            DataError: all prompts were used.
-        """
-
-    @property
-    def num_left(self) -> int | None:
-        """Number of prompts left; None where that is not known or not limited."""
-
-
-def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: int) -> Prompts:
+def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: int) -> TextPrompts | FilePrompts:
     """Return the source of prompts that the settings name.
 
     Raises:
@@ -85,6 +70,29 @@ def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: i
     entries = _read_sharegpt(file, settings.input, model.tokens)
     rng.shuffle(entries)
     return FilePrompts(settings, entries, rng, f"{file}")
+
+
+def draw_length(lengths: Lengths, rng: np.random.Generator, most: int | None = None) -> int:
+    """Return a number of tokens, at least 1 and at most ``most``.
+
+    ``lognormal`` has the mean and standard deviation of ``lengths`` before it is cut: mu = ln(mean) - sigma²/2 and
+    sigma² = ln(1 + stdev²/mean²).
+    """
+    if lengths.distribution == "fixed":
+        drawn = lengths.mean
+    elif lengths.distribution == "uniform":
+        drawn = int(rng.integers(lengths.min or 1, lengths.max or lengths.mean, endpoint=True))
+    else:
+        variance = math.log1p((lengths.stdev / lengths.mean) ** 2)
+        drawn = round(rng.lognormal(math.log(lengths.mean) - variance / 2, math.sqrt(variance)))
+    drawn = max(drawn, lengths.min or 1)
+    limits = [limit for limit in (lengths.max, most) if limit is not None]
+    return min([drawn, *limits])
+
+
+def longest(lengths: Lengths) -> int | None:
+    """Return the greatest number of tokens that is drawn; None for a distribution without a limit."""
+    return lengths.mean if lengths.distribution == "fixed" else lengths.max
 
 
 @final

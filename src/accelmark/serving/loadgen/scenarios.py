@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, final
 
-from accelmark.serving.client.shared import Answered
+from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, search_rate
 from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, LoadGenSettings
 from accelmark.serving.loadgen.process import MIN_TOKENS, LoadGenProcess
-from accelmark.serving.request import Load, PlannedRequest
+from accelmark.serving.request import Load
+from accelmark.serving.stages import Stages
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import LoadStage, RequestRecord, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario
@@ -25,41 +25,6 @@ _LONGEST: Final = 10.0
 _OFFLINE_TRIES: Final = 3
 _OFFLINE_WAIT: Final = 4.0
 """Longest wait for an answer of the Offline scenario, in which all queries wait, in durations of a run."""
-
-
-class Submitting(Protocol):
-    """An open stage to which requests are submitted."""
-
-    def submit(self, request: PlannedRequest, answered: Answered) -> None:
-        """Send a request; returns at once."""
-
-    def follow(self, is_over: Callable[[], bool]) -> None:
-        """Report what arrives until ``is_over``."""
-
-    def finish(self) -> LoadStage:
-        """End the stage."""
-
-
-class LiveStages(Protocol):
-    """Runs stages; see :class:`accelmark.serving.stages.Stages`."""
-
-    def live(self, load: Load) -> AbstractContextManager[Submitting]:
-        """Open a stage."""
-
-
-class ScenarioPlan(Protocol):
-    """What scenarios take from the load's plan."""
-
-    answered_rate: float
-
-    def begin(self, duration_s: float) -> float:
-        """Take stages of this duration from those that have not begun; return the duration of the others."""
-
-    def next_stage(self) -> int:
-        """Return the number of the next stage."""
-
-    def fresh_requests(self) -> Iterator[PlannedRequest]:
-        """Yield requests whose prompts no other request has."""
 
 
 class _Run(NamedTuple):
@@ -107,8 +72,8 @@ class TokenScenarios:
     """Runs the scenarios of the settings, with the stages of a load."""
 
     settings: ServeSettings
-    plan: ScenarioPlan
-    stages: LiveStages
+    plan: LoadPlan
+    stages: Stages
     node_dir: Path
     emit: Callable[[Event, Any], None]
     cores: Sequence[int] | None = None
@@ -200,6 +165,7 @@ class TokenScenarios:
                 stage.follow(lambda: loadgen.is_over)
                 log = loadgen.log()
             ended = stage.finish()
+        self.stages.end(ended)
         return _Run(log, ended, len(failed), log_dir)
 
     def _result(

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.infer.batches import InMemoryBatches
-from accelmark.infer.case import ClassificationCase, InferBatch
+from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches
 from accelmark.infer.weights import load_weights
 
 

@@ -1,28 +1,71 @@
-"""Client of an engine: batches of requests, one after the other, recorded as served requests are."""
+"""Generate text with an engine: batches of requests, one after the other, recorded as served requests are."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from accelmark.infer.process.engine_process import EngineProcess
-from accelmark.serving.client.shared import Answered
+from accelmark.infer.engine_process import EngineProcess
+from accelmark.serving.answers import AnswerSample, compare_answers
+from accelmark.serving.benchmarks import run_benchmarks
+from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.prompts import Decode, Encode
-from accelmark.serving.request import Load, PlannedRequest
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.serving.loadgen.scenarios import TokenScenarios
+from accelmark.serving.model import ServedModel
+from accelmark.serving.request import Answered, Load, PlannedRequest, Record
+from accelmark.serving.stages import Stages
+from accelmark.spec.errors import DataError
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, LoadStage, RequestRecord
+from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.serving import generation_load
 
 _WAIT_S: Final = 0.2
 """Longest wait for a submitted request before the stage is watched again."""
 _MIN_BATCHES: Final = 3
 """Batches of a stage at least: its window is without the last one."""
+
+
+def generate(
+    settings: InferSettings,
+    model: ServedModel,
+    process: EngineProcess,
+    data_dirs: Mapping[str, Path],
+    device_type: str,
+    node_dir: Path,
+    emit: Callable[[Event, Any], None],
+) -> None:
+    """Measure accuracy in benchmarks, run all stages, and compare a sample of the answers with the framework's.
+
+    Raises:
+        AccelmarkError: the engine or the framework failed, or the text has too few prompts.
+    """
+    load = generation_load(settings)
+    if model.input_tokens is None or model.text is None:
+        raise DataError("generation needs the model's tokenizer (tokenizer.json)")
+    plan = LoadPlan(load, model)
+    sample = AnswerSample(load.num_compared, random.Random(load.seed))
+    client = EngineClient(process, model.input_tokens, model.text, max(settings.generate_batches))
+    with (node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
+        stages = Stages(client, model, emit, stream, sample, lambda: None)
+        if settings.benchmarks:
+            stages.progress.begin("answering benchmarks")
+            asked = {"model_dir": str(model.directory), "batch_size": settings.batch_size}
+            run_benchmarks(settings, asked, data_dirs, node_dir, stages.progress.report, process.call)
+        plan.run(stages.run)
+        TokenScenarios(load, plan, stages, node_dir, emit).run()
+    stages.progress.begin("comparing answers")
+    compare_answers(load, device_type, model, sample, node_dir / ANSWERS_FILE)
 
 
 class _Batch(NamedTuple):
@@ -48,7 +91,7 @@ class EngineClient:
         self,
         requests: Iterable[PlannedRequest],
         load: Load,
-        record: Callable[[RequestRecord, str], object],
+        record: Record,
         watch: Callable[[], None] = lambda: None,
     ) -> LoadStage:
         """Run batches of ``load.concurrency`` requests for about ``load.until_s``, at least three.
@@ -83,14 +126,15 @@ class EngineClient:
                 times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in batch_ns]
                 text = self.decode(answer)
                 due_s = (batch_due_ns - begin_ns) / 1e9
-                record(_record(request, load.stage, due_s, batch.tokens.shape[1], times_us, text), text)
+                ended = _record(request, load.stage, due_s, batch.tokens.shape[1], times_us, text)
+                record(request, ended, text)
         return load.ended(begin_ns, (due_ns - begin_ns) / 1e9, size * len(batches))
 
     @contextmanager
     def live_stage(
         self,
         load: Load,
-        record: Callable[[RequestRecord, str], RequestRecord],
+        record: Record,
         watch: Callable[[], None] = lambda: None,
     ) -> Iterator[LiveBatches]:
         """Open a stage whose requests are submitted one by one, and computed in batches of those that wait."""
@@ -115,7 +159,7 @@ class LiveBatches:
         self,
         client: EngineClient,
         load: Load,
-        record: Callable[[RequestRecord, str], RequestRecord],
+        record: Record,
         watch: Callable[[], None],
     ) -> None:
         self._client = client
@@ -172,7 +216,8 @@ class LiveBatches:
             text = self._client.decode(answer)
             due_s, sent_s = ((at_ns - self._begin_ns) / 1e9 for at_ns in (due_ns, sent_ns))
             found = _record(request, self._load.stage, due_s, batch.tokens.shape[1], times_us, text)
-            answered.on_done(self._record(found.model_copy(update={"sent_s": sent_s}), text))
+            found = found.model_copy(update={"sent_s": sent_s})
+            answered.on_done(self._record(request, found, text) or found)
 
 
 def _record(

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.model.identity import num_parameters
-from accelmark.infer import setup
-from accelmark.infer.batches import DerivedBatches
-from accelmark.infer.case import InferBatches, InferCase
-from accelmark.infer.checks.checked_pass import CheckedPass
-from accelmark.infer.engine import EngineRequest
+from accelmark.frameworks.pytorch.model.identity import module_hash, num_parameters, structure_hash, weights_hash
+from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
+from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.device import ComputeDevice
+from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest, file_hash
+from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.engines import eager
-from accelmark.infer.failures import Context, EngineExceptionError, classify, end_reason_of
-from accelmark.infer.generation.run import generate
-from accelmark.infer.hashes import file_hash, model_hashes
-from accelmark.infer.language_model.case import LanguageModelCase
-from accelmark.infer.language_model.model import CausalModel
+from accelmark.infer.failures import Context, EngineExceptionError, InferenceError, classify, end_reason_of
+from accelmark.infer.generation import generate
+from accelmark.infer.language_model import CausalModel, LanguageModelCase
 from accelmark.infer.measure import Emit, Forward, Measured, measure
-from accelmark.infer.onnx.export import import_exporter
-from accelmark.infer.process.engine_process import EngineProcess
+from accelmark.infer.onnx_files import import_exporter
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.rounds.inference import invalid_reasons, phase_figures
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
+from accelmark.serving.model import ServedModel
+from accelmark.spec.errors import (
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    EXIT_OK,
+    AccelmarkError,
+    DataError,
+    RequestError,
+    RunError,
+    nearest,
+)
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import (
@@ -43,10 +52,28 @@ from accelmark.spec.log.inference import (
     StageEnd,
 )
 from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
 from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
+
+_SYNTHETIC_BATCHES: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the class of an engine states about itself."""
+
+    reads: str
+    loads: bool
+    fixed_batch: bool
+    generates: bool
+    iterates: bool
+    has_logits: bool
+    max_devices: int | None
+    known_options: Sequence[str] | None
 
 
 def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
@@ -54,18 +81,18 @@ def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopR
     if not isinstance(job.work, InferJob):
         raise RequestError(f"job.json: not an inference job but one of kind {job.work.kind!r}")
     node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or Path.cwd())
-    steps = SevenSteps(job, job.work, node_dir, log.event, process_start)
+    run = InferenceRun(job, job.work, node_dir, log.event, process_start)
 
     def overdue(signal_name: str) -> None:
-        message = f"{signal_name}, and step {steps.step} did not finish in time"
-        log.event(Event.FINISHED, steps.summary("cancelled", message, steps.step))
+        message = f"{signal_name}, and step {run.step} did not finish in time"
+        log.event(Event.FINISHED, run.summary("cancelled", message, run.step))
         os._exit(EXIT_CANCELLED)
 
     stop.install(overdue)
     try:
-        finished = steps.run()
+        finished = run.run()
     except Cancelled as signal_name:
-        finished = steps.summary("cancelled", f"stopped by {signal_name}", steps.step)
+        finished = run.summary("cancelled", f"stopped by {signal_name}", run.step)
     if finished.message is not None:
         log.event(Event.ERROR, {"message": finished.message, "step": finished.failed_step})
     log.event(Event.FINISHED, finished)
@@ -73,7 +100,7 @@ def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopR
 
 
 @final
-class SevenSteps:
+class InferenceRun:
     """One inference run in this process; ``started`` is its start on the clock of ``time.monotonic``."""
 
     case: InferCase
@@ -83,7 +110,7 @@ class SevenSteps:
     onnx_path: Path | None = None
     process: EngineProcess | None = None
     """The process of the engine, from the first step on."""
-    facts: setup.EngineFacts | None = None
+    facts: EngineFacts | None = None
     validation: Measured | None = None
     inference: Measured | None = None
     check: RepeatCheck | None = None
@@ -104,7 +131,7 @@ class SevenSteps:
         self.emit = emit
         self.started = started
         self.cpu_waits = [CpuWait()]
-        self.device = setup.ComputeDevice.of(job, infer.settings)
+        self.device = ComputeDevice.of(job, infer.settings)
         self.step = InferStep.INITIALISE
         self.details: dict[str, Scalar] = {}
         """Details of the current step."""
@@ -130,8 +157,10 @@ class SevenSteps:
                 skipped = why_skipped(step, self.settings)
                 if self.failure is not None and step is not InferStep.SUMMARISE:
                     skipped = f"step {self.failure[0]} failed"
-                elif step is InferStep.EXPORT and skipped is None and self._engine_reads() == "model":
-                    skipped = f"{self.settings.compiler} compiles the PyTorch model"
+                elif step is InferStep.EXPORT and skipped is None:
+                    facts = self._facts_if_importable()
+                    if facts is not None and facts.reads == "model":
+                        skipped = f"{self.settings.compiler} compiles the PyTorch model"
                 self._run_step(step, skipped)
         finally:
             if self.process is not None:
@@ -159,7 +188,7 @@ class SevenSteps:
             return
         took = time.perf_counter() - began
         if self.unhashed and self.process is not None:  # excluded from the duration
-            self.details |= self.process.ask("hashes")
+            self.details |= self.process.call("hashes")
             self.unhashed = False
         if step is InferStep.COMPILE:
             self.compile_s = took
@@ -185,42 +214,35 @@ class SevenSteps:
                 self.settings.compiler, self.node_dir, self.settings.engine_timeout_s, num_devices=self.job.key.nproc
             )
             self.cpu_waits += [CpuWait(Path(f"/proc/{pid}/task")) for pid in self.process.pids]
-            self._check_engine()
+            files = self.settings.exist_onnx_path or self.settings.exist_compiler_path
+            if files is not None or self.infer.iterative:  # a request that may be refused before any work
+                facts = self._facts_if_importable()
+                if facts is not None:
+                    check_engine(facts, self.infer, self.job.key.nproc)
         self.emit(Event.INIT_END, self.device.describe(self.settings))
 
-    def _check_engine(self) -> None:
-        """Check what the engine cannot do, where it can be opened; else the compile step reports why."""
-        named = self.settings.exist_onnx_path or self.settings.exist_compiler_path
-        if (named is not None or self.infer.iterative) and self._engine_reads() is not None:
-            setup.check_paths(self._facts(), self.settings)
-            setup.check_iterative(self._facts(), self.settings, iterative=self.infer.iterative)
-
-    def _engine_reads(self) -> str | None:
-        """Return what the engine compiles; None where it cannot be opened, which the compile step reports."""
-        try:
-            return self._facts().reads
-        except (AccelmarkError, EngineExceptionError):
-            return None
-
-    def _facts(self) -> setup.EngineFacts:
+    def _engine_facts(self) -> EngineFacts:
         """Import the engine's class in its process."""
         process = self._engine_process()
         process.wait_until_ready()
         if self.facts is None:
-            vendor = setup.vendor_folder(self.job)
-            found = process.ask(
-                "open", engine=process.engine, vendor=str(vendor) if vendor else None, device=self.device.values()
-            )
-            self.facts = setup.EngineFacts(**found)
+            self.facts = EngineFacts(**process.call("open", process.engine, vendor_folder(self.job), self.device))
         return self.facts
+
+    def _facts_if_importable(self) -> EngineFacts | None:
+        """Return what the engine states about itself; None where the compile step reports why it cannot be imported."""
+        try:
+            return self._engine_facts()
+        except (AccelmarkError, EngineExceptionError):
+            return None
 
     def _engine_process(self) -> EngineProcess:
         assert self.process is not None  # noqa: S101 - without a compiler these steps are skipped
         return self.process
 
     def _create(self) -> None:
-        case = self.case = setup.build_case(self.job, self.infer, self.node_dir)
-        batches = self.batches = setup.batches_of(case, pinned=self.device.device.type != "cpu")
+        case = self.case = build_case(self.job, self.infer, self.node_dir)
+        batches = self.batches = batches_of(case, pinned=self.device.device.type != "cpu")
         if batches.num_items < 1:
             name = self.job.case.name
             raise DataError(f"case {name}: the data has no item; check the data directory of the run")
@@ -232,13 +254,20 @@ class SevenSteps:
         if not self.settings.no_validation:
             self.model = case.create_model().eval()
             self.details |= {"parameters": num_parameters(self.model), "trained": case.trained}
-            self.details |= model_hashes(self.model)
+            self.details |= {
+                "parameter_hash": structure_hash(self.model),
+                "module_hash": module_hash(self.model),
+                "weights_hash": weights_hash(self.model),
+            }
             if isinstance(self.model, CausalModel):
                 self.details |= self.model.costs()._asdict()
 
     def _validate(self) -> None:
         if self.process is not None:
-            if why_skipped(InferStep.EXPORT, self.settings) is None and setup.declares_onnx(self.job, self.settings):
+            spec = engine_specs(vendor_folder(self.job)).get(self.process.engine)
+            if why_skipped(InferStep.EXPORT, self.settings) is None and any(
+                each.startswith("onnxscript") for each in (spec.requires if spec is not None else ())
+            ):
                 import_exporter()  # on this core, while the process starts on another
             self.process.wait_until_ready()
         precision: InferPrecision = "fp32" if self.settings.precision == "int8" else self.settings.precision
@@ -247,7 +276,8 @@ class SevenSteps:
             with torch.inference_mode():  # entered once, not in each call
                 self.validation = measure(engine.call, self.batches, self.case, self.emit)
             self.details["peak_device_memory_mib"] = engine.device_memory_mib()
-            self.details["peak_host_memory_mib"] = setup.peak_host_memory_mib()
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.details["peak_host_memory_mib"] = peak / (2**20 if sys.platform == "darwin" else 2**10)
         finally:
             engine.close()
 
@@ -261,11 +291,16 @@ class SevenSteps:
 
     def _compile(self) -> None:
         process, settings = self._engine_process(), self.settings
-        facts = self._facts()
-        setup.check_generation(facts, self.case, settings)
-        setup.check_devices(facts, settings, self.job.key.nproc)
-        for note in setup.unknown_options(facts, settings):
-            self.emit(Event.WARNING, note)
+        facts = self._engine_facts()
+        check_engine(facts, self.infer, self.job.key.nproc)
+        if settings.generate_batches and not isinstance(self.case, LanguageModelCase):
+            raise RequestError("generate_batches: the case is not a language model; remove the setting")
+        known = facts.known_options
+        for name in sorted(set(settings.engine_options).difference(known)) if known is not None else ():
+            what = f"unknown option of the engine {settings.compiler} ({nearest(name, known or ())})"
+            self.emit(
+                Event.WARNING, Note(severity="warning", where="settings", key=f"engine_options.{name}", what=what)
+            )
         request = self._request(settings.precision)
         takes_model = facts.reads == "model" or (facts.reads == "either" and request.onnx_path is None)
         if not takes_model or self.job.key.nproc > 1:
@@ -279,9 +314,7 @@ class SevenSteps:
             began = time.perf_counter()
             self._compile()
             self.details["load_s"] = time.perf_counter() - began
-        engine = None
-        if self.model is not None:
-            engine = self._framework("fp32")
+        engine = self._framework("fp32") if self.model is not None else None
         reference: Forward | None = engine.call if engine is not None else None
         try:
             with torch.inference_mode():
@@ -291,27 +324,19 @@ class SevenSteps:
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
                 if settings.generate_batches and isinstance(self.case, LanguageModelCase):
-                    self._generate(self.case)
+                    with torch.inference_mode(False):
+                        generate(
+                            settings, self.case.served, process, self.job.data_dirs, self.device.device_type,
+                            self.node_dir, self.emit,
+                        )  # fmt: skip
+                    self.details |= process.usage()
                 if settings.scenarios:
-                    scenarios = Scenarios(checked, self._facts().fixed_batch, self.node_dir, self._context("scenarios"))
-                    for result in scenarios.run():
+                    fixed = self._engine_facts().fixed_batch
+                    for result in Scenarios(checked, fixed, self.node_dir, self._context("scenarios")).run():
                         self.emit(Event.SCENARIO, result)
         finally:
             if engine is not None:
                 engine.close()
-
-    def _generate(self, case: LanguageModelCase) -> None:
-        with torch.inference_mode(False):
-            generate(
-                self.settings,
-                case.served,
-                self._engine_process(),
-                self.job.data_dirs,
-                self.device.device_type,
-                self.node_dir,
-                self.emit,
-            )
-        self.details |= self._engine_process().usage()
 
     def _framework(self, precision: InferPrecision) -> eager.Engine:
         """Return the framework's computation, without the options of the engine."""
@@ -320,7 +345,10 @@ class SevenSteps:
     def _request(self, precision: InferPrecision) -> EngineRequest:
         settings, device = self.settings, self.device
         self.work_dir.mkdir(parents=True, exist_ok=True)
-        calibration = setup.calibration_inputs(self.case, settings, precision)
+        calibration: tuple[Tensor, ...] = ()
+        if precision == "int8" and settings.exist_compiler_path is None:  # of synthetic data, none that is measured
+            make = self.case.synthetic_batch if settings.synthetic else self.case.calibration_batch
+            calibration = make(max(settings.batch_size, CALIBRATION_ITEMS)).inputs
         example = tuple(each[: settings.batch_size] for each in calibration) or next(iter(self.batches)).inputs
         return EngineRequest(
             model=self.model,
@@ -333,7 +361,7 @@ class SevenSteps:
             device_type=device.device_type,
             threads=device.threads,
             optimize_for=settings.optimized_for,
-            options=settings.engine_options,
+            options=dict(settings.engine_options),
             work_dir=self.work_dir,
             input_names=self.case.input_names,
             output_names=self.case.output_names,
@@ -395,3 +423,94 @@ class SevenSteps:
             invalid_reasons=reasons,
             core_wait_s=max((wait for each in self.cpu_waits if (wait := each.longest_s()) is not None), default=None),
         )
+
+
+def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
+    """Import ``infer_<framework>.py`` of the case's folder and create its ``Case``.
+
+    A language model that the case packages is written below ``node_dir``.
+
+    Raises:
+        RunError: there is no such file, or it defines no ``Case``.
+    """
+    name = f"infer_{job.key.framework}"
+    path = job.case.path / f"{name}.py"
+    if not path.is_file():
+        raise RunError(f"{path}: does not exist; the case has no inference in {job.key.framework}")
+    found = getattr(folder_module(job.case, name), "Case", None)
+    if not (isinstance(found, type) and issubclass(found, InferCase)):
+        raise RunError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
+    if issubclass(found, LanguageModelCase):
+        return found(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
+    return found(infer.settings, infer.parameters, job.data_dirs)
+
+
+def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
+    """Return the case's data, synthetic or shortened according to the settings, in page-locked memory if ``pinned``."""
+    settings = case.settings
+    most = settings.max_batches
+    if settings.synthetic:
+        made = [case.synthetic_batch(settings.batch_size) for _ in range(most or _SYNTHETIC_BATCHES)]
+        batches = [batch.pinned() for batch in made] if pinned else made
+        return DerivedBatches(settings.batch_size * len(batches), lambda: batches)
+    whole = case.build_dataloader()
+    shortened = most is not None and most * settings.batch_size < whole.num_items
+    if not pinned and not shortened:
+        return whole
+    num_items = (most or 0) * settings.batch_size if shortened else whole.num_items
+
+    def passed() -> Iterator[InferBatch]:
+        for batch in islice(whole, most):
+            yield batch.pinned() if pinned else batch  # outside of calls
+
+    return DerivedBatches(num_items, passed, is_part=shortened)
+
+
+def vendor_folder(job: JobSpec) -> Path | None:
+    """Return the folder of the job's vendor, whose engines take precedence; None where there is none."""
+    vendor = folders("vendors").get(job.vendor)
+    return vendor.path if vendor is not None else None
+
+
+def check_engine(engine: EngineFacts, infer: InferJob, num_devices: int) -> None:
+    """Check that the engine can do what the job wants.
+
+    Raises:
+        RequestError: it cannot, or it compiles an ONNX file and ``exist_onnx_path`` is not a file.
+        InferenceError: the file of ``exist_compiler_path`` does not exist.
+    """
+    settings = infer.settings
+    existing, onnx, name = settings.exist_compiler_path, settings.exist_onnx_path, settings.compiler
+    other = "choose another engine (--compiler eager)"
+    most = engine.max_devices
+    problems = (
+        (
+            existing is not None and not engine.loads,
+            f"exist_compiler_path: the engine {name} cannot load a compiled engine; remove the setting",
+        ),
+        (
+            existing is None and engine.reads == "onnx" and onnx is not None and file_at(onnx) is None,
+            f"exist_onnx_path: {onnx} is not a file, and {name} compiles an ONNX file",
+        ),
+        (
+            infer.iterative and not engine.iterates,
+            f"the engine {name} compiles one static graph; the case's answers take dependent steps; {other}",
+        ),
+        (
+            bool(settings.generate_batches) and not engine.generates,
+            f"generate_batches: the engine {name} generates no text; {other}, or set generate_batches to []",
+        ),
+        (
+            bool(settings.generate_batches and settings.benchmarks) and not engine.has_logits,
+            f"benchmarks: the engine {name} returns no logits (method logits); {other}, or set benchmarks to []",
+        ),
+        (
+            most is not None and num_devices > most,
+            f"the engine {name} computes on {most} of {num_devices} devices; {other}, or lower nproc in the key",
+        ),
+    )
+    for is_wrong, message in problems:
+        if is_wrong:
+            raise RequestError(message)
+    if existing is not None and not Path(existing).expanduser().exists():
+        raise InferenceError(f"{existing}: exist_compiler_path does not exist", "incompatible_engine")

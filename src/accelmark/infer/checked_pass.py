@@ -16,12 +16,11 @@ import torch
 from torch import Generator, Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.checks.answers import Answers
-from accelmark.infer.checks.repeat_check import CALLS, repeat_check
-from accelmark.infer.contract import check_excluded_time
+from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
+from accelmark.infer.engine import check_excluded_time
+from accelmark.infer.engine_process import EngineProcess, TimedWindow
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
-from accelmark.infer.process.engine_process import EngineProcess, TimedWindow
-from accelmark.infer.process.memory import Slots
+from accelmark.infer.slots import Slots, rows_of
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
 
@@ -163,18 +162,18 @@ class CheckedPass:
     def _warm_up(self, batch: InferBatch) -> None:
         """Compute a batch, and the size of a pass's last one; then lay memory out for windows of the right length."""
         process, size, num_calls = self.process, batch.num_items, self.settings.warmup_batches
-        process.arrange(Slots.like(batch.inputs, size, 1), (0, size), batch.inputs)
+        process.allocate_inputs(Slots(rows_of(batch.inputs), size, 1), (0, size), batch.inputs)
         rest = self.batches.num_items % size
-        output, first_s = process.warm_up([(0, size)])
+        rows, first_s = process.warm_up([(0, size)])
         process.warm_up([(0, rest)] * bool(rest) + [(0, size)] * 2)
         calls_s = [process.warm_up([(0, size)])[1] for _ in range(num_calls)]
         self.emit(
             Event.WARMUP,
             WarmUp(phase="inference", first_call_ms=first_s * 1000, calls_ms=tuple(each * 1000 for each in calls_s)),
         )
-        process.expect(output, size, 1)
+        process.allocate_outputs(rows, size)
         call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
-        largest = max(sum(process.slots.item_bytes()), sum(output.item_bytes()), 1) * size
+        largest = max(sum(process.slots.item_bytes()), sum(process.answers.item_bytes()), 1) * size
         wanted, most = self._wanted_calls(), max(1, min(_MAX_BYTES // largest, _MAX_CALLS))
         num_batches, num_passes = -(-self.batches.num_items // size), self._num_passes(0)
         per_pass = _num_windows(num_batches, wanted, most)
@@ -183,10 +182,10 @@ class CheckedPass:
             self.window_passes = math.ceil(num_passes / num_windows)
         self.window_calls = math.ceil(num_batches * self.window_passes / per_pass)
         self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
-        process.arrange(Slots.like(batch.inputs, size, self.window_calls), (0, size), batch.inputs)
-        process.expect(output, size * self.window_calls, self.window_calls)
-        rows = size * self.window_calls
-        self.read = [torch.empty(rows, *each.shape[1:], dtype=each.dtype) for each in batch.inputs]
+        process.allocate_inputs(Slots(rows_of(batch.inputs), size, self.window_calls), (0, size), batch.inputs)
+        num_items = size * self.window_calls
+        process.allocate_outputs(rows, num_items)
+        self.read = [torch.empty(num_items, *each.shape[1:], dtype=each.dtype) for each in batch.inputs]
 
     def _wanted_calls(self) -> int:
         """Return about how many calls a window should have, where memory allows it."""
@@ -214,7 +213,7 @@ class CheckedPass:
         per_pass = -(-self.batches.num_items // self.settings.batch_size)
         totals = [per_pass * each for each in passes]
         calls = [min(self.window_calls, each - at) for each in totals for at in range(0, each, self.window_calls)]
-        most = min(_CHECKS, sum(calls) // 10, int(_CHECKS_S / ((CALLS + 1) * self.check_calls * self.call_s)))
+        most = min(_CHECKS, sum(calls) // 10, int(_CHECKS_S / ((REPEAT_CALLS + 1) * self.check_calls * self.call_s)))
         number = max(_FEWEST_CHECKS, most) if self.settings.repeat_check else 0
         chosen = Counter(self.chance.choices(range(len(calls)), calls, k=number))
         return [chosen[window] for window in range(len(calls))]
@@ -339,11 +338,11 @@ class CheckedPass:
         inputs = self._perturbed(places)
         taken: list[list[float]] = []
         compared: list[list[Tensor]] = []
-        for repetition in range(CALLS):
+        for repetition in range(REPEAT_CALLS):
             self.process.stage(0, inputs, number)
             timed = self._timed([size] * number)
             taken.append([timed.took_s, sum(timed.excluded_s)])
-            if repetition in (0, CALLS - 1):
+            if repetition in (0, REPEAT_CALLS - 1):
                 compared.append(timed.outputs)
         if self.reference is not None:
             own = [] if self.iterative else self.reference([*inputs])

@@ -1,0 +1,189 @@
+"""Checks of an engine: its answers against the framework's, and whether known items are faster than new ones."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import permutations
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from accelmark.spec.log.inference import AnswerCheck, RepeatCheck
+from accelmark.tasks.metrics import IGNORED
+
+_FOLLOWED: Final = (128, 1024)
+"""Smallest and largest number of items for which the framework also answers the unchanged input."""
+_FOLLOWED_ERROR: Final = 0.05
+"""Standard error of the sensitivity that is small enough between the two."""
+_TINY: Final = 1e-12
+
+REPEAT_LIMIT: Final = 1.1
+"""Ratio of first to repeated calls above which outputs seem to be cached."""
+REPEAT_CALLS: Final = 5
+"""Times that each batch is computed."""
+_MIN_BATCHES: Final = 4
+_FIRST: Final = 1
+_EARLY: Final = 2
+_FALSE_ALARMS: Final = Fraction(2, 1000)
+"""Maximum probability of a false alarm, independent of other load."""
+_LEVELS: Final = {_FIRST: Fraction(16, 10000), _EARLY: Fraction(4, 10000)}
+"""Significance level of each test: the first call against the others, the first two against the others."""
+
+
+@final
+class Answers:
+    """The comparison of all answers so far.
+
+    ``iterative``: integers are the choices of an answer's steps, which count as ranked values; the answers of the
+    framework follow from the choices before each step (``IterativeModel``).
+    """
+
+    def __init__(self, *, iterative: bool = False) -> None:
+        self.iterative = iterative
+        self.errors: list[Tensor] = []
+        self.agreeing = 0
+        self.ranked = 0
+        self.followed = 0
+        self._moves: list[Tensor] = []
+        """Rows of two numbers: how far answers moved with their inputs, and how far the framework's did."""
+
+    @property
+    def needs_unchanged(self) -> bool:
+        """Whether answers for unchanged inputs are still needed."""
+        fewest, most = _FOLLOWED
+        return self.followed < fewest or (self.followed < most and not self._sensitivity()[1] <= _FOLLOWED_ERROR)
+
+    def add(self, found: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
+        """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""
+        items = expected[0].shape[0]
+        worst = torch.zeros(items)
+        for index, (actual, wanted) in enumerate(zip(found, expected, strict=True)):
+            if self.iterative and not wanted.is_floating_point():
+                counted = wanted != IGNORED
+                self.agreeing += int((counted & (actual == wanted)).sum())
+                self.ranked += int(counted.sum())
+                continue
+            if not wanted.is_floating_point():
+                worst = worst.maximum((actual != wanted).reshape(items, -1).any(1).float())
+                continue
+            one, two = actual.float().reshape(items, -1), wanted.float().reshape(items, -1)
+            worst = worst.maximum((one - two).norm(dim=1) / two.norm(dim=1).clamp_min(_TINY))
+            if index == 0 and wanted.ndim > 1 and wanted.shape[-1] > 1:
+                self.agreeing += int((actual.argmax(-1) == wanted.argmax(-1)).sum())
+                self.ranked += wanted[..., 0].numel()
+            if unchanged:
+                before = unchanged[index].float().reshape(items, -1)
+                moved, expected_move = (one - before) * (two - before), (two - before).square()
+                self._moves.append(torch.stack([moved.sum(1), expected_move.sum(1)], 1).double())
+        self.followed += items if unchanged else 0
+        self.errors.append(worst.nan_to_num(math.inf, math.inf))
+
+    def _sensitivity(self) -> tuple[float, float]:
+        """Return the ratio of the sums of both columns of moves, and its standard error; NaN where nothing moved."""
+        moved, expected = torch.cat(self._moves).unbind(1) if self._moves else (torch.zeros(1), torch.zeros(1))
+        total = float(expected.sum())
+        if not total > 0:
+            return math.nan, math.nan
+        ratio = float(moved.sum()) / total
+        return ratio, float((moved - ratio * expected).norm()) / total
+
+    def result(self, **others: Any) -> AnswerCheck:
+        """Return the comparison as an event."""
+        errors = torch.cat(self.errors) if self.errors else torch.zeros(0)
+        return AnswerCheck(
+            num_items=len(errors),
+            median_error=_finite(errors.median().item()) if len(errors) else None,
+            worst_error=_finite(errors.max().item()) if len(errors) else None,
+            top1_agreement=self.agreeing / self.ranked if self.ranked else None,
+            sensitivity=_finite(self._sensitivity()[0]),
+            **others,
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
+    """Compare the time of each batch's first computation with its repetitions, to detect a cache.
+
+    Modelled on MLPerf's compliance test TEST04, including its limit of 10 %.
+
+    ``calls_ms`` has ``REPEAT_CALLS`` durations of each batch, in their order and by the rank's clock. Before each of
+    them the inputs are copied and another batch is computed, so that caches of the processor and waking threads favour
+    none. A batch is compared with itself only, since items differ in work.
+
+    Disturbance by other processes is handled by a test. In each batch every early call is compared with every later
+    one and counts as slower when it took over ``REPEAT_LIMIT`` times as long; the counts are added over all batches.
+    Without a cache each order of a batch's five calls is equally likely, which gives the exact distribution of the sum
+    (a one-sided Mann-Whitney test, stratified by batch). Two tests are made:
+
+    * the first call against the other four, at 0.0016: detects a cache that answers from the second call on;
+    * the first two calls against the other three, at 0.0004: detects a cache that stores items at their second call.
+
+    An engine is suspicious when one of them is significant and the median over batches of the first call over the
+    median of the last three is above ``REPEAT_LIMIT``: a false alarm in at most 2 of 1,000 runs.
+    """
+    number = len(calls_ms)
+    if number < _MIN_BATCHES:
+        reason = f"needs at least {_MIN_BATCHES} batches, {number} were computed again"
+        return RepeatCheck(
+            fresh_ms=None,
+            same_ms=None,
+            speedup=None,
+            limit=REPEAT_LIMIT,
+            suspicious=False,
+            num_batches=number,
+            reason=reason,
+        )
+    late_ms = [statistics.median(calls[_EARLY:]) for calls in calls_ms]
+    speedup = statistics.median(calls[0] / late for calls, late in zip(calls_ms, late_ms, strict=True))
+    chance = _p_value(calls_ms)
+    return RepeatCheck(
+        fresh_ms=statistics.median(calls[0] for calls in calls_ms),
+        same_ms=statistics.median(late_ms),
+        speedup=speedup,
+        chance=float(chance),
+        limit=REPEAT_LIMIT,
+        suspicious=speedup > REPEAT_LIMIT and chance <= _FALSE_ALARMS,
+        num_batches=number,
+    )
+
+
+def _p_value(calls_ms: Sequence[Sequence[float]]) -> Fraction:
+    """Return an upper bound of the probability that either test is as extreme as this without a cache."""
+    found = []
+    for early, level in _LEVELS.items():
+        slower = sum(_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
+        found.append(_at_least(slower, early, len(calls_ms)) * _FALSE_ALARMS / level)
+    return min(Fraction(1), *found)
+
+
+def _slower(calls: Sequence[float], early: int, limit: float) -> int:
+    """Count the pairs of an early and a later call in which the early one took over ``limit`` times as long."""
+    return sum(one > limit * other for one in calls[:early] for other in calls[early:])
+
+
+def _at_least(slower: int, early: int, number: int) -> Fraction:
+    """Return the probability of at least ``slower`` pairs over ``number`` batches if all orders are equally likely."""
+    sums = _sums(early, number)
+    return Fraction(sum(count for total, count in sums.items() if total >= slower), sum(sums.values()))
+
+
+@cache
+def _sums(early: int, number: int) -> Mapping[int, int]:
+    """Return {sum of slower pairs: number of orders of the calls of ``number`` batches with this sum}."""
+    if number == 0:
+        return {0: 1}
+    ways = Counter(_slower(order, early, 1.0) for order in permutations(range(REPEAT_CALLS)))
+    sums: Counter[int] = Counter()
+    for total, count in _sums(early, number - 1).items():
+        for more, each in ways.items():
+            sums[total + more] += count * each
+    return sums

@@ -1,1 +1,0 @@
-"""Offline generation: a language model in an engine, measured with the load, records and figures of serving."""

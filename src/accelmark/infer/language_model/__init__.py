@@ -1,1 +1,0 @@
-"""Language models of transformers as inference cases."""

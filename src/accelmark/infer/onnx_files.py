@@ -1,0 +1,154 @@
+"""ONNX files: export, conversion to a precision, and the types that a graph computes in."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import platform
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from accelmark.infer.engine import CALIBRATION_ITEMS, Engine
+from accelmark.infer.failures import InferenceError
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.requirements import pip_install
+from accelmark.telemetry.host.sysinfo import cpu_features
+
+_PROTOBUF_LIMIT: Final = 1_900_000_000
+"""Size of weights above which the exporter writes them to a separate file (protobuf's limit is 2 GiB)."""
+_TYPES: Final = {
+    "FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64", "INT8": "int8",
+    "UINT8": "int8", "INT4": "int4", "UINT4": "int4", "FLOAT8E4M3FN": "float8_e4m3fn",
+}  # fmt: skip
+"""ONNX's types -> torch's."""
+_MATRIX_WORDS: Final = ("Conv", "MatMul", "Gemm", "Attention")
+_PASSED: Final = frozenset({"DequantizeLinear", "QuantizeLinear", "Transpose", "Identity", "Reshape"})
+"""Operators between stored weights and the operator that uses them. A ``Cast`` is not one: it changes the type."""
+_VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+"""Extensions that sum products of 8-bit numbers in 32 bits."""
+
+
+def import_exporter() -> None:
+    """Import what the export uses, which takes more than a second; what is missing is reported by the export."""
+    with contextlib.suppress(ImportError):
+        for name in ("onnx", "onnxscript", "torch._dynamo"):
+            importlib.import_module(name)
+
+
+def export_onnx(
+    model: nn.Module, example: Sequence[Tensor], path: Path, input_names: Sequence[str], output_names: Sequence[str]
+) -> None:
+    """Export ``model`` to ``path`` with the batch as a dynamic first dimension of every input.
+
+    Raises:
+        InferenceError: the exporter's packages are not installed.
+        RequestError: the numbers of inputs and of names differ.
+    """
+    try:
+        import onnx  # noqa: F401 - only the export needs it
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        what = f"the ONNX export needs onnx and onnxscript: run {pip_install(['onnx', 'onnxscript'])}"
+        raise InferenceError(what, "engine_missing") from error
+    if len(example) != len(input_names):
+        raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
+    # The exporter treats a dimension of 1 as constant, so the example needs at least two items.
+    inputs = tuple(torch.cat([each, each])[:2] if each.shape[0] < 2 else each[:2] for each in example)
+    weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+    batch = torch.export.Dim("batch", min=1)
+    logging.getLogger("torch.onnx").setLevel(logging.WARNING)
+    with warnings.catch_warnings(action="ignore"):  # deprecations inside the exporter
+        torch.onnx.export(
+            model,
+            inputs,
+            path,
+            input_names=list(input_names),
+            output_names=list(output_names),
+            dynamo=True,
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            external_data=weights > _PROTOBUF_LIMIT,
+            verbose=False,
+        )
+
+
+def matrix_types(path: Path) -> dict[str, int] | None:
+    """Return {type of the weights: number of matrix products and convolutions}; None where there are none.
+
+    The type is that of stored weights, also through operators that dequantise them, because runtimes compute those in
+    the quantised type.
+    """
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    stored = {each.name: each.data_type for each in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            stored[node.output[0]] = node.attribute[0].t.data_type
+        elif node.op_type in _PASSED and node.input and node.input[0] in stored:
+            stored[node.output[0]] = stored[node.input[0]]
+    types: Counter[str] = Counter()
+    for node in graph.node:
+        if any(word in node.op_type for word in _MATRIX_WORDS):
+            names = [onnx.TensorProto.DataType.Name(stored[name]) for name in node.input if name in stored]
+            weights = [_TYPES.get(name, name.lower()) for name in names]
+            # In quantised operators the first two stored inputs may be scales, which are single numbers.
+            quantised = [each for each in weights if each in ("int8", "int4")]
+            if weights:
+                types[(quantised or weights)[0]] += 1
+    return dict(types) or None
+
+
+def write_fp16(source: Path, target: Path) -> None:
+    """Write ``source`` with fp16 weights and arithmetic; inputs and outputs stay fp32."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+
+
+def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> dict[str, str]:
+    """Write ``source`` quantised to int8 (static, per channel), calibrated on the items of the engine's request.
+
+    Weights have 7 bits for an x86 CPU without VNNI, whose products of 8-bit numbers are summed with saturation, so that
+    the answers would be wrong (the remedy of both OpenVINO's and ONNX Runtime's documentation); else 8. Returns the
+    bits as an engine describes them.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc] # untyped package
+        """Returns one item at a time."""
+
+        def __init__(self, names: Sequence[str]) -> None:
+            columns = [torch.split(each[:CALIBRATION_ITEMS], 1) for each in engine.request.calibration]
+            self.names, self.items = names, zip(*columns, strict=True)
+
+        def get_next(self) -> dict[str, Any] | None:
+            item = next(self.items, None)
+            return None if item is None else {name: each.numpy() for name, each in zip(self.names, item, strict=True)}
+
+    saturates = on_cpu and platform.machine() == "x86_64" and not _VNNI & cpu_features()
+    logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
+    prepared = target.with_suffix(".prepared.onnx")
+    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    inputs = onnx.load(prepared, load_external_data=False).graph.input
+    quantize_static(
+        str(prepared),
+        str(target),
+        Reader(engine.named("inputs", [each.name for each in inputs])),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        reduce_range=saturates,
+    )
+    prepared.unlink()
+    return {"weight_bits": "7 (the CPU has no VNNI)" if saturates else "8"}

@@ -1,0 +1,484 @@
+"""Run the four MLPerf inference scenarios with an engine in its process, and check the answers."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final, Protocol, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from accelmark.infer.case import InferBatch
+from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
+from accelmark.infer.failures import Context, classify
+from accelmark.infer.slots import Slots, rows_of
+from accelmark.serving.load.progress import LoadReporter
+from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, search_rate
+from accelmark.serving.loadgen.mlperf import (
+    MLPERF_MIN_DURATION_S,
+    LoadGenLog,
+    LoadGenSettings,
+    Query,
+    run_loadgen,
+)
+from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
+from accelmark.spec.log.serving import SCENARIO_PHASES
+from accelmark.spec.settings.inference import ScenarioName
+
+_PROBES: Final = 5
+_MAX_TRIES: Final = 10
+_HEADROOM: Final = 1.2
+_SLACK: Final = 1.1
+"""LoadGen's own factor on the samples of the Offline scenario."""
+_MAX_ITEMS: Final = 1024
+_MAX_BYTES: Final = 256 * 2**20
+_CHECKS: Final = 12
+_SHARE: Final = 0.05
+"""Share of the calls in performance mode whose answers are compared."""
+
+T = TypeVar("T")
+Compute = Callable[[Sequence[int]], Sequence[Tensor]]
+"""Indices of items to outputs, which are valid until the next call."""
+Look = Callable[[Sequence[int], Sequence[Tensor]], None]
+"""Gets the indices and outputs of a call."""
+
+
+@final
+@dataclass
+class Scenarios:
+    """Runs the scenarios of the settings with the engine of ``checked``."""
+
+    checked: CheckedPass
+    fixed_batch: bool
+    node_dir: Path
+    context: Context
+
+    def __post_init__(self) -> None:
+        """Load the items."""
+        self.settings = self.checked.settings
+        self.library = Library(self.checked, max(self.settings.batch_size, self.settings.multi_stream_samples))
+        self.minimum = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries)
+        self.samples = AnswerSamples(self.library)
+        self.round_trip_us = self.checked.process.round_trip_s() * 1e6
+        self.progress = LoadReporter(self.checked.emit)
+        self.later_s = sum(self._planned_s(name) for name in self.settings.scenarios)
+        """Planned duration of the scenarios that have not begun."""
+
+    def run(self) -> Iterator[ScenarioResult]:
+        """Run them in the order of the settings; yield each result immediately."""
+        kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
+            "offline": self._offline,
+            "single_stream": lambda: self._stream("single_stream", 1),
+            "multi_stream": lambda: self._stream("multi_stream", self.settings.multi_stream_samples),
+            "server": self._server,
+        }
+        for name in self.settings.scenarios:
+            self.samples = AnswerSamples(self.library)
+            self.later_s -= self._planned_s(name)
+            yield kinds[name]()
+
+    def _offline(self) -> ScenarioResult:
+        rate = self._rate()
+        for _ in range(2):  # again where the estimate was too low for the minimum duration
+            # LoadGen advises to expect more than the measured rate.
+            expected = replace(self.minimum, queries_per_s=rate * _HEADROOM)
+            log = self._run("offline", expected, self.log_dir("offline"), self._run_s("offline"))
+            if log.long_enough:
+                break
+            rate = log.number("result_samples_per_second") or rate * _HEADROOM
+        figure = log.number("result_samples_per_second")
+        return self._result("offline", log, "samples_per_second", figure, expected)
+
+    def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
+        expected = replace(self.minimum, latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        percentile = "p90"
+        if name == "multi_stream":
+            least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
+            expected, percentile = replace(expected, min_queries=least), "p99"
+        log = self._run(name, expected, self.log_dir(name), self._run_s(name))
+        figure = log.latencies_ms(per_query=samples > 1).get(percentile)
+        return self._result(name, log, f"latency_{percentile}_ms", figure, expected)
+
+    def _server(self) -> ScenarioResult:
+        bound_ms = self.settings.server_latency_bound_ms
+        least = max(self.settings.scenario_queries, self.settings.server_queries)
+        minimum = replace(self.minimum, min_queries=least, latency_bound_ms=bound_ms)
+        logs: dict[float, LoadGenLog] = {}
+
+        def meets_bound(rate: float, steps_left: int) -> bool:
+            expected = replace(minimum, queries_per_s=rate)
+            log_dir = self.log_dir("server") / f"try{len(logs) + 1:02}_qps_{rate:.3f}"
+            run_s = max(self.minimum.min_duration_s, least / rate)
+            logs[rate] = self._run("server", expected, log_dir, run_s, steps_left * run_s)
+            return logs[rate].bound_met
+
+        best = search_rate(meets_bound, FIRST_SHARE * self._rate(), max_steps=_MAX_TRIES).rate
+        shown = min(logs) if best is None else best
+        expected = replace(minimum, queries_per_s=shown)
+        result = self._result("server", logs[shown], "queries_per_second", best, expected)
+        reason = "no tried rate met the latency bound" if best is None else result.reason
+        tried = tuple((rate, log.bound_met) for rate, log in logs.items())
+        return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tried, "reason": reason})
+
+    def log_dir(self, name: ScenarioName) -> Path:
+        """Return the directory of LoadGen's logs of a scenario."""
+        return self.node_dir / "loadgen" / name
+
+    def _planned_s(self, name: ScenarioName) -> float:
+        return self._run_s(name) * (EXPECTED_STEPS if name == "server" else 1)
+
+    def _run_s(self, name: ScenarioName) -> float:
+        """Return the expected duration of LoadGen's run, from the shortest call of the warm-up."""
+        settings, call_s = self.settings, self.checked.call_s
+        at_once = settings.batch_size * self.checked.process.concurrency
+        num_calls = {
+            "offline": settings.scenario_queries / at_once,
+            "single_stream": settings.scenario_queries,
+            "multi_stream": max(settings.scenario_queries, settings.multi_stream_queries),
+            "server": max(settings.scenario_queries, settings.server_queries) / at_once,
+        }[name]
+        shortest_s = self.minimum.min_duration_s * (_HEADROOM * _SLACK if name == "offline" else 1.0)
+        return max(shortest_s, num_calls * call_s)
+
+    def _run(
+        self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path, run_s: float, later_s: float = 0.0
+    ) -> LoadGenLog:
+        """Run LoadGen for about ``run_s``; ``later_s`` of this scenario follow."""
+        self.progress.begin(SCENARIO_PHASES[name], run_s, later_s + self.later_s)
+        return run_loadgen(name, expected, self._queue(name, expected, self.samples.take), len(self.library), log_dir)
+
+    def _accuracy(self, name: ScenarioName, expected: LoadGenSettings) -> AnswerCheck | None:
+        """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
+        if self.checked.reference is None:
+            return None
+        every = AnswerSamples(self.library, share=1.0)
+        log_dir = self.log_dir(name) / "accuracy"
+        run_loadgen(name, expected, self._queue(name, expected, every.take), len(self.library), log_dir, accuracy=True)
+        return every.compared()
+
+    def _queue(self, name: ScenarioName, expected: LoadGenSettings, look: Look) -> RequestQueue:
+        batched, process = name in ("offline", "server"), self.checked.process
+
+        def take(indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
+            look(indices, outputs)
+            self.progress.add(len(indices))
+
+        return RequestQueue(
+            process.pick,
+            take,
+            overlapped=process if batched and process.concurrency > 1 else None,
+            batch_size=self.settings.batch_size if batched else expected.samples_per_query,
+            padded=self.fixed_batch or not batched,
+            context=replace(self.context, activity=f"scenario {name}"),
+        )
+
+    def _rate(self) -> float:
+        """Return an estimate of the most items per second."""
+        size = self.settings.batch_size
+        return self.checked.process.concurrency * size / self._call_s(size)
+
+    def _call_s(self, size: int) -> float:
+        """Return the median duration of a call of ``size`` items in s, after a warm-up call."""
+        indices = [index % len(self.library) for index in range(size)]
+        self.checked.process.pick(indices)
+        times: list[float] = []
+        for _ in range(_PROBES):
+            began = time.perf_counter()
+            self.checked.process.pick(indices)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    def _result(
+        self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None, expected: LoadGenSettings
+    ) -> ScenarioResult:
+        samples = self.samples.compared()
+        accuracy = self._accuracy(name, expected)
+        size = self.settings.batch_size if name in ("offline", "server") else expected.samples_per_query
+        check = self.library.repeat_check(size) if self.settings.repeat_check else None
+        return ScenarioResult.model_validate(
+            {
+                "scenario": name,
+                "valid": log.valid,
+                "functional": self.settings.scenario_duration_s < MLPERF_MIN_DURATION_S,
+                "figure": figure,
+                "figure_name": figure_name,
+                "latencies_ms": log.latencies_ms(per_query=name == "multi_stream"),
+                "log_dir": str(self.log_dir(name).relative_to(self.node_dir)),
+                "reason": log.reason,
+                "crossing_us": self.round_trip_us,
+                "accuracy_answers": accuracy,
+                "performance_answers": samples,
+                "repeat_check": check,
+            }
+        )
+
+
+@final
+class Library:
+    """Up to 1,024 perturbed items in the first slot, followed by room for items that are new to the engine."""
+
+    def __init__(self, checked: CheckedPass, largest_call: int) -> None:
+        self.checked = checked
+        self.process = checked.process
+        unchanged: list[tuple[Tensor, ...]] = []
+        inputs: list[tuple[Tensor, ...]] = []
+        count = size = 0
+        for batch in checked.batches:
+            unchanged.append(batch.inputs)
+            inputs.append(checked.case.perturbed(batch, checked.generator))
+            count += batch.num_items
+            size += sum(each.nbytes for each in batch.inputs)
+            if count >= _MAX_ITEMS or size >= _MAX_BYTES:
+                break
+        self.unchanged = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip(*unchanged, strict=True)]
+        self.inputs = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip(*inputs, strict=True)]
+        self.largest_call = largest_call
+        room = [torch.zeros(largest_call, *each.shape[1:], dtype=each.dtype) for each in self.inputs]
+        whole = [torch.cat([each, more]) for each, more in zip(self.inputs, room, strict=True)]
+        warm = min(len(self), checked.settings.batch_size)
+        self.process.allocate_inputs(Slots(rows_of(whole), len(whole[0]), 1), (0, warm), whole)
+        self.process.allocate_outputs(self.process.answers.rows, largest_call, self.process.concurrency)
+        self.expected: list[Tensor] = []
+        if checked.reference is not None and not checked.iterative:
+            parts = [
+                checked.reference([each[first : first + 64] for each in self.inputs])
+                for first in range(0, len(self), 64)
+            ]
+            self.expected = [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    def answers(self, indices: Sequence[int], outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the framework's answers to items, which ``outputs`` of the engine are compared with."""
+        if self.expected:
+            return [each[indices] for each in self.expected]
+        assert self.checked.reference is not None  # noqa: S101 - nothing is kept without it
+        return self.checked.reference([*(each[indices] for each in self.inputs), *outputs])
+
+    def repeat_check(self, size: int) -> RepeatCheck:
+        """Compare the time of items that are new to the engine with that of the library's, which it computed often."""
+        size = min(size, len(self))
+        new = range(len(self), len(self) + size)
+        calls_ms: list[list[float]] = []
+        for _ in range(_CHECKS):
+            first = self.checked.chance.randrange(len(self) - size + 1)
+            known = range(first, first + size)
+            batch = InferBatch(tuple(each[first : first + size] for each in self.unchanged), None)
+            fresh = self.checked.case.perturbed(batch, self.checked.generator)
+            kinds = [new, *(known if call % 2 else new for call in range(1, REPEAT_CALLS))]
+            calls_ms.append([self._timed_ms(rows, known, fresh) for rows in kinds])
+        return repeat_check(calls_ms)
+
+    def _timed_ms(self, rows: range, known: range, fresh: Sequence[Tensor]) -> float:
+        """Return the duration of a call, after a call of other items and with all inputs copied anew."""
+        views = self.process.slots.views(self.process.shared, 0, len(self) + self.largest_call)
+        self.process.pick([len(self) - 1] * len(rows))
+        for view, own, other in zip(views, self.inputs, fresh, strict=True):
+            view[known.start : known.stop] = own[known.start : known.stop]
+            view[len(self) : len(self) + len(rows)] = other
+        indices = list(rows)
+        began = time.perf_counter()
+        self.process.pick(indices)
+        return (time.perf_counter() - began) * 1000
+
+
+@final
+class AnswerSamples:
+    """Answers of a random share of the calls and of the first call of each size, for comparison after the test."""
+
+    def __init__(self, library: Library, share: float = _SHARE) -> None:
+        self.library = library
+        self.share = share
+        self.held: list[tuple[list[int], list[Tensor]]] = []
+        self.held_bytes = 0
+        self.sizes: set[int] = set()
+        self.num_not_compared = 0
+
+    def take(self, indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
+        """Keep the answers of a call, if it is in the sample; padding is left out."""
+        size = len(indices)
+        chosen = size not in self.sizes or self.library.checked.chance.random() < self.share
+        if self.library.checked.reference is None or not chosen or self.held_bytes > _MAX_BYTES:
+            self.num_not_compared += size
+            return
+        self.sizes.add(size)
+        kept = [each[:size].clone() for each in outputs]
+        self.held_bytes += sum(each.nbytes for each in kept)
+        self.held.append((list(indices), kept))
+
+    def compared(self) -> AnswerCheck | None:
+        """Compare what is kept with the framework's answers; None without those."""
+        if self.library.checked.reference is None:
+            return None
+        answers = Answers(iterative=self.library.checked.iterative)
+        for indices, outputs in self.held:
+            answers.add(outputs, self.library.answers(indices, outputs))
+        return answers.result(num_not_compared=self.num_not_compared)
+
+
+class Overlapped(Protocol):
+    """An engine that computes several calls at the same time, each with a slot for its answers."""
+
+    @property
+    def concurrency(self) -> int:
+        """Number of slots."""
+        ...
+
+    def start(self, slot: int, indices: Sequence[int]) -> None:
+        """Start a call of items."""
+        ...
+
+    def ended(self) -> int:
+        """Wait until a call has ended; return its slot."""
+        ...
+
+    def outputs_of(self, slot: int, num_items: int) -> Sequence[Tensor]:
+        """Return the outputs in a slot."""
+        ...
+
+
+@final
+class RequestQueue:
+    """A thread that runs the waiting queries through the engine, up to a batch at a time.
+
+    With ``overlapped`` calls are computed at the same time, and a second thread completes them.
+
+    As a context manager: entering it starts the thread, which warms the engine up; leaving it drains the queue.
+    """
+
+    def __init__(
+        self, compute: Compute, look: Look, *, batch_size: int, padded: bool, context: Context,
+        overlapped: Overlapped | None = None,
+    ) -> None:  # fmt: skip
+        """Create the queue; ``complete`` has to be set before queries are issued.
+
+        A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
+        """
+        self.compute = compute
+        self.look = look
+        self.batch_size = batch_size
+        self.padded = padded
+        self.overlapped = overlapped
+        self.complete: Callable[[Sequence[Query]], None] | None = None
+        """Called with completed queries."""
+        self.context = context
+        self.failure: BaseException | None = None
+        self._waiting: deque[Query] = deque()
+        self._change = threading.Condition()
+        self._closed = False
+        self._warmed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
+
+    def __enter__(self) -> RequestQueue:
+        self._thread.start()
+        self._warmed.wait()
+        if self.failure is not None:
+            self.__exit__()
+            self.raise_failure()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join()
+
+    def issue(self, queries: Sequence[Query]) -> None:
+        """Add queries; returns at once."""
+        with self._change:
+            self._waiting.extend(queries)
+            self._change.notify()
+
+    def call(self, indices: list[int]) -> Sequence[Tensor]:
+        """Run one batch through the engine."""
+        return self.compute(self._full(indices))
+
+    def _full(self, indices: list[int]) -> list[int]:
+        return indices + indices[-1:] * (self.batch_size - len(indices)) if self.padded else indices
+
+    def raise_failure(self) -> None:
+        """Raise the engine's error, if it failed."""
+        if self.failure is not None:
+            raise classify(self.failure, self.context) from self.failure
+
+    def _run(self) -> None:
+        self._warm_up()
+        if self.overlapped is None:
+            self._process()
+        else:
+            self._process_overlapped(self.overlapped)
+
+    def _warm_up(self) -> None:
+        """Call the engine before LoadGen measures."""
+        try:
+            self.call([0] * self.batch_size)
+            if not self.padded:
+                self.call([0])
+        except Exception as error:  # noqa: BLE001 - raised in __enter__
+            self.failure = error
+        finally:
+            self._warmed.set()
+
+    def _take(self) -> list[Query]:
+        """Wait for queries; return up to a batch of them, none after the end."""
+        with self._change:
+            while not self._waiting and not self._closed:
+                self._change.wait()
+            return [self._waiting.popleft() for _ in range(min(self.batch_size, len(self._waiting)))]
+
+    def _process_overlapped(self, engine: Overlapped) -> None:
+        free: SimpleQueue[int] = SimpleQueue()
+        for slot in range(engine.concurrency):
+            free.put(slot)
+        running: dict[int, list[Query]] = {}
+        started: SimpleQueue[bool] = SimpleQueue()
+
+        def collect() -> None:
+            while started.get():
+                ended = self._attempt(engine.ended)
+                slot = next(iter(running)) if ended is None else ended  # after a failure every query is completed
+                taken = running.pop(slot)
+                if self.complete is not None:
+                    self.complete(taken)
+                if ended is not None:
+                    indices = [query.index for query in taken]
+                    self.look(indices, engine.outputs_of(slot, len(self._full(indices))))
+                free.put(slot)
+
+        collector = threading.Thread(target=collect, name="answers", daemon=True)
+        collector.start()
+        while taken := self._take():
+            slot = free.get()
+            running[slot] = taken
+            self._attempt(partial(engine.start, slot, self._full([query.index for query in taken])))
+            started.put(True)
+        started.put(False)
+        collector.join()
+
+    def _attempt(self, action: Callable[[], T]) -> T | None:
+        """Return what ``action`` returns, None if it or an earlier one failed: LoadGen waits for every response."""
+        if self.failure is None:
+            try:
+                return action()
+            except Exception as error:  # noqa: BLE001 - raised after the test
+                self.failure = error
+        return None
+
+    def _process(self) -> None:
+        while taken := self._take():
+            indices = [query.index for query in taken]
+            outputs = self._attempt(partial(self.call, indices))
+            if self.complete is not None:
+                self.complete(taken)
+            if outputs:
+                self.look(indices, outputs)
