@@ -64,7 +64,7 @@ def test_operators_and_shapes_that_do_not_fit_are_named(take: Any, tmp_path: Pat
     _failed(take(compiler=compiler, exist_onnx_path=str(wide)), InferStep.INFER, "wrong_shape")
 
 
-@pytest.mark.parametrize("compiler", [*RUNTIMES, "aotinductor"])
+@pytest.mark.parametrize("compiler", [*RUNTIMES, pytest.param("aotinductor", marks=pytest.mark.heavy)])
 def test_an_engine_file_that_is_damaged_or_a_directory_is_named(take: Any, tmp_path: Path, compiler: str) -> None:
     path = tmp_path / "engine.bin"
     path.write_bytes(b"not an engine" * 50)
