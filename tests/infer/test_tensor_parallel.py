@@ -56,7 +56,7 @@ def processes() -> Iterator[list[EngineProcess]]:
 def started(directory: Path, work_dir: Path, num_devices: int) -> EngineProcess:
     """Return the engine ``eager`` with the model, in so many processes."""
     work_dir.mkdir(exist_ok=True)
-    process = EngineProcess("eager", work_dir, 100.0, num_devices=num_devices)
+    process = EngineProcess("eager", work_dir, 300.0, num_devices=num_devices)
     device = ComputeDevice(device_type="cpu", module=None, threads=1, required=True, collectives="gloo")
     process.wait_until_ready()
     assert process.call("open", "eager", None, device)["max_devices"] is None
