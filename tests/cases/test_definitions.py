@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -301,6 +302,23 @@ def test_a_standard_training_case_has_less_than_a_hundred_lines(name: str) -> No
     parts = re.split(r"^(?=\w+:)", (folder / "case.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)
     texts = [code[stem] for stem in counted] + [part for part in parts if not part.startswith(("infer:", "serve:"))]
     assert sum(text.count("\n") for text in texts) < 100
+
+
+ALLOWED = {"cases", "frameworks", "infer", "spec", "tasks", "train"}
+"""Packages that a case imports. Its folder is no package, so that import-linter does not see it."""
+
+
+def test_cases_import_the_job_side_only_and_nothing_imports_a_case() -> None:
+    source = folders("cases")["resnet_mini"].path.parents[1]
+    for path in source.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        imported = {name.split(".")[1] for name in names if name.startswith("accelmark.")}
+        if path.is_relative_to(source / "cases"):
+            assert imported <= ALLOWED, path
+        else:
+            assert "cases" not in imported, path
 
 
 def test_cases_without_requirements_import_only_what_the_framework_installs() -> None:

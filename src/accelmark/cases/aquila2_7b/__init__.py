@@ -1,1 +1,0 @@
-"""Pretraining of Aquila2 7B."""

@@ -1,1 +1,0 @@
-"""The case aquila_7b."""

@@ -1,1 +1,0 @@
-"""BERT-large, masked language modelling."""

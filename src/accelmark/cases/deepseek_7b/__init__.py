@@ -1,1 +1,0 @@
-"""The case deepseek_7b."""

@@ -1,1 +1,0 @@
-"""Continued pretraining of DeepSeek-V3."""

@@ -1,1 +1,0 @@
-"""Object detection on canvases of Fashion-MNIST's items."""

@@ -1,1 +1,0 @@
-"""DETR on COCO."""

@@ -1,1 +1,0 @@
-"""DistilBERT fine-tuned on SST-2."""

@@ -1,1 +1,0 @@
-"""EfficientNet-B0 on ImageNet."""

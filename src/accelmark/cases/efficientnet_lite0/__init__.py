@@ -1,1 +1,0 @@
-"""EfficientNet-Lite0 on ImageNet, with packaged weights."""

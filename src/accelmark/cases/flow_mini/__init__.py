@@ -1,1 +1,0 @@
-"""Flow matching on Fashion-MNIST."""

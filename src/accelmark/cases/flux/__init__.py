@@ -1,1 +1,0 @@
-"""FLUX.1 schnell on encoded CC12M."""

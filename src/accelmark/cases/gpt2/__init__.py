@@ -1,1 +1,0 @@
-"""GPT-2 medium, evaluated on LAMBADA."""

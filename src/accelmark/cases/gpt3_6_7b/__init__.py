@@ -1,1 +1,0 @@
-"""Pretraining of GPT-3 6.7B."""

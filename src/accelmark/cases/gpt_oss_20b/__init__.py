@@ -1,1 +1,0 @@
-"""Pretraining of GPT-OSS 20B."""

@@ -1,1 +1,0 @@
-"""Relational graph attention over neighbours of Fashion-MNIST's images."""

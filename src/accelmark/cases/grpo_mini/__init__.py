@@ -1,1 +1,0 @@
-"""Group relative policy optimization of a small Llama on additions."""

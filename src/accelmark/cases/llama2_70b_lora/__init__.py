@@ -1,1 +1,0 @@
-"""Low-rank adaptation of Llama 2 70B."""

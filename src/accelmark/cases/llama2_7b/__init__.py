@@ -1,1 +1,0 @@
-"""Pretraining of Llama 2 7B."""

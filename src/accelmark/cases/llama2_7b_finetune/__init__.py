@@ -1,1 +1,0 @@
-"""Fine-tuning of Llama 2 7B on summaries of dialogues."""

@@ -1,1 +1,0 @@
-"""Pretraining of Llama 3.1 8B."""

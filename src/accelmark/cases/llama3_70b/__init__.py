@@ -1,1 +1,0 @@
-"""Pretraining of Llama 3 70B."""

@@ -1,1 +1,0 @@
-"""A small Llama on the bytes of Shakespeare."""

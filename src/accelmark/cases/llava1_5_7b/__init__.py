@@ -1,1 +1,0 @@
-"""LLaVA-1.5 7B on its instruction data."""

@@ -1,1 +1,0 @@
-"""Low-rank adaptation of the trained small Llama."""

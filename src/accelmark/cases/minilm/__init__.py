@@ -1,1 +1,0 @@
-"""MiniLM sentence encoder with a linear probe."""

@@ -1,1 +1,0 @@
-"""A pretrained sentence encoder fine-tuned on labelled text."""

@@ -1,1 +1,0 @@
-"""Pretraining of Mixtral 8x7B."""

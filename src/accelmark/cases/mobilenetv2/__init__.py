@@ -1,1 +1,0 @@
-"""MobileNetV2 on ImageNet."""

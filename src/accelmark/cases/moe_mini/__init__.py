@@ -1,1 +1,0 @@
-"""A small mixture of experts on the bytes of Shakespeare."""

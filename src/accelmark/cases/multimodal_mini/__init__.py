@@ -1,1 +1,0 @@
-"""Captions of canvases with items of Fashion-MNIST."""

@@ -1,1 +1,0 @@
-"""The case qwen2_5_7b."""

@@ -1,1 +1,0 @@
-"""DLRM-DCNv2 on a made-up click log."""

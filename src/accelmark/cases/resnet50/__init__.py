@@ -1,1 +1,0 @@
-"""ResNet-50 v1.5 on ImageNet."""

@@ -1,1 +1,0 @@
-"""RGAT on IGBH-Full."""

@@ -1,1 +1,0 @@
-"""RT-DETR on COCO."""

@@ -1,1 +1,0 @@
-"""SAM ViT-H on COCO."""

@@ -1,1 +1,0 @@
-"""SegFormer-B0 on ADE20K."""

@@ -1,1 +1,0 @@
-"""Semantic segmentation of canvases of Fashion-MNIST's items."""

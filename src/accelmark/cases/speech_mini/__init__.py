@@ -1,1 +1,0 @@
-"""Speech recognition on the recorded prompts of a telephone system."""

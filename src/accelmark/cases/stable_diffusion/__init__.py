@@ -1,1 +1,0 @@
-"""Stable Diffusion 2 on captioned latents."""

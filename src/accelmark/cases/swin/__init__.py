@@ -1,1 +1,0 @@
-"""Swin-T on ImageNet."""

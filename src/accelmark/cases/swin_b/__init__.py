@@ -1,1 +1,0 @@
-"""Swin-B on ImageNet."""

@@ -1,1 +1,0 @@
-"""T5-small fine-tuned to summarize."""

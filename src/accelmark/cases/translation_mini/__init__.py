@@ -1,1 +1,0 @@
-"""A small Transformer that translates the names of languages."""

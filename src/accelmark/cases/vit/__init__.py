@@ -1,1 +1,0 @@
-"""ViT-B/16 on ImageNet."""

@@ -1,1 +1,0 @@
-"""ViT-L/16 on ImageNet."""

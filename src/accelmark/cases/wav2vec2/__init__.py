@@ -1,1 +1,0 @@
-"""wav2vec 2.0 fine-tuned on LibriSpeech."""

@@ -1,1 +1,0 @@
-"""Whisper small fine-tuned on LibriSpeech."""
