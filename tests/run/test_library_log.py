@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.record.library_log import library_log
+from accelmark.run.controller.coordinator import library_log
 
 asyncssh = pytest.importorskip("asyncssh")
 COMMANDS = 20

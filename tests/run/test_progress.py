@@ -21,10 +21,17 @@ from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, InferenceRound, RoundResult
 from accelmark.run.agent.rank_exit import escaped_line
-from accelmark.run.controller.coordinator import Coordinator
-from accelmark.run.controller.evaluate import WeightsCheck
-from accelmark.run.display.displays import LiveDisplay, PlainDisplay, headline, plain_progress
-from accelmark.run.display.live import Board, _devices, draw, job_line, job_name
+from accelmark.run.display.displays import (
+    Board,
+    LiveDisplay,
+    PlainDisplay,
+    _devices,
+    draw,
+    headline,
+    job_line,
+    job_name,
+    plain_progress,
+)
 from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.display.summary import print_status, read_status
 from accelmark.run.preflight import report
@@ -283,23 +290,6 @@ def test_the_check_of_hosts_is_shown_while_it_goes_on(monkeypatch: pytest.Monkey
     with console.capture() as capture:
         console.print(draw(shown._board, 80))
     assert "checking 2 hosts, 4 s" in capture.get()
-
-
-def test_the_coordinator_goes_on_reporting_while_weights_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(*parts: Any) -> None:
-        for _ in range(3):
-            parts[-1]()
-
-    reported: list[str] = []
-    monkeypatch.setattr(WeightsCheck, "of", lambda *_: SimpleNamespace(run=run))
-    part: Any = SimpleNamespace(directory=None, _launcher=None, fetch=None, stop=None)
-    part.observer = SimpleNamespace(preparing=lambda _, what: reported.append(what))
-    job = make_plan(()).jobs[0]
-    work = job.job.work.model_copy(update={"is_checked": True})
-    asyncio.run(
-        Coordinator._check_weights(part, job.model_copy(update={"job": job.job.model_copy(update={"work": work})}))
-    )
-    assert reported == ["evaluating weights, replaying steps"] * 3
 
 
 def test_a_result_in_one_line_names_its_latencies() -> None:

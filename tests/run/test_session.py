@@ -371,3 +371,16 @@ def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(tmp_path: Path, p
     code, _, err = done(drive("resume", run, "--failed"))
     assert code == 2
     assert "vendors/acme: has changed since the run was planned (start a new run)" in err
+
+
+def test_a_closed_terminal_leaves_ranks_running_and_names_resume(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("steps=100",)))
+    wait_for(lambda: stepping(run), "a step")
+    process.send_signal(signal.SIGHUP)
+    code, _, err = done(process)
+    assert (code, agent_of(run).alive) == (130, True)
+    assert f"accelmark resume {run}" in err
+    code, out, err = done(drive("resume", run))
+    assert (code, states(run)) == (0, ["succeeded"]), out + err
+    assert [status.attempt for status in statuses(run)] == [1]

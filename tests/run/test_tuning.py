@@ -24,11 +24,11 @@ from accelmark.results.store.loaded_run import load_run
 from accelmark.results.table import rows_of
 from accelmark.results.tuning import tuned_result
 from accelmark.run.controller.tuning import continued
-from accelmark.run.display.live import Board, heading
+from accelmark.run.display.displays import Board, heading
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import register_plan
-from accelmark.run.record.start import record_start
+from accelmark.run.record.source import record_start
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import NodeExit

@@ -159,19 +159,19 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
     from rich.console import Console
 
-    from accelmark.run.controller.waiting import run_until_signal
-    from accelmark.run.environments.progress import HostProgress
+    from accelmark.run.controller.cancellation import run_until_signal
+    from accelmark.run.environments.create import host_progress
     from accelmark.run.host import HostError
     from accelmark.run.launchers import launcher_of_hosts
     from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 
-    async def all_hosts(progress: HostProgress) -> dict[str, Any]:
+    async def all_hosts(report: Report) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
             launcher = launcher_of_hosts(cluster, Path(directory))
             try:
                 await launcher.allocate()
                 found = await asyncio.gather(
-                    *(body(launcher, launcher.host(host), progress.report) for host in cluster.hosts),
+                    *(body(launcher, launcher.host(host), report) for host in cluster.hosts),
                     return_exceptions=True,
                 )
             finally:
@@ -187,8 +187,8 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
             raise HostsNotReadyError(problems, strict=False)
         return {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
 
-    with HostProgress(Console(stderr=True, highlight=False)) as progress:
-        return run_until_signal(all_hosts(progress))
+    with host_progress(Console(stderr=True, highlight=False)) as report:
+        return run_until_signal(all_hosts(report))
 
 
 def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:

@@ -274,7 +274,6 @@ def plan_request(
     from accelmark.cli.machine import detect_devices
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
-    from accelmark.run.controller.equivalence_cache import with_checks
     from accelmark.run.environments.registry import with_environments
     from accelmark.spec.errors import Problem, RequestError, SpecError
     from accelmark.spec.plugins.catalog import find
@@ -302,7 +301,7 @@ def plan_request(
         command_line=setting_values(settings, synthetic=synthetic),
         allow_missing_data=allow_missing_data,
     )
-    plan = with_environments(with_checks(plan))
+    plan = with_environments(plan)
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
 
 

@@ -54,6 +54,8 @@ class Plan(RunOptions):
 
     schema_version: Literal[1] = 1
     name: str
+    run_id: str = ""
+    """Identifies the run on its hosts, among all runs of all coordinators; empty before it has a directory."""
     created_at: str
     """UTC, ISO 8601."""
     accelmark_version: str

@@ -14,7 +14,6 @@ from accelmark.report.plots import plots_of
 from accelmark.report.rank_table import RankTable, rank_table
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
-from accelmark.results.equivalence import EQUIVALENCE_RULE
 from accelmark.results.figures import (
     FIGURE_GROUPS,
     FIGURES,
@@ -95,7 +94,6 @@ class CaseView(NamedTuple):
     scale: str
     marks: list[str]
     target: str
-    equivalence: str
     """What a check of frameworks found about this case's; empty without one that applies."""
     tiles: list[Tile]
     groups: list[tuple[str, list[FigureRow]]]
@@ -153,7 +151,6 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         scale=scale_text(key, result.variant),
         marks=[_MARKS[mark] for mark in result.marks],
         target=_target(first),
-        equivalence=next((found.actual for found in result.findings if found.rule == EQUIVALENCE_RULE), ""),
         tiles=[_tile(title(name), name, result) for name in HEADLINES if name in known][:NUM_TILES],
         groups=[(group, rows) for group, rows in groups if rows],
         missing=missing,

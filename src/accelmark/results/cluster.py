@@ -166,7 +166,7 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     }
     again = rank_logs(round_dir).get(0)
     start, step = (_first(again, event) for event in (Event.TRAIN_START, Event.STEP_END)) if again else (None, None)
-    ended, restarted = states.get((1, "cancelled")), states.get((2, "running"))
+    ended, restarted = states.get((1, "failed")), states.get((2, "running"))
     if ended is None or restarted is None or start is None or step is None:
         raise RunError(f"{round_dir}: no step was taken after rank {rank} was killed: {_reason(run)}")
     window, begun = step.value_as(StepWindow), int(start.value["global_steps"])

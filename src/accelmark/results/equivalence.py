@@ -1,4 +1,4 @@
-"""Compare the first optimizer steps of two jobs, and find the check of frameworks that applies to a round."""
+"""Compare the first optimizer steps of two jobs, and describe a check of frameworks."""
 
 from __future__ import annotations
 
@@ -9,36 +9,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from accelmark.results.schema import Finding, finding
 from accelmark.spec.equivalence import INITIAL_FILE, Difference, EquivalenceCheck, Errors, results_file
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import JobSpec
-from accelmark.spec.log.events import Started
 from accelmark.spec.tensor_file import Array, read_tensors
-
-EQUIVALENCE_RULE: Final = "numerical-equivalence"
-
-
-def equivalence_finding(job: JobSpec, started: Started | None) -> Finding | None:
-    """Return what a check found about a round's framework, settings, device and versions; None if none applies.
-
-    A round with a vendor's code, of another version of the framework or its libraries, or at another precision was not
-    checked.
-    """
-    if started is None or job.has_vendors_code:
-        return None
-    for check in job.equivalence:
-        if _applies(check, started):
-            return finding("info" if check.equivalent else "warning", EQUIVALENCE_RULE, "", describe(check))
-    return None
-
-
-def _applies(check: EquivalenceCheck, started: Started) -> bool:
-    seen = (started.framework, started.device_type, started.precision)
-    if seen != (check.framework, check.device_type, check.precision):
-        return False
-    versions = (started.framework_version, started.library_versions)
-    return all((job.framework_version, job.library_versions) == versions for job in check.jobs)
 
 
 def describe(check: EquivalenceCheck) -> str:

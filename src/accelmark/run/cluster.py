@@ -152,7 +152,7 @@ def _recover(request: ClusterRequest, path: Path) -> Recovery:
     outcome: RunOutcome = coordinator.start(plan, path, fetch, run_preflight, as_json=request.as_json)
     if outcome.exit_code == EXIT_CANCELLED:
         raise RunError(_CANCELLED)
-    coordinator.resume(path, fetch, run_preflight, redo_failed=False, from_scratch=False, as_json=request.as_json)
+    coordinator.resume(path, fetch, run_preflight, redo_failed=True, from_scratch=False, as_json=request.as_json)
     return recovery_of(path, job.directory, rank)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +17,8 @@ from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.results.read.round_dir import NodeDir, node_dirs, read_json
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.controller.node_jobs import write_job
-from accelmark.run.controller.waiting import Cancellation, run_until_signal, start_agents, wait_for_agents
+from accelmark.run.controller.cancellation import Cancellation, run_until_signal
+from accelmark.run.controller.execution import execute_job
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.report import missing_here, require_ready
@@ -88,10 +87,7 @@ async def _run(run: RunDirectory, report: Callable[[str], None]) -> None:
     try:
         preflight = Preflight(run, launcher, (job,))
         require_ready(await (missing_here(run, launcher) if launcher.spec.is_localhost else preflight.run()), run.plan)
-        agents = launcher.agents(await write_job(run, job, launcher))
-        await asyncio.gather(*(agent.prepare() for agent in agents))
-        await start_agents(agents)
-        state, reason = await wait_for_agents(agents, Cancellation(), lambda: None, interval_s=0.2)
+        state, reason = await execute_job(run, job, launcher, lambda *_: None, Cancellation())
         if state != "succeeded":
             raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
     finally:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Final, Literal
 
 from pydantic import Field
 
-from accelmark.spec.layers import flatten
 from accelmark.spec.model import Spec
-from accelmark.spec.settings.training import Precision, TrainSettings
+from accelmark.spec.settings.training import Precision
 
 INITIAL_FILE: Final = "initial.safetensors"
 """Initial weights of the case, in the directory of the inputs."""
@@ -86,12 +83,6 @@ class EquivalenceCheck(Spec):
     """Name of the case."""
     case_version: int
     """Version of the case."""
-    case_sha256: str
-    """Hash over the case's files."""
-    source_sha256: str
-    """Hash over AccelMark's files."""
-    settings_sha256: str
-    """See :func:`settings_hash`."""
     framework: str
     """The framework that was checked."""
     device_type: str
@@ -117,17 +108,3 @@ class EquivalenceCheck(Spec):
     def equivalent(self) -> bool:
         """Whether all jobs are within the tolerance."""
         return all(job.first_difference is None for job in self.jobs)
-
-
-_WITHOUT_EFFECT: Final = (
-    "batch_size", "eval_batch_size", "gradient_accumulation_steps", "seed", "threads", "log_every_steps", "end.",
-    "evaluate.", "checkpoint.", "loader.", "optimizer.lr",
-)  # fmt: skip
-"""Settings that a check sets itself, or that do not change what a step computes from its weights and batches."""
-
-
-def settings_hash(settings: TrainSettings) -> str:
-    """Return the SHA-256 over the settings that change what a step computes from its weights and batches."""
-    values = flatten(settings.model_dump(mode="json"))
-    kept = {key: value for key, value in values.items() if not f"{key}.".startswith(_WITHOUT_EFFECT)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

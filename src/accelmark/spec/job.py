@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.clocks import HostClocks
-from accelmark.spec.equivalence import EquivalenceCheck
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
 from accelmark.spec.log.records import AdaptationFiles, Ceilings, ProbeItem
@@ -244,8 +243,6 @@ class JobSpec(Spec):
     """Contents of the vendor's folder for this case; null without one."""
     ceilings: Ceilings | None = None
     """Rates that ``accelmark probe`` measured on this device; null if it was not probed."""
-    equivalence: tuple[EquivalenceCheck, ...] = ()
-    """Checks of this case, framework and device with these settings, for any version of the framework."""
     chip: Chip | None = None
     """The chip under test as its vendor describes it; null if unknown (then MFU is null)."""
     data_dirs: dict[str, Path]

@@ -20,10 +20,9 @@ from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.equivalence import describe
 from accelmark.run.controller.data import DataFetcher
-from accelmark.run.controller.equivalence import check_equivalence
-from accelmark.run.controller.equivalence_cache import remember
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.display.rows import print_hanging
+from accelmark.run.equivalence import check_equivalence
 from accelmark.run.preflight.report import run_preflight
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
@@ -106,8 +105,6 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
         raise RequestError(
             f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
         )
-    for check in checks:
-        remember(check)
     _show(checks, as_json=as_json)
     return all(check.equivalent for check in checks)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from accelmark.results.equivalence import equivalence_finding
 from accelmark.results.figures import TRAIN_FIGURES, FigureName
 from accelmark.results.figures import FigureName as F
 from accelmark.results.read.reevaluation import Reevaluation, SavedCheckpoints, saved_checkpoints
@@ -575,9 +574,6 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)
-    equivalence = equivalence_finding(job, timeline.lead_end.started)
-    if equivalence is not None:
-        yield equivalence
     yield from _reference_finding(job, work, timeline)
 
 

@@ -132,11 +132,13 @@ class Agent:
         """Run the job to its end; call :meth:`handle_signals` first."""
         exit_code: int | None = None
         try:
-            with host_lock(self._task.run) if self._task.locks_host else contextlib.nullcontext():
+            locked = host_lock(self._task.run, self._waits_for_host) if self._task.locks_host else None
+            with locked or contextlib.nullcontext():
                 self._prepare()
                 exit_code = self._supervise()
         except HostInUseError as error:
-            self._ending = Termination("failed", "failed", str(error))
+            cancelled = Termination("cancelled", "cancelled", "was cancelled") if self._num_requests else None
+            self._ending = cancelled or Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
@@ -161,6 +163,12 @@ class Agent:
             stale_bytecode=(self._bytecode or BytecodeCheck(self._code_folders())).found(),
             others_cpu_s=self._background_load.cpu_s(),
         )
+
+    def _waits_for_host(self) -> bool:
+        """Wait a moment for another run to end; returns whether to go on waiting."""
+        waited_s = time.monotonic() - self._limits.started
+        self._wait(1.0)
+        return not self._num_requests and waited_s < self._task.limits.host_wait_s
 
     def _prepare(self) -> None:
         """Prepare the host and the environment of the ranks, and start the recorder."""

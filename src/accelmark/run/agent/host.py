@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, final
@@ -40,17 +40,23 @@ class HostInUseError(AccelmarkError):
 
 
 @contextmanager
-def host_lock(run: str) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it.
+def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
+    """Lock the host for one job; the lock ends with the agent.
 
-    The lock is an abstract address of the host's network, so that it is one for all users, directories and containers.
+    Where another run has locked it, ``wait`` waits a moment and returns whether to try again. The lock is an abstract
+    address of the host's network, so that it is one for all users, directories and containers.
+
+    Raises HostInUseError: another run has locked it.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock, socket.socket(socket.AF_UNIX) as name:
-        try:
-            lock.bind(f"\0{HOST_LOCK}")
-        except OSError as error:
-            who = holder() or "another run"
-            raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
+        while True:
+            try:
+                lock.bind(f"\0{HOST_LOCK}")
+                break
+            except OSError as error:
+                if not wait():
+                    who = holder() or "another run"
+                    raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
         name.bind(f"\0{HOST_LOCK}/{run}".encode()[:_LONGEST_ADDRESS])
         yield
 

@@ -41,6 +41,8 @@ class Limits(Spec):
     """Largest log of a rank: what it prints is kept, copied and read again."""
     abandon_s: PositiveFloat | None = None
     """Longest time without a heartbeat of a coordinator; null: no limit, for agents on the coordinator's machine."""
+    host_wait_s: NonNegativeFloat = 0.0
+    """Longest time to wait for another run that has locked the host."""
     grace_s: PositiveFloat = 45.0
     """From asking ranks to end until they are killed: longer than the 30 s that a launcher of ranks waits."""
 

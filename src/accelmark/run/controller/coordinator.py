@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -13,43 +14,34 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.read.round_dir import earlier_attempts
 from accelmark.results.schema import JobState, Summary
-from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.results.store.files import make_directory
 from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE
 from accelmark.results.store.signature import require_key
-from accelmark.run.agent.rank_exit import NodeState
-from accelmark.run.controller.evaluate import FetchData, WeightsCheck
-from accelmark.run.controller.node_jobs import node_jobs, write_job
-from accelmark.run.controller.planned_kill import planned_kill
-from accelmark.run.controller.spares import with_spares
-from accelmark.run.controller.tuning import continued
-from accelmark.run.controller.waiting import (
-    Cancellation,
-    end_agents,
-    run_in_daemon_thread,
-    start_agents,
-    wait_for_agents,
-)  # fmt: skip
+from accelmark.run.controller.cancellation import Cancellation
+from accelmark.run.controller.evaluate import evaluate, evaluation_of
+from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job
+from accelmark.run.controller.node_jobs import has_checkpoints
+from accelmark.run.controller.tuning import add_next_jobs
 from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.record.library_log import library_log
 from accelmark.run.record.measure import measure_run
-from accelmark.run.record.registry import register_end, register_plan
-from accelmark.run.record.source import require_unchanged
-from accelmark.run.record.start import record_start
+from accelmark.run.record.registry import register_end
+from accelmark.run.record.source import record_start, require_unchanged
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, SpecError
 from accelmark.spec.job import TrainingWork, TrainJob
-from accelmark.spec.log.records import COORDINATOR_LOG, DATA_FILE
+from accelmark.spec.log.records import COORDINATOR_LOG
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
 
+_CHATTY: Final = ("asyncssh",)
+"""Loggers that write lines for each command on each host at the level ``info``; they start at warnings instead."""
 PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
 
@@ -109,7 +101,7 @@ def _carry_out(
 ) -> RunOutcome:
     async def run(observer: RunObserver) -> RunOutcome:
         coordinator = Coordinator(directory, fetch, preflight, observer)
-        coordinator.stop.handle_signals(observer.note)
+        coordinator.stop.handle_signals(observer.note, coordinator.hang_up)
         watching = asyncio.create_task(coordinator.stop.watch_files(directory.path))
         summary = await body(coordinator)
         watching.cancel()
@@ -155,7 +147,7 @@ class Coordinator:
             for what in replaced:
                 self._event_log.note("note", what)
             record_start(self.directory.plan, self.directory.path)
-            return await self._all(())
+            return await self._run_all(())
         finally:
             await self._close()
 
@@ -169,8 +161,6 @@ class Coordinator:
         """
         try:
             self._event_log.note("run_resumed", "to end it" if self.stop else None)
-            if self.directory.plan.tuning is not None:
-                register_plan(self.directory.path)  # its last change may not have been
             for job in self._in_state("preparing", "running"):
                 await self._attach(job)
             again = self._in_state(*_REDONE, *(_REDONE_IF_ASKED if redo_failed else ()))
@@ -182,15 +172,29 @@ class Coordinator:
                     self._queue_again(job)
                 for job in unchecked:
                     self.observer.note(f"{job.directory}: evaluating its weights, which was interrupted")
-                    await self._check_weights(job)
+                    await self._evaluate(job)
                     await self._write_result(job)
-            return await self._all([job.directory for job in again if not from_scratch])
+            return await self._run_all([job.directory for job in again if not from_scratch])
         except AccelmarkError:
             if (self.directory.path / MANIFEST_FILE).exists():  # the event log has changed since the summary
                 measure_run(self.directory.path)
             raise
         finally:
             await self._close()
+
+    def hang_up(self) -> str:
+        """Leave ranks running as the terminal was closed, or remove a run that has started nothing; returns a message.
+
+        This process has to exit after it.
+        """
+        path = self.directory.path
+        if not self._event_log.num_events:
+            self._launcher.abort()
+            self.directory.discard()
+            return f"{path}: the terminal was closed before anything was started"
+        what = f"the terminal was closed; ranks continue: follow them with 'accelmark resume {path}'"
+        self._event_log.note("note", what)
+        return f"{path}: {what}"
 
     async def _check_hosts(self, jobs: Sequence[PlannedJob]) -> None:
         """End agents of earlier attempts on the hosts of ``jobs`` and check the hosts, until a stop is requested."""
@@ -221,63 +225,91 @@ class Coordinator:
             try:
                 await self._check_hosts(self.directory.plan.jobs)
             except SpecError as error:
-                found = with_spares(self.directory.plan, error)
-                if found is None:
+                plan, notes = with_spares(self.directory.plan, error)
+                if not notes:
                     raise
                 await self._launcher.close()
-                self.directory.replace_plan(found[0])
+                self.directory.replace_plan(plan)
                 self._launcher = self._create_launcher()
-                replaced += found[1]
-                for what in found[1]:
+                replaced += notes
+                for what in notes:
                     self.observer.note(what)
             else:
                 return replaced
 
-    async def _all(self, go_on: Sequence[str]) -> Summary:
+    async def _run_all(self, from_checkpoint: Sequence[str]) -> Summary:
         while (job := await self._next()) is not None:
-            await self._take(job, go_on=job.directory in go_on)
+            await self._run_job(job, from_checkpoint=job.directory in from_checkpoint)
             for _ in range(self.directory.plan.retry_lost):
                 if self._state(job) == "lost" and not self.stop:
                     self._queue_again(job)
-                    await self._take(job, go_on=True)
+                    await self._run_job(job, from_checkpoint=True)
         self._event_log.note("run_finished")
         summary = await asyncio.to_thread(measure_run, self.directory.path)
         register_end(self.directory.path, summary)
         return summary
 
     async def _next(self) -> PlannedJob | None:
-        """Return the next queued job; in a search for the best settings its trials are added to the plan first."""
-        directory = self.directory
-        if directory.plan.tuning is not None and not self.stop:
-            plan = await asyncio.to_thread(continued, directory.plan, directory.path, self._event_log.jobs)
-            if plan is not directory.plan:
-                directory.replace_plan(plan)
-                register_plan(directory.path)
-                self._event_log.add(job.directory for job in plan.jobs)
-                self.observer.planned(plan)
+        """Return the next queued job, after jobs that follow from earlier results were added to the plan."""
+        if not self.stop and await asyncio.to_thread(add_next_jobs, self.directory, self._event_log.jobs):
+            self._event_log.add(job.directory for job in self.directory.plan.jobs)
+            self.observer.planned(self.directory.plan)
         return next(iter(self._in_state("queued")), None)
 
     async def _close(self) -> None:
         self._event_log.close()
         await self._launcher.close()
 
-    async def _take(self, job: PlannedJob, *, go_on: bool) -> None:
+    async def _run_job(self, job: PlannedJob, *, from_checkpoint: bool) -> None:
         """Take one job from queued to its end."""
         reason = self._reason_not_to_start()
         if reason is not None:
             self._move(job, "cancelled", reason)
             return
         self._move(job, "preparing")
+        is_repeated = from_checkpoint and earlier_attempts(self.directory.round_dir(job))
+        can_resume = not isinstance(job.job.work, TrainingWork) or has_checkpoints(self.directory, job, self._launcher)
+        if is_repeated and not can_resume:
+            self._note(
+                job, "no checkpoint to resume from (checkpoint.every_steps writes some): it starts again at step 1"
+            )
+        loop = asyncio.get_running_loop()
+
+        def report(what: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.observer.preparing, job, what)
+
         try:
-            agents = await self._start(job, go_on=go_on)
+            end = await execute_job(
+                self.directory,
+                job,
+                self._launcher,
+                self.fetch,
+                self.stop,
+                from_checkpoint=from_checkpoint,
+                report=report,
+                on_start=lambda: self._move(job, "running"),
+                tick=self._reporter(job),
+                interval_s=1.0,
+            )
         except AccelmarkError as error:
-            state: NodeState = "lost" if isinstance(error, UnreachableError) else "failed"
-            self._move(job, *await self._explained(state, str(error)))
-            return
-        if agents is None:
-            self._move(job, "cancelled", f"{self.stop.reason} before the ranks were started")
-            return
-        await self._follow(job, agents)
+            end = "lost" if isinstance(error, UnreachableError) else "failed", str(error)
+        await self._finish(job, end)
+
+    async def _attach(self, job: PlannedJob) -> None:
+        """Follow a job that an earlier coordinator started."""
+
+        def on_start() -> None:
+            if self._state(job) == "preparing":
+                self._move(job, "running", "followed by another coordinator")
+
+        end = await follow_job(self.directory, job, self._launcher, self.stop, on_start, self._reporter(job))
+        await self._finish(job, end or ("lost", "the coordinator ended before all of its agents were started"))
+
+    def _reporter(self, job: PlannedJob) -> Callable[[], None]:
+        """Return a function that reads the progress of a job and reports it."""
+        reader = ProgressReader(self.directory.node_dir(job, job.nodes[0]), job.job.work)
+        return lambda: self.observer.progress(job, reader.read())
 
     def _reason_not_to_start(self) -> str | None:
         if self.stop:
@@ -285,58 +317,20 @@ class Coordinator:
         bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
         return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
-    async def _start(self, job: PlannedJob, *, go_on: bool) -> Sequence[AgentHandle] | None:
-        """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
-        nodes = await write_job(self.directory, job, self._launcher, go_on=go_on)
-        started = earlier_attempts(self.directory.round_dir(job))
-        if go_on and started and isinstance(job.job.work, TrainingWork) and not nodes[0].job.resume:
-            what = "no checkpoint to resume from (checkpoint.every_steps writes some): it starts again at step 1"
-            self._event_log.note("note", what, job.directory)
-            self.observer.note(f"{job.directory}: {what}")
-        agents = self._launcher.agents(nodes)
-        loop = asyncio.get_running_loop()
-
-        def report(what: str) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self.observer.preparing, job, what)
-
-        def fetch() -> None:
-            found = self.fetch(nodes[0].job, report)
-            if found is not None:
-                records = {name: record.model_dump(mode="json") for name, record in found.items()}
-                write_atomic(self.directory.round_dir(job) / DATA_FILE, json.dumps(records, indent=2))
-
-        fetching = [run_in_daemon_thread(fetch)] if self._launcher.spec.shares_filesystem else []
-        prepared = await self.stop.unless_requested(asyncio.gather(*fetching, *(agent.prepare() for agent in agents)))
-        if not prepared or self.stop:
-            return None
-        self._move(job, "running")
-        await start_agents(agents)
-        return agents
-
-    async def _attach(self, job: PlannedJob) -> None:
-        """Follow a job that a dead coordinator started."""
-        agents = self._launcher.agents(await node_jobs(self.directory, job, self._launcher))
-        there = await asyncio.gather(*(agent.attach() for agent in agents))
-        if not all(there):
-            await end_agents([agent for agent, is_there in zip(agents, there, strict=True) if is_there])
-            self._move(job, "lost", "the coordinator ended before all of its agents were started")
-            return
-        if self._state(job) == "preparing":
-            self._move(job, "running", "followed by another coordinator")
-        await self._follow(job, agents)
-
-    async def _follow(self, job: PlannedJob, agents: Sequence[AgentHandle]) -> None:
-        reader = ProgressReader(agents[0].node.node_dir, job.job.work)
-        state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
-        self._event_log.note("agents_ended", job=job.directory)
-        if state == "succeeded":
-            await self._check_weights(job)
-        else:
-            killed = planned_kill(job.job, self.directory.round_dir(job))
-            state, reason = killed or await self._explained(state, reason)
-        self._move(job, state, reason)
-        await self._write_result(job)
+    async def _finish(self, job: PlannedJob, end: JobEnd) -> None:
+        """Move a job to its final state, and compute its result if it was started."""
+        is_started = self._state(job) == "running"
+        if is_started:
+            self._event_log.note("agents_ended", job=job.directory)
+        if end[0] == "succeeded":
+            await self._evaluate(job)
+        elif not self.stop and (allocation_end := await self._launcher.allocation_end()) is not None:
+            end = allocation_end  # it ended the job
+            if end[0] == "cancelled":  # nor can later jobs be started
+                self.stop.request(end[1])
+        self._move(job, *end)
+        if is_started:
+            await self._write_result(job)
 
     async def _write_result(self, job: PlannedJob) -> None:
         try:
@@ -344,38 +338,28 @@ class Coordinator:
 
             result = await asyncio.to_thread(write_round, self.directory.round_dir(job))
         except Exception as error:  # noqa: BLE001  later rounds run even though the records of this one cannot be read
-            why = f"no result could be computed: {type(error).__name__}: {error}"
-            self._event_log.note("note", why, job.directory)
-            self.observer.note(f"{job.directory}: {why}")
+            self._note(job, f"no result could be computed: {type(error).__name__}: {error}")
             return
         self.observer.result(job, result)
 
-    async def _explained(self, state: NodeState, reason: str | None) -> tuple[NodeState, str | None]:
-        """Return the end of a job, or that of its hosts' allocation, which then caused it.
-
-        Where the allocation was cancelled, no further job is started.
-        """
-        end = None if self.stop else await self._launcher.allocation_end()
-        if end is None:
-            return state, reason
-        if end[0] == "cancelled":
-            self.stop.request(end[1])
-        return end
-
-    async def _check_weights(self, job: PlannedJob) -> None:
-        """Evaluate the weights of a round outside; a failure is a finding on the round, not a failure of it."""
+    async def _evaluate(self, job: PlannedJob) -> None:
+        """Evaluate the weights of a round; a failure is a finding on the round, not a failure of it."""
         is_checked = isinstance(job.job.work, TrainJob) and job.job.work.is_checked
-        check = WeightsCheck.of(self.directory, job) if is_checked else None
-        if check is None:
+        evaluation = evaluation_of(self.directory, job) if is_checked else None
+        if evaluation is None:
             return
-        doing = "evaluating weights, replaying steps"
+
+        def tick() -> None:
+            self.observer.preparing(job, "evaluating weights, replaying steps")
+
         try:
-            await check.run(
-                self.directory, self._launcher, self.fetch, self.stop, lambda: self.observer.preparing(job, doing)
-            )
+            await evaluate(self.directory, evaluation, self._launcher, self.fetch, self.stop, tick)
         except AccelmarkError as error:
-            self._event_log.note("note", f"its weights were not evaluated: {error}", job.directory)
-            self.observer.note(f"{job.directory}: its weights were not evaluated: {error}")
+            self._note(job, f"its weights were not evaluated: {error}")
+
+    def _note(self, job: PlannedJob, what: str) -> None:
+        self._event_log.note("note", what, job.directory)
+        self.observer.note(f"{job.directory}: {what}")
 
     def _queue_again(self, job: PlannedJob) -> None:
         """Move an attempt's files to ``attempt<N>/``, and queue the job again."""
@@ -397,3 +381,52 @@ class Coordinator:
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
         self._event_log.move(job.directory, state, reason)
         self.observer.state(job, self._event_log.jobs[job.directory])
+
+
+@contextmanager
+def library_log(path: Path, level: str) -> Iterator[None]:
+    """Append what libraries log at ``level`` or above to ``path``, until the context ends."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in _CHATTY if level == "info" else ():
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for name in _CHATTY:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
+
+
+def with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
+    """Return the plan with a spare for each host that ``error`` names, and a message for each; none without enough.
+
+    A spare that turns out not to be ready is a host of the new plan, and is replaced in the same way.
+    """
+    hosts, spares = plan.cluster.hosts, plan.cluster.spares
+    problems = {problem.where: problem.what for problem in error.problems}
+    bad = [host.name for host in hosts if host.name in problems]
+    if len(bad) > len(spares):
+        return plan, []
+    replacements = dict(zip(bad, spares, strict=False))
+    cluster = plan.cluster.model_copy(
+        update={"hosts": tuple(replacements.get(host.name, host) for host in hosts), "spares": spares[len(bad) :]}
+    )
+    jobs = []
+    for job in plan.jobs:
+        nodes = (
+            node.model_copy(update={"host": replacements[node.host].name}) if node.host in replacements else node
+            for node in job.nodes
+        )
+        jobs.append(job.model_copy(update={"nodes": tuple(nodes)}))
+    notes = [
+        f"host {name} {problems[name]}: it was replaced by the spare {spare.name}"
+        for name, spare in replacements.items()
+    ]
+    return plan.model_copy(update={"cluster": cluster, "jobs": tuple(jobs)}), notes

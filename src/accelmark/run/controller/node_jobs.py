@@ -7,7 +7,7 @@ from typing import Final
 from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
+from accelmark.run.agent.task import EXIT_FILE, AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import EvaluateJob, ExternalJob, JobSpec
@@ -15,35 +15,36 @@ from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
 
 JOB_FILE: Final = "job.json"
+_HOST_WAIT_S: Final = 3600.0
+"""Longest time for which later jobs of a run wait for a run that has locked one of its hosts meanwhile."""
 
 
 async def write_job(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False
+    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
 ) -> list[NodeJob]:
     """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
-    nodes = await node_jobs(directory, job, launcher, go_on=go_on)
+    nodes = await node_jobs(directory, job, launcher, from_checkpoint=from_checkpoint)
     make_directory(directory.round_dir(job))
     write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
     return nodes
 
 
 async def node_jobs(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False
+    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
 ) -> list[NodeJob]:
     """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
 
-    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any that can be resumed from.
+    ``from_checkpoint``: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
-    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
+    has_begun = any(directory.path.glob(f"*/*/*_noderank*/{EXIT_FILE}"))
+    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, from_checkpoint=from_checkpoint)
     hosts = {host.name: host for host in plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
-    servers = tuple(
-        [
-            Server(address=await launcher.master_address(host), port=host.service_ports[0])
-            for host in mine
-            if host.service_ports
-        ]
-    )
+    servers = [
+        Server(address=await launcher.master_address(host), port=host.service_ports[0])
+        for host in mine
+        if host.service_ports
+    ]
     flagperf = {
         "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
         "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
@@ -81,7 +82,7 @@ async def node_jobs(
                 threads=spec.work.threads,
                 visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
                 reported_variables=vendor.reported_variables,
-                servers=servers,
+                servers=tuple(servers),
                 interface=host.interface,
                 clear_caches=plan.cluster.clear_caches,
                 adaptation=adapted,
@@ -89,25 +90,36 @@ async def node_jobs(
                 case=spec.case.path,
                 data_dirs=tuple(spec.data_dirs.values()),
                 telemetry=None if isinstance(spec.work, EvaluateJob) else telemetry,
-                limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
+                limits=Limits(
+                    timeout_s=plan.timeout_s,
+                    stall_timeout_s=plan.stall_timeout_s,
+                    host_wait_s=_HOST_WAIT_S if has_begun else 0.0,
+                ),
             ),
         )
         for host, node in zip(mine, job.nodes, strict=True)
     ]
 
 
-def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool) -> JobSpec:
+def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:
     """Return the job with its paths, as its ranks read it."""
-    checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
-    if launcher.spec.shares_filesystem:
-        has_any = checkpoints.is_dir() and any(checkpoints.iterdir())
-    else:  # those on hosts cannot be seen from here: an attempt that was started may have written some
-        has_any = any(directory.round_dir(job).glob("attempt*/*_noderank*"))
-    if isinstance(job.job.work, ExternalJob) and not job.job.work.trainer.resume:
-        has_any = False
-    changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
+    changed: dict[str, object] = {
+        "checkpoint_dir": directory.round_dir(job) / job.job.checkpoint_dir,
+        "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
+    }
     if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
         for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
             if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
                 changed[name] = ref.model_copy(update={"package": None})
     return job.job.model_copy(update=changed)
+
+
+def has_checkpoints(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> bool:
+    """Return whether an earlier attempt at a job may have left checkpoints that it can resume from."""
+    round_dir, work = directory.round_dir(job), job.job.work
+    if isinstance(work, ExternalJob) and not work.trainer.resume:
+        return False
+    if not launcher.spec.shares_filesystem:  # an attempt that was started may have written some on its hosts
+        return any(round_dir.glob("attempt*/*_noderank*"))
+    checkpoints = round_dir / job.job.checkpoint_dir
+    return checkpoints.is_dir() and any(checkpoints.iterdir())

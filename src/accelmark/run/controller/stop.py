@@ -12,7 +12,6 @@ from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.coordinator import Coordinator
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
-from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RunError
 
@@ -26,44 +25,36 @@ def stop(path: Path, *, at_once: bool) -> bool:
     """
     directory = RunDirectory.open(path)
     holder = directory.holder()
-    if holder is None and (elsewhere := directory.holder_elsewhere()) is not None:
-        _stop_elsewhere(directory, elsewhere, at_once=at_once)
-        return True
-    if holder is None:
-        statuses = directory.statuses().values()
-        had_ended = all(status.ended for status in statuses)
-        if had_ended and not any(status.state == "lost" for status in statuses):
-            return False
-        with directory.locked():
-            if not had_ended:
-                asyncio.run(_end_orphaned_jobs(directory, at_once=at_once))
-            asyncio.run(_end_lost_jobs(directory))
-        return True
-    holder.send(signal.SIGTERM)
-    if at_once:
-        time.sleep(0.2)
+    process = holder or directory.holder_elsewhere()
+    if process is None:
+        return _stop_without_coordinator(directory, at_once=at_once)
+    if holder is not None:
         holder.send(signal.SIGTERM)
+        if at_once:
+            time.sleep(0.2)
+            holder.send(signal.SIGTERM)
+    else:  # its coordinator looks for this file
+        (directory.path / STOP_FILES[at_once]).touch()
     deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while holder.alive and directory.holder() is not None:
+    while directory.holder() or directory.holder_elsewhere():
         if time.monotonic() > deadline:
-            raise RunError(_not_stopped(path, holder, at_once=at_once))
+            kill = f"end it by 'kill -KILL {process.pid}' on {process.hostname}, and repeat this"
+            advice = kill if at_once else "use --now"
+            raise RunError(f"{path}: process {process.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: {advice}")
         time.sleep(0.1)
     return True
 
 
-def _stop_elsewhere(directory: RunDirectory, holder: ProcessId, *, at_once: bool) -> None:
-    """Ask a coordinator on another machine to stop, by a file in the run directory, and wait for its end."""
-    (directory.path / STOP_FILES[at_once]).touch()
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while directory.holder_elsewhere() is not None:
-        if time.monotonic() > deadline:
-            raise RunError(_not_stopped(directory.path, holder, at_once=at_once))
-        time.sleep(0.2)
-
-
-def _not_stopped(path: Path, holder: ProcessId, *, at_once: bool) -> str:
-    advice = f"end it by 'kill -KILL {holder.pid}' on {holder.hostname}, and repeat this" if at_once else "use --now"
-    return f"{path}: process {holder.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: {advice}"
+def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool:
+    statuses = directory.statuses().values()
+    has_ended = all(status.ended for status in statuses)
+    if has_ended and not any(status.state == "lost" for status in statuses):
+        return False
+    with directory.locked():
+        if not has_ended:
+            asyncio.run(_end_orphaned_jobs(directory, at_once=at_once))
+        asyncio.run(_end_lost_jobs(directory))
+    return True
 
 
 async def _end_orphaned_jobs(directory: RunDirectory, *, at_once: bool) -> None:

@@ -13,9 +13,26 @@ from accelmark.results.figures import FigureName
 from accelmark.results.schema import RoundResult
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.results.tuning import is_eligible
+from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.registry import register_plan
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.errors import RunError
 from accelmark.spec.settings.tuning import TuningSpec, identity, next_trial
+
+
+def add_next_jobs(directory: RunDirectory, statuses: Mapping[str, JobStatus]) -> bool:
+    """Add the next jobs of a search to the plan of its run, and register it; returns whether there are new jobs.
+
+    Does nothing for other runs.
+    """
+    if directory.plan.tuning is None:
+        return False
+    earlier = directory.plan
+    plan = continued(earlier, directory.path, statuses)
+    if plan is not earlier:
+        directory.replace_plan(plan)
+    register_plan(directory.path)  # also what an interrupted coordinator had not
+    return plan is not earlier
 
 
 def continued(plan: Plan, run_dir: Path, statuses: Mapping[str, JobStatus]) -> Plan:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.host import Host, HostError
@@ -61,6 +65,24 @@ urlopen(Request(sys.argv[1], headers={"User-Agent": "accelmark"}), timeout=10).c
 """Open the address in the first argument once: pip retries an unreachable index for each package."""
 Report = Callable[[str, str], None]
 """Called with a host and what is done there."""
+
+
+@contextmanager
+def host_progress(console: Console) -> Iterator[Report]:
+    """Show what is done on each host and for how long; a line at each change where the output is no terminal."""
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(host: str, what: str) -> None:
+            if host in tasks:
+                progress.reset(tasks[host], description=f"{host}: {what}")
+            else:
+                tasks[host] = progress.add_task(f"{host}: {what}", total=None)
+            if not console.is_terminal:
+                console.print(f"{host}: {what}", markup=False)
+
+        yield report
 
 
 @final

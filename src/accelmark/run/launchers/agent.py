@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from accelmark.results.store.files import write_atomic
+from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import tail
 from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, NodeJob
 from accelmark.run.host import Host, HostError
@@ -104,7 +104,7 @@ class AgentHandle(ABC):
         """Files here that may contain why the agent did not start."""
         return (self.node.node_dir / AGENT_LOG,)
 
-    def record(self, state: Literal["lost", "failed"], reason: str) -> NodeExit:
+    def record(self, state: Literal["lost", "failed", "cancelled"], reason: str) -> NodeExit:
         """Write ``exit.json`` where the agent did not, for later coordinators."""
         task = self.node.task
         end = NodeExit(
@@ -117,6 +117,7 @@ class AgentHandle(ABC):
             ranks=(),
         )
         with contextlib.suppress(RunError):
+            make_directory(self.node.node_dir)
             write_atomic(self.node.node_dir / EXIT_FILE, end.model_dump_json(indent=2))
         return end
 

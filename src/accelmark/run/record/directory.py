@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -36,8 +37,9 @@ def require_empty(path: Path) -> None:
     with write_errors(path):
         held = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if held:
-        is_run = PLAN_FILE in held or HOLDER_FILE in held
-        what = f"contains a run: continue it with 'accelmark resume {path}', or" if is_run else "is not empty:"
+        what = "is not empty:"
+        if PLAN_FILE in held:
+            what = f"contains a run: continue it with 'accelmark resume {path}', or"
         raise RequestError(f"{path}: {what} choose another directory with --out")
 
 
@@ -73,7 +75,11 @@ class RunDirectory:
             raise
         directory = cls(path, plan)
         directory._made = made
-        directory.replace_plan(plan)
+        try:
+            directory.replace_plan(plan.model_copy(update={"run_id": f"{path.name}-{secrets.token_hex(4)}"}))
+        except RunError:
+            directory.discard()
+            raise
         return directory
 
     def replace_plan(self, plan: Plan) -> None:

@@ -74,14 +74,14 @@ def _entry(plan: Plan, run_dir: Path) -> Registration:
 
 
 def register_plan(run_dir: Path) -> None:
-    """Append the plan of a search with its next jobs to the registry; a registry that is gone is no error.
+    """Append the plan of a search with its next jobs to the registry, once; a registry that is gone is no error.
 
     Raises RunError: ``registration.json`` cannot be written.
     """
     registration = _registration(run_dir)
-    if registration is None:
-        return
     digest = hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest()
+    if registration is None or registration.plan_sha256 == digest:
+        return
     entry = {"kind": "plan", "at": utc_now(), "nonce": registration.nonce, "plan_sha256": digest}
     if registration.number is not None:
         with contextlib.suppress(OSError), _opened() as (descriptor, _, previous):

@@ -1,4 +1,4 @@
-"""Record which AccelMark runs (wheel, git checkout, modified files), and detect changes since a run was planned."""
+"""Record what a run starts with (AccelMark's source, its registry entry, the vendor's code), and detect changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,48 @@ from pathlib import Path
 from typing import Final
 
 import accelmark
+from accelmark.plan.adaptation import ENVIRONMENT_FILE
 from accelmark.plan.plan import Plan
+from accelmark.results.store.files import write_atomic, write_errors
+from accelmark.run.record.registry import register
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
-from accelmark.spec.log.records import SourceRecord
+from accelmark.spec.job import JobSpec
+from accelmark.spec.log.records import SOURCE_FILE, VENDOR_CODE_DIR, SourceRecord
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, files_hash, find, tree_files, tree_hash
 
 _GIT_TIMEOUT_S: Final = 20.0
 _SKIPPED: Final = (".pyc",)
+_SHIPPED: Final = "accelmark"
+_CASES: Final = "cases"
+
+
+def record_start(plan: Plan, run_dir: Path) -> None:
+    """Write ``source.json``, ``registration.json`` and ``vendor/``. Raises RunError: one cannot be written."""
+    write_atomic(run_dir / SOURCE_FILE, source_record().model_dump_json(indent=2))
+    for job in plan.jobs:
+        _copy_vendor_code(run_dir, job.job)
+    register(plan, run_dir)
+
+
+def _copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
+    """Copy the vendor's folder for the job's case to ``vendor/``; of a vendor that is not AccelMark's, also the rest.
+
+    Raises RunError: a file cannot be written.
+    """
+    try:
+        folder = find("vendors", job.vendor)
+    except AccelmarkError:
+        return
+    adaptation = f"{_CASES}/{job.adaptation.name}/" if job.adaptation is not None else None
+    for name, content in tree_files(folder.path):
+        is_rest = folder.origin != _SHIPPED and not name.startswith(f"{_CASES}/")
+        if is_rest or (adaptation is not None and name.startswith(adaptation)):
+            path = run_dir / VENDOR_CODE_DIR / name
+            with write_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                if path.name == ENVIRONMENT_FILE:
+                    path.chmod(0o600)  # it may contain secrets
 
 
 def source_record(package: Path | None = None) -> SourceRecord:

@@ -104,7 +104,9 @@ class RunEventLog:
 
     def __init__(self, path: Path, jobs: Iterable[str]) -> None:
         self._path = path
-        self.jobs: dict[str, JobStatus] = statuses(jobs, read_events(path))
+        events = read_events(path)
+        self.num_events = len(events)
+        self.jobs: dict[str, JobStatus] = statuses(jobs, events)
         with write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._end_incomplete_line()
@@ -139,6 +141,7 @@ class RunEventLog:
         with write_errors(self._path):
             os.write(self._descriptor, line)
             os.fsync(self._descriptor)
+        self.num_events += 1
 
     def _end_incomplete_line(self) -> None:
         written = self._path.read_bytes()

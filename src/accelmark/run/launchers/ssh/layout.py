@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path, PurePosixPath
 from typing import final
@@ -21,9 +20,7 @@ class Layout:
     def __init__(self, plan: Plan, run: Path, options: Options) -> None:
         self._options = options
         shared = options.shared_directory
-        mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
-        self.run_id = f"{run.name}-{mark}"
-        """Unique among the runs of all coordinators."""
+        self.run_id = plan.run_id or run.name
         self.work = PurePosixPath(options.work_directory if shared is None else shared / "accelmark")
         self.is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
         """Whether the hosts write to the run's directory directly, so that nothing is copied."""

@@ -1,23 +1,19 @@
-"""Wait for a run's agents and blocking calls, until they end or the user stops the run."""
+"""Requests to stop a run: by signals, and by files from another machine."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
-from accelmark.run.agent.rank_exit import NodeState, classify_job
 from accelmark.run.agent.task import STOP_FILES
-from accelmark.run.controller.stall_cause import stall_cause
-from accelmark.run.host import UnreachableError
-from accelmark.run.launchers.agent import AgentHandle
 from accelmark.spec.errors import EXIT_CANCELLED
-from accelmark.spec.job import NodeExit
 
 T = TypeVar("T")
 _FILES_S: Final = 1.0
@@ -44,8 +40,11 @@ class Cancellation:
             self.reason = reason
         self._changed.set()
 
-    def handle_signals(self, note: Callable[[str], None]) -> None:
-        """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit."""
+    def handle_signals(self, note: Callable[[str], None], hang_up: Callable[[], str]) -> None:
+        """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit.
+
+        Where the terminal is closed, exit at once after ``hang_up``, which returns what to print; ranks continue.
+        """
 
         def on_signal(name: str) -> None:
             self.request(f"interrupted by {name}")
@@ -59,6 +58,14 @@ class Cancellation:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, on_signal, "Ctrl-C")
         loop.add_signal_handler(signal.SIGTERM, on_signal, "a request to stop")
+
+        def on_hang_up() -> None:
+            with contextlib.suppress(OSError):  # standard error is often the terminal
+                os.write(2, f"{hang_up()}\n".encode())
+            os._exit(EXIT_CANCELLED)
+
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            loop.add_signal_handler(signal.SIGHUP, on_hang_up)
 
     async def watch_files(self, directory: Path) -> None:
         """Request what files in a run directory ask for, which ``stop`` on another machine creates; without end."""
@@ -112,71 +119,6 @@ def run_until_signal(body: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(cancellable())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-async def run_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
-    """Prepare and start the agents of a job that nobody follows, and wait for their ends."""
-    await asyncio.gather(*(agent.prepare() for agent in agents))
-    await start_agents(agents)
-    return await asyncio.gather(*(agent.wait() for agent in agents))
-
-
-async def start_agents(agents: Sequence[AgentHandle]) -> None:
-    """Start the agents of a job on all of its hosts, or end those that were started.
-
-    Raises:
-        AccelmarkError: one could not be started; UnreachableError where agents may still run on an unreachable host.
-    """
-    started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
-    failed = [error for error in started if isinstance(error, BaseException)]
-    if not failed:
-        return
-    may_run = [
-        agent
-        for agent, error in zip(agents, started, strict=True)
-        if error is None or isinstance(error, UnreachableError)
-    ]
-    ends = await end_agents(may_run)
-    if lost := [end for end in ends if end.state == "lost"]:
-        raise UnreachableError(lost[0].host, f"{failed[0]}; {lost[0].reason}") from failed[0]
-    raise failed[0]
-
-
-async def end_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
-    """Kill the ranks of running agents, and wait for the ends of the agents."""
-    await asyncio.gather(*(agent.stop(at_once=True) for agent in agents))
-    return await asyncio.gather(*(agent.wait() for agent in agents))
-
-
-async def wait_for_agents(
-    agents: Sequence[AgentHandle], stop: Cancellation, tick: Callable[[], None], interval_s: float = 1.0
-) -> tuple[NodeState, str | None]:
-    """Wait for a job on all of its hosts: the first failure ends the other nodes, and so does a stop request.
-
-    Calls ``tick`` about once in ``interval_s``; returns the job's state and its first cause.
-    """
-    pending = {asyncio.create_task(agent.wait()): agent for agent in agents}
-    ends: list[NodeExit] = []
-    num_requests, is_ending = 0, False
-    while pending:
-        tick()
-        requested = asyncio.create_task(stop.wait_for_more_than(num_requests))
-        done, _ = await asyncio.wait({*pending, requested}, timeout=interval_s, return_when=asyncio.FIRST_COMPLETED)
-        requested.cancel()
-        for task in pending.keys() & done:
-            del pending[task]
-            ends.append(task.result())
-        failed = any(end.state != "succeeded" for end in ends)
-        if stop.count > num_requests or (failed and not is_ending):
-            num_requests, is_ending = stop.count, True
-            await asyncio.gather(*(agent.stop(at_once=num_requests > 1) for agent in pending.values()))
-    tick()
-    state, reason = classify_job(ends)
-    if state == "timed_out":
-        reason = stall_cause(ends) or reason
-    if state == "cancelled" and stop:
-        return state, f"{stop.reason}, measurements are partial"
-    return state, reason
 
 
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:
