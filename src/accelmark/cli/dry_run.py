@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
-from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
+from accelmark.run.preflight.facts import HostsNotReadyError
 from accelmark.run.preflight.report import given_data, missing_here
 from accelmark.run.record.directory import RunDirectory, require_empty
 from accelmark.spec.errors import SpecError
@@ -42,39 +42,50 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = No
     directory = RunDirectory(path.absolute(), plan)
     launcher = create_launcher(plan, directory.path)
     nodes = {job.directory: asyncio.run(node_jobs(directory, job, launcher)) for job in plan.jobs}
-    commands: Any = {
-        name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
-    }
-    common: Any = {name: launcher.common_commands(mine) for name, mine in nodes.items()}
-    first: Any = launcher.allocation_commands() if script is None else []
-    checks: Any = asyncio.run(preflight_commands(plan, launcher, plan.jobs))
     lacking = asyncio.run(missing_here(directory, launcher))
-    raw = plan.model_dump(mode="json")
+    raw: dict[str, Any] = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
-    first, checks, common, commands, script = (
-        shown(value, secrets) for value in (first, checks, common, commands, script)
+    dry: dict[str, Any] = shown(
+        {
+            "directory": str(path),
+            "plan": raw,
+            "problems": [str(problem) for problem in (*lacking, *plan.missing_data)],
+            "first": launcher.allocation_commands() if script is None else [],
+            "preflight": asyncio.run(preflight_commands(plan, launcher, plan.jobs)),
+            "common": {name: launcher.common_commands(mine) for name, mine in nodes.items()},
+            "commands": {
+                name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
+            },
+            **({"batch_script": script} if script is not None else {}),
+        },
+        secrets,
     )
     if as_json:
-        shown_commands = {"first": first, "preflight": checks, "common": common, "commands": commands}
-        problems = [str(problem) for problem in (*lacking, *plan.missing_data)]
-        typer.echo(
-            json.dumps(
-                {"directory": str(path), "plan": shown(raw, secrets), "problems": problems, **shown_commands}
-                | ({"batch_script": script} if script is not None else {})
-            )
-        )
-        _exit_unless_it_would_start(plan, lacking)
-        return
+        typer.echo(json.dumps(dry))
+    else:
+        _print(plan, path, dry)
+        if lacking or plan.missing_data:
+            typer.secho("\nthis would not start", bold=True, err=True)
+        options.print_problems(lacking)
+        if plan.missing_data:
+            raise SpecError(plan.missing_data)
+    if plan.missing_data:
+        raise typer.Exit(SpecError.exit_code)
+    if any(problem.severity == "error" or plan.strict for problem in lacking):
+        raise typer.Exit(HostsNotReadyError.exit_code)
+
+
+def _print(plan: Plan, path: Path, dry: Mapping[str, Any]) -> None:
     rounds = "a search of settings" if plan.tuning is not None else counted(len(plan.jobs), "round")
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
     for warning in plan.warnings:
         options.echo_wrapped(f"  warning: {warning}", fg="yellow")
-    if script is not None:
+    if "batch_script" in dry:
         typer.secho("\nbatch job, which runs the rest", bold=True)
-        typer.echo("".join(f"  {line}\n" for line in script.splitlines()), nl=False)
+        typer.echo("".join(f"  {line}\n" for line in dry["batch_script"].splitlines()), nl=False)
     typer.secho("\npreflight", bold=True)
-    _print_commands({"here": first} | checks)
+    _print_commands({"here": dry["first"]} | dry["preflight"])
     if search := search_lines(plan):
         typer.secho("\nsearch", bold=True)
     for line in search:
@@ -83,26 +94,12 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = No
     given = {path for _, path in given_data(plan)}
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
-        _print_commands({"here": common[job.directory]} | commands[job.directory])
+        _print_commands({"here": dry["common"][job.directory]} | dry["commands"][job.directory])
         lines = tuple(_settings(job, given))
         if (earlier := printed.setdefault(lines, job.directory)) != job.directory:
             lines = (f"data, requirements and settings as of {earlier}",)
         for line in lines:
             options.echo_wrapped(f"  {line}")
-    if lacking or plan.missing_data:
-        typer.secho("\nthis would not start", bold=True, err=True)
-    options.print_problems(lacking)
-    if plan.missing_data:
-        raise SpecError(plan.missing_data)
-    _exit_unless_it_would_start(plan, lacking)
-
-
-def _exit_unless_it_would_start(plan: Plan, lacking: Sequence[HostProblem]) -> None:
-    """End the command with the exit code that the run would have."""
-    if plan.missing_data:
-        raise typer.Exit(SpecError.exit_code)
-    if any(problem.severity == "error" or plan.strict for problem in lacking):
-        raise typer.Exit(HostsNotReadyError.exit_code)
 
 
 def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:

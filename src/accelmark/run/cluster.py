@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 import accelmark
-from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.plan import Plan
 from accelmark.results.cluster import (
     CLUSTER_FILE,
     RECOVERY_DIR,
@@ -27,7 +27,6 @@ from accelmark.results.cluster import (
 )
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.controller import coordinator
-from accelmark.run.controller.coordinator import RunOutcome
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.preflight.report import run_preflight
 from accelmark.run.probe import probe
@@ -79,29 +78,42 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
 def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     plan, reasons = request.scaling, dict[Part, str]()
     key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
-    only_one = "one rank needs no collectives" if key.world_size < 2 else None
-    rates: Ceilings | None = _part(
-        reasons, "collectives", only_one, lambda: _collectives(request, key.hardware, key.nproc)
-    )
-    scaling = coordinator.start(
-        plan, directory / SCALING_DIR, DataFetcher(plan.offline), run_preflight, as_json=request.as_json
-    )
-    cancelled = _CANCELLED if scaling.exit_code == EXIT_CANCELLED else None
+    rates: Ceilings | None = None
+    if key.world_size < 2:
+        reasons["collectives"] = "one rank needs no collectives"
+    else:
+        with (
+            _reason_kept(reasons, "collectives"),
+            request.working(f"measuring collectives for about {duration(request.probe_budget_s)}") as report,
+        ):
+            vendor, budget_s = load_vendor(plan.vendor), request.probe_budget_s
+            rates = probe(vendor, key.hardware, key.nproc, ["collectives"], budget_s, plan.cluster, report)
+    fetch = DataFetcher(plan.offline)
+    scaling = coordinator.start(plan, directory / SCALING_DIR, fetch, run_preflight, as_json=request.as_json)
     failed = [case for case in scaling.summary.cases if case.state != "succeeded"]
-    if failed or len(hosts) < 2:
-        why = f"{failed[0].key}: {failed[0].state}" if failed else "the cluster has one host"
-        reasons["scaling"] = cancelled or why
+    if scaling.exit_code == EXIT_CANCELLED:
+        reasons |= dict.fromkeys(("scaling", "checkpoints", "recovery"), _CANCELLED)
+    elif failed or len(hosts) < 2:
+        reasons["scaling"] = f"{failed[0].key}: {failed[0].state}" if failed else "the cluster has one host"
     last = directory / SCALING_DIR / plan.jobs[-1].directory
-    writes: CheckpointWrites | None = _part(reasons, "checkpoints", cancelled, lambda: checkpoint_writes(last))
-    found: Recovery | None = _part(reasons, "recovery", cancelled, lambda: _recover(request, directory / RECOVERY_DIR))
-    again = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
-    places: dict[Part, tuple[str, ...]] = {
+    writes: CheckpointWrites | None = None
+    recovery: Recovery | None = None
+    if "checkpoints" not in reasons:
+        with _reason_kept(reasons, "checkpoints"):
+            writes = checkpoint_writes(last)
+        with _reason_kept(reasons, "recovery"):
+            try:
+                recovery = _recover(request, directory / RECOVERY_DIR, fetch)
+            except SpecError as error:  # hosts are not ready
+                reasons["recovery"] = str(error)
+    resumed = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
+    disturbed: dict[Part, tuple[str, ...]] = {
         "scaling": disturbances_of(directory / SCALING_DIR / job.directory for job in plan.jobs),
         "collectives": rates.disturbed if rates is not None else (),
         "checkpoints": disturbances_of([last]),
-        "recovery": disturbances_of([again / "attempt1", again]),
+        "recovery": disturbances_of([resumed / "attempt1", resumed]),
     }
-    report = ClusterReport(
+    result = ClusterReport(
         name=plan.cluster.name,
         hosts=hosts,
         nproc=key.nproc,
@@ -112,53 +124,37 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
         accelmark_version=accelmark.__version__,
         collectives=rates,
         checkpoints=writes,
-        recovery=found,
+        recovery=recovery,
         reasons=reasons,
-        disturbed={part: found for part, found in places.items() if found and part not in reasons},
+        disturbed={part: texts for part, texts in disturbed.items() if texts and part not in reasons},
         one_machine=hosts_of_one_machine(last),
     )
-    write_atomic(directory / CLUSTER_FILE, report.model_dump_json(indent=2))
-    return report
+    write_atomic(directory / CLUSTER_FILE, result.model_dump_json(indent=2))
+    return result
 
 
-def _part(reasons: dict[Part, str], part: Part, reason: str | None, measured: Callable[[], Any]) -> Any:
-    """Return the result of one part, or None after keeping the reason why there is none."""
+@contextlib.contextmanager
+def _reason_kept(reasons: dict[Part, str], part: Part) -> Iterator[None]:
+    """Keep the reason why a part of the measurement failed."""
     try:
-        if reason is None:
-            return measured()
-        reasons[part] = reason
-    except SpecError as error:  # hosts are not ready
-        if part == "collectives":
-            raise
-        reasons[part] = str(error)
+        yield
     except RunError as error:
         reasons[part] = str(error)
-    return None
 
 
-def _collectives(request: ClusterRequest, hardware: str, nproc: int) -> Ceilings:
-    cluster = request.scaling.cluster
-    vendor = load_vendor(request.scaling.vendor)
-    with request.working(f"measuring collectives for about {duration(request.probe_budget_s)}") as report:
-        return probe(vendor, hardware, nproc, ["collectives"], request.probe_budget_s, cluster, report)
-
-
-def _recover(request: ClusterRequest, path: Path) -> Recovery:
+def _recover(request: ClusterRequest, path: Path, fetch: DataFetcher) -> Recovery:
     """Kill the last rank of a job, resume the run at once, and return how long that took."""
     (job,) = request.recovery.jobs
-    rank = job.job.key.world_size - 1
-    plan = request.recovery.model_copy(update={"jobs": (_with_kill(job, rank, request.kill_step),)})
-    fetch = DataFetcher(plan.offline)
-    outcome: RunOutcome = coordinator.start(plan, path, fetch, run_preflight, as_json=request.as_json)
+    rank, work = job.job.key.world_size - 1, job.job.work
+    if not isinstance(work, TrainJob):
+        raise RunError(f"{job.job.key}: only training by AccelMark recovers from a killed rank")
+    killed = work.model_copy(update={"killed": KilledRank(rank=rank, step=request.kill_step)})
+    job = job.model_copy(update={"job": job.job.model_copy(update={"work": killed})})
+    plan = request.recovery.model_copy(update={"jobs": (job,)})
+    with request.working("measuring recovery") as report:
+        report(f"rank {rank} is killed on purpose after step {request.kill_step}, to measure the recovery")
+    outcome = coordinator.start(plan, path, fetch, run_preflight, as_json=request.as_json)
     if outcome.exit_code == EXIT_CANCELLED:
         raise RunError(_CANCELLED)
     coordinator.resume(path, fetch, run_preflight, redo_failed=True, from_scratch=False, as_json=request.as_json)
     return recovery_of(path, job.directory, rank)
-
-
-def _with_kill(job: PlannedJob, rank: int, step: int) -> PlannedJob:
-    work = job.job.work
-    if not isinstance(work, TrainJob):
-        raise RunError(f"{job.job.key}: only training by AccelMark recovers from a killed rank")
-    killed = work.model_copy(update={"killed": KilledRank(rank=rank, step=step)})
-    return job.model_copy(update={"job": job.job.model_copy(update={"work": killed})})
