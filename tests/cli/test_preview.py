@@ -107,13 +107,10 @@ def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -
 def test_a_directory_without_the_layout_of_its_data_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
     (tmp_path / "imagenet" / "train").mkdir(parents=True)
     run = tmp_path / "run"
-    request = ("train", "resnet50", "--vendor", "cpu", "--data", str(tmp_path), "--out", str(run))
     for more in ((), ("--dry-run",)):
-        ended = accelmark(*request, *more)
+        ended = accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(tmp_path), "--out", str(run), *more)
         assert (ended.returncode, run.exists()) == (1, False), ended.stderr
-        said = " ".join(ended.stderr.split())
-        assert "found it empty, no such file" in said
-        assert "expected val/<class>/*" in said
+        assert "expected val/<class>/*" in " ".join(ended.stderr.split())
 
 
 def test_a_dry_run_names_a_variable_that_an_external_trainer_lacks(tmp_path: Path) -> None:
@@ -189,11 +186,6 @@ def test_a_dry_run_shows_settings_that_jobs_share_once(plugins: Path, tmp_path: 
     lines = accelmark(*arguments).stdout.splitlines()
     assert sum("optimizer.lr " in line for line in lines) == 1
     assert lines[-1] == "  data, requirements and settings as of toy-pytorch-X1x1x1/round1"
-
-
-def test_a_dry_run_wraps_its_sentences_between_words_on_a_terminal() -> None:
-    said = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", COLUMNS="40")
-    assert "\n  after the round: weights evaluated, at\n      most " in said.stdout
 
 
 def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_path: Path) -> None:

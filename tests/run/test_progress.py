@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +32,6 @@ from accelmark.run.display.displays import (
 )
 from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.display.summary import print_status, read_status
-from accelmark.run.preflight import report
-from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import InferJob, NodeExit, ServeJob, TrainJob
@@ -48,6 +43,13 @@ from tests.run.fakes import job_spec, make_plan
 
 def line(event: str, **value: Any) -> str:
     return encode_line(event, value, {"time_ms": 0, "mono_ms": 0, "rank": 0}) + "\n"
+
+
+def drawn(board: Board, width: int = 80) -> str:
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(draw(board, width - 1))
+    return capture.get()
 
 
 def window(step: int, loss: float | None = 1.0) -> str:
@@ -231,11 +233,7 @@ def test_a_load_has_a_place_a_share_and_an_eta_in_both_displays() -> None:
     unset: Any = {}
     served = job.model_copy(update={"job": job.job.model_copy(update={"work": ServeJob.model_construct(**unset)})})
     assert plain_progress(JobProgress("finished", samples=40), served) == "its ranks have ended  40 requests"
-    console = Console(width=80, force_terminal=True, color_system=None)
-    with console.capture() as capture:
-        console.print(draw(Board(plan, statuses, progress=progress), 80))
-    assert "scenario server" in capture.get()
-    assert "1,234 requests  25\u202f%  ETA 1 m 15 s" in capture.get()
+    assert "1,234 requests  25\u202f%  ETA 1 m 15 s" in drawn(Board(plan, statuses, progress=progress))
 
 
 def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,52 +242,20 @@ def test_the_check_of_a_round_after_its_end_is_shown_with_its_own_time(monkeypat
     plan = make_plan(())
     job = plan.jobs[0]
     shown = LiveDisplay(plan, {job.directory: JobStatus("running")})
-    console = Console(width=80, force_terminal=True, color_system=None)
-
-    def drawn() -> str:
-        with console.capture() as capture:
-            console.print(draw(shown._board, 80))
-        return capture.get()
-
     shown.progress(job, JobProgress("finished", 350))
-    assert "finished, 0 s" in drawn()
+    assert "finished, 0 s" in drawn(shown._board)
     for now[0] in (300.0, 300.2, 312.0):
         shown.preparing(job, "evaluating weights, replaying steps")
-    assert "evaluating weights, replaying steps, 12 s" in drawn()
+    assert "evaluating weights, replaying steps, 12 s" in drawn(shown._board)
     shown.progress(job, JobProgress("training", 1))
-    assert "training" in drawn()
+    assert "training" in drawn(shown._board)
     shown.state(job, JobStatus("succeeded"))
     for now[0] in (400.0, 407.0):  # a resumed run checks its weights again
         shown.preparing(job, "evaluating weights, replaying steps")
-    assert "evaluating weights, replaying steps, 7 s" in drawn()
+    assert "evaluating weights, replaying steps, 7 s" in drawn(shown._board)
     fields: Any = {"converged": None, "figures": {}, "unit": "token", "target": None}
     shown.result(job, RoundResult.model_construct(**fields))
-    assert "evaluating" not in drawn()
-
-
-def test_the_check_of_hosts_is_shown_while_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def slow(_: Preflight) -> list[HostProblem]:
-        await asyncio.sleep(0.05)
-        return []
-
-    monkeypatch.setattr(Preflight, "__init__", lambda *_: None)
-    monkeypatch.setattr(Preflight, "run", slow)
-    monkeypatch.setattr(report, "_SHOWN_EVERY_S", 0.01)
-    plan = make_plan(())
-    shown = LiveDisplay(plan, {job.directory: JobStatus() for job in plan.jobs})
-    seen: list[str] = []
-    monkeypatch.setattr(shown, "_draw", lambda: seen.append(shown._board.checking))
-    place: Any = SimpleNamespace(plan=plan, path=tmp_path)
-    launcher: Any = SimpleNamespace(spec=SimpleNamespace(is_localhost=False))
-    asyncio.run(report.run_preflight(place, launcher, plan.jobs, shown))
-    assert len(seen) >= 3
-    assert seen[0] == "checking 1 host, 0 s"
-    assert seen[-1] == ""
-    console = Console(width=80, force_terminal=True, color_system=None)
-    shown._board.checking = "checking 2 hosts, 4 s"
-    with console.capture() as capture:
-        console.print(draw(shown._board, 80))
-    assert "checking 2 hosts, 4 s" in capture.get()
+    assert "evaluating" not in drawn(shown._board)
 
 
 def test_a_result_in_one_line_names_its_latencies() -> None:
@@ -338,10 +304,7 @@ def test_the_display_never_wraps(width: int) -> None:
     statuses[names[1]] = JobStatus("running")
     progress = JobProgress("training", 123456, 10**6, 3, 10**7, 0.1234, ("accuracy", 0.5), 1e6, 10.0, 1e5, 0.12)
     board = Board(plan, statuses, progress=progress, losses=[1 / n for n in range(1, 100)], notes=["x" * 300])
-    console = Console(width=width, force_terminal=True, color_system=None)
-    with console.capture() as capture:
-        console.print(draw(board, width - 1))
-    lines = capture.get().splitlines()
+    lines = drawn(board, width).splitlines()
     assert all(len(shown) < width for shown in lines)  # what is typed behind a full line would begin a new one
     assert len(lines) <= 17
 
@@ -352,22 +315,8 @@ def test_notes_are_cut_off_while_the_run_goes_on_only(monkeypatch: pytest.Monkey
     with LiveDisplay(make_plan(()), {job.directory: JobStatus() for job in make_plan(()).jobs}) as shown:
         for name in ("first", "second", "third"):
             shown.note(f"warning: {name}: {'words and more words ' * 8}(what to do about the {name})")
-        with console.capture() as capture:
-            console.print(draw(shown._board, 79))
-        assert "what to do" not in capture.get()
-    with console.capture() as capture:
-        console.print(draw(shown._board, 79))
-    assert " ".join(capture.get().split()).count("(what to do about the ") == 3
-
-
-def test_the_end_of_a_job_has_a_second_line_where_the_first_is_full() -> None:
-    plan = make_plan(())
-    reason = "interrupted by a request to stop, measurements are partial"
-    board = Board(plan, {plan.jobs[0].directory: JobStatus("cancelled", reason)})
-    console = Console(width=80, force_terminal=True, color_system=None)
-    with console.capture() as capture:
-        console.print(draw(board, 79))
-    assert reason in " ".join(capture.get().split())
+        assert "what to do" not in drawn(shown._board)
+    assert " ".join(drawn(shown._board).split()).count("(what to do about the ") == 3
 
 
 def test_a_long_result_is_shown_whole_beside_its_name() -> None:
@@ -386,12 +335,6 @@ def test_a_result_beside_a_long_name_is_on_lines_of_its_own() -> None:
     name = len(job_name(job))
     assert job_line(board, job, name + 60).plain.endswith(f"{job_name(job)}  {result}")
     assert job_line(board, job, name + 12).plain.split("\n")[1:] == ["    9,976 images/s, top-1", "    accuracy 0.9172"]
-
-
-def test_a_note_about_a_setting_is_a_text_among_the_warnings(tmp_path: Path) -> None:
-    note = {"severity": "info", "where": "vendors/acme/infer.yaml", "key": "precision", "what": "was narrowed"}
-    (tmp_path / "rank0.out.log").write_text(line("WARNING", **note) + line("WARNING", message="slow"))
-    assert reader(tmp_path, max_steps=9).read().warnings == ("vendors/acme/infer.yaml: precision: was narrowed", "slow")
 
 
 def test_without_a_terminal_unchanged_progress_is_repeated_every_minute_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,14 +96,27 @@ def carried_out(run_dir: Path, plan: Plan, *, wrong_trials: bool = False, **chan
         statuses[due.directory] = ENDED
 
 
+def begun(plugins: Path, tmp_path: Path, budget: Budget) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path / "run", planned(plugins, budget=budget))
+    record_start(directory.plan, directory.path)
+    return directory
+
+
+def concluded(run: RunDirectory, plan: Plan | None = None) -> str:
+    """Return the conclusion of a search, after its plan has grown to ``plan``."""
+    if plan is not None:
+        run.replace_plan(plan)
+    register_plan(run.path)
+    found = tuned_result(summarise(run.path, audit_case), load_run(run.path, curves=False).rounds)
+    assert found is not None
+    return found.conclusion
+
+
 @pytest.fixture
 def run(plugins: Path, tmp_path: Path) -> RunDirectory:
     """The directory of a search that has ended."""
-    directory = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 20, tmp_path / "best.yaml")))
-    record_start(directory.plan, directory.path)
-    directory.replace_plan(carried_out(directory.path, directory.plan))
-    register_plan(directory.path)
-    summarise(directory.path, audit_case)
+    directory = begun(plugins, tmp_path, Budget(None, 20, tmp_path / "best.yaml"))
+    concluded(directory, carried_out(directory.path, directory.plan))
     return directory
 
 
@@ -172,11 +185,9 @@ def test_settings_that_are_not_shown_to_be_better_are_not_written(
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
-    assert read_budget(True, None, tmp_path / "best.yaml") == Budget(900, None, tmp_path / "best.yaml")
-    with pytest.raises(RequestError, match="is a directory"):
-        read_budget(True, None, tmp_path)
-    with pytest.raises(RequestError, match="there is no directory"):
-        read_budget(True, None, tmp_path / "absent" / "best.yaml")
+    for bad in (tmp_path, tmp_path / "absent" / "best.yaml"):
+        with pytest.raises(RequestError, match="--tuned-file"):
+            read_budget(True, None, bad)
 
 
 def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
@@ -191,39 +202,23 @@ def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
     assert "not valid over all rounds" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_search_that_was_interrupted_does_not_say_that_nothing_was_better(plugins: Path, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 20)))
-    record_start(run.plan, run.path)
-    measured(run.path, run.plan.jobs[0], 100.0)
-    run.replace_plan(continued(run.plan, run.path, {job.directory: ENDED for job in run.plan.jobs[:1]}))
-    register_plan(run.path)
-    summarise(run.path, audit_case)
-    page = render_page(load_run(run.path))
-    assert "the search has not ended" in page
-    assert "none was better" not in page
-
-
-def test_a_search_that_was_interrupted_before_its_first_trial_does_not_blame_its_budget(
-    plugins: Path, tmp_path: Path
+@pytest.mark.parametrize(("budget", "num_trials"), [(Budget(None, 20), 1), (Budget(1200.0, None), 0)])
+def test_a_search_that_was_interrupted_has_no_other_conclusion(
+    budget: Budget, num_trials: int, plugins: Path, tmp_path: Path
 ) -> None:
-    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(1200.0, None)))
-    record_start(run.plan, run.path)
+    run = begun(plugins, tmp_path, budget)
     measured(run.path, run.plan.jobs[0], 100.0)
-    register_plan(run.path)
-    found = tuned_result(summarise(run.path, audit_case), load_run(run.path, curves=False).rounds)
-    assert found is not None
-    assert found.conclusion == "0 trials: the search has not ended"
+    ended = {job.directory: ENDED for job in run.plan.jobs[:1]}
+    plan = continued(run.plan, run.path, ended) if num_trials else run.plan
+    assert concluded(run, plan).endswith(": the search has not ended")
+    assert "the search has not ended" in render_page(load_run(run.path))
 
 
 def test_a_search_whose_trials_are_all_invalid_does_not_say_that_none_was_better(plugins: Path, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(None, 2)))
-    record_start(run.plan, run.path)
-    run.replace_plan(carried_out(run.path, run.plan, wrong_trials=True))
-    register_plan(run.path)
-    summary = summarise(run.path, audit_case)
-    found = tuned_result(summary, load_run(run.path, curves=False).rounds)
-    assert found is not None
-    assert found.conclusion.startswith("2 trials: none can be chosen, for the reasons in its outcome")
+    run = begun(plugins, tmp_path, Budget(None, 2))
+    conclusion = concluded(run, carried_out(run.path, run.plan, wrong_trials=True))
+    assert conclusion.startswith("2 trials: ")
+    assert "none was better" not in conclusion
 
 
 def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:
@@ -252,19 +247,17 @@ def test_a_search_ends_within_its_budget_of_trials_or_time(
 def test_a_budget_without_time_for_a_trial_is_reported_with_the_time_that_one_takes(
     plugins: Path, tmp_path: Path
 ) -> None:
-    run = RunDirectory.create(tmp_path / "run", planned(plugins, budget=Budget(19, None)))
-    record_start(run.plan, run.path)
-    run.replace_plan(carried_out(run.path, run.plan))
-    register_plan(run.path)
+    run = begun(plugins, tmp_path, Budget(19, None))
+    conclusion = concluded(run, carried_out(run.path, run.plan))
+    assert "one trial and the 6 rounds of the comparison take 1 m 10 s, and the budget was 19 s" in conclusion
     console = Console(file=io.StringIO(), width=300, highlight=False)
-    print_summary(summarise(run.path, audit_case), run.path, None, console)
+    loaded = load_run(run.path)
+    print_summary(loaded.summary, run.path, None, console)
     assert isinstance(console.file, io.StringIO)
-    page = render_page(load_run(run.path))
+    page = render_page(loaded)
     for text in (console.file.getvalue(), page):
-        assert "one trial and the 6 rounds of the comparison take 1 m 10 s, and the budget was 19 s" in text
-        assert "which limits trials only: the rounds as shipped took 30 s; give a larger --budget" in text
+        assert conclusion in text
     assert "Trials of the search" not in page
-    assert "outcome" not in console.file.getvalue()
 
 
 def test_a_trial_that_failed_does_not_end_the_search(plugins: Path, tmp_path: Path) -> None:
