@@ -65,18 +65,20 @@ def probe(
         run = RunDirectory.create(Path(directory) / "run", plan)
         run_until_signal(_run(run, report))
         nodes = node_dirs(run.round_dir(plan.jobs[0]))
-        found = _read(nodes[0].path / CEILINGS_FILE)
-        if found is None:
+        ceilings = _read(nodes[0].path / CEILINGS_FILE)
+        if ceilings is None:
             raise RunError("the probe wrote no result")
-        found = found.model_copy(update={"disturbed": tuple(text for node in nodes for text in _disturbances(node))})
+        ceilings = ceilings.model_copy(
+            update={"disturbed": tuple(text for node in nodes for text in _disturbances(node))}
+        )
     if cluster is not None:
-        return found
+        return ceilings
     path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
     earlier = _read(path)
-    if not found.disturbed or earlier is None or earlier.disturbed:
+    if not ceilings.disturbed or earlier is None or earlier.disturbed:
         make_directory(path.parent)
-        write_atomic(path, found.model_dump_json(indent=2))
-    return found
+        write_atomic(path, ceilings.model_dump_json(indent=2))
+    return ceilings
 
 
 async def _run(run: RunDirectory, report: Callable[[str], None]) -> None:
@@ -113,8 +115,8 @@ def remembered(vendor: str, hardware: str) -> Ceilings | None:
     Results of an idle host come first, then those with the fewest ranks.
     """
     paths = sorted(_cache_path(vendor, hardware).glob("x*.json"), key=lambda path: (len(path.name), path.name))
-    known = [found for path in paths if (found := _read(path)) is not None and found.matmul]
-    return next((found for found in known if not found.disturbed), known[0] if known else None)
+    known = [ceilings for path in paths if (ceilings := _read(path)) is not None and ceilings.matmul]
+    return next((ceilings for ceilings in known if not ceilings.disturbed), known[0] if known else None)
 
 
 def _read(path: Path) -> Ceilings | None:
@@ -150,7 +152,7 @@ def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluste
         PlannedNode(host=name, noderank=noderank, nproc=nproc, command=command) for noderank, name in enumerate(names)
     )
     wanted = (*load_framework(key.framework).requires, *device.requires)
-    requires = tuple(Need(requirement=one, needed_by="accelmark probe") for one in wanted)
+    requires = tuple(Need(requirement=requirement, needed_by="accelmark probe") for requirement in wanted)
     changed: dict[str, object] = {
         "name": "probe",
         "created_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",

@@ -121,8 +121,8 @@ def become_subreaper() -> None:
 def descendants(root: int, without: Collection[psutil.Process] = ()) -> list[psutil.Process]:
     """Return the running descendants of process ``root``, without ``root``, zombies and those in ``without``."""
     try:
-        found = psutil.Process(root).children(recursive=True)
-        return [process for process in found if process not in without and is_alive(process)]
+        children = psutil.Process(root).children(recursive=True)
+        return [process for process in children if process not in without and is_alive(process)]
     except psutil.NoSuchProcess:
         return []
 
@@ -170,7 +170,7 @@ class DescendantRecord:
         self._due = time.monotonic() + _RECORD_S[1]
         pids = {process.pid for process in descendants(os.getpid())}
         if pids != self._known:
-            lines = [found.model_dump_json() for pid in sorted(pids) if (found := ProcessId.of(pid)) is not None]
+            lines = [identity.model_dump_json() for pid in sorted(pids) if (identity := ProcessId.of(pid)) is not None]
             with contextlib.suppress(OSError):
                 partial = self._path.with_name(f"{_RECORD_FILE}.part")
                 partial.write_text("".join(f"{line}\n" for line in lines))
@@ -186,7 +186,7 @@ def _recorded(node_dir: Path) -> list[ProcessId]:
     """Return the descendants that a killed agent recorded and that still run."""
     try:
         lines = (node_dir / _RECORD_FILE).read_text().splitlines()
-        return [found for found in map(ProcessId.model_validate_json, lines) if found.alive]
+        return [identity for identity in map(ProcessId.model_validate_json, lines) if identity.alive]
     except (OSError, ValueError):
         return []
 
@@ -207,12 +207,12 @@ def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:
 
 def _marked(variable: str, value: str) -> list[int]:
     """Return the running processes, except this one, that have ``variable=value`` in their environment."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(variable) == value and is_alive(process):
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 if __name__ == "__main__":

@@ -66,12 +66,12 @@ class DataFetcher:
         Raises DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """
         case = load_case(job.case.name)
-        found: dict[str, DataRecord] = {}
+        records: dict[str, DataRecord] = {}
         for spec, place in datasets_of(job):
             checked = place, spec.fingerprint
             record, state = self._checked.get(checked, (None, frozenset()))
             if record is not None and state == _state_of(place):
-                found[spec.name] = record
+                records[spec.name] = record
                 continue
             in_cache = bool(spec.sources) and locate(spec) == place
             ensure(
@@ -81,9 +81,9 @@ class DataFetcher:
                 allow_subset=job.open or case.size == "mini",
                 progress=lambda what, done, total: report(f"{what} {_share(done, total)}"),
             )
-            found[spec.name] = _record(spec, place)
-            self._checked[checked] = found[spec.name], _state_of(place)
-        return found | {name: _undeclared(place) for name, place in job.data_dirs.items() if name not in found}
+            records[spec.name] = _record(spec, place)
+            self._checked[checked] = records[spec.name], _state_of(place)
+        return records | {name: _undeclared(place) for name, place in job.data_dirs.items() if name not in records}
 
 
 def _state_of(place: Path) -> frozenset[_FileState]:
@@ -94,10 +94,10 @@ def _state_of(place: Path) -> frozenset[_FileState]:
 
 def _record(spec: DatasetSpec, place: Path) -> DataRecord:
     try:
-        found = fingerprint(spec, place)
+        digest = fingerprint(spec, place)
     except OSError as error:
         raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
-    return DataRecord(path=str(place), fingerprint=found, declared=spec.fingerprint if spec.files else None)
+    return DataRecord(path=str(place), fingerprint=digest, declared=spec.fingerprint if spec.files else None)
 
 
 def _undeclared(place: Path) -> DataRecord:
@@ -116,11 +116,11 @@ def main(arguments: list[str]) -> int:
     """Fetch and verify the data of the job in ``arguments``; returns the exit code."""
     job = JobSpec.model_validate_json(Path(arguments[0]).read_bytes())
     try:
-        found = DataFetcher("--offline" in arguments)(job, lambda _: None)
+        records = DataFetcher("--offline" in arguments)(job, lambda _: None)
     except AccelmarkError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
-    print(json.dumps({name: record.model_dump(mode="json") for name, record in found.items()}))
+    print(json.dumps({name: record.model_dump(mode="json") for name, record in records.items()}))
     return 0
 
 

@@ -36,7 +36,7 @@ def stall_cause(nodes: Sequence[NodeExit]) -> str | None:
         what = node.reason or f"rank {rank.rank} wrote no event"
     elif (suspect := _suspect([rank for _, rank in silent])) is not None:
         rank, why = suspect
-        node = next(node for node, one in silent if one is rank)
+        node = next(node for node, silent_rank in silent if silent_rank is rank)
         what = f"rank {rank.rank} stopped first: {why}"
     else:
         return _UNKNOWN + "".join(_messages(node) for node in nodes)
@@ -71,10 +71,10 @@ def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
 
 def _behind(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
     """Return the rank that has not started a collective which all others have."""
-    last = [{one.group: one for one in rank.collectives} for rank in silent]
+    last = [{collective.group: collective for collective in rank.collectives} for rank in silent]
     for group in last[0]:
-        if all(group in one for one in last):
-            order = sorted((one[group].number, index) for index, one in enumerate(last))
+        if all(group in collectives for collectives in last):
+            order = sorted((collectives[group].number, index) for index, collectives in enumerate(last))
             number, index = order[0]
             if number < order[1][0]:
                 known = last[index][group].operation

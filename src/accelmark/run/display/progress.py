@@ -199,8 +199,8 @@ class ProgressReader:
                     shown["framework_metric"] = answers.framework_metrics.get(shown["metric"][0])
                 return shown
             case Event.EVALUATE:
-                found = event.value_as(Evaluation)
-                return {"phase": "training", "elapsed_s": found.elapsed_s, **self._metric(found.metrics)}
+                evaluation = event.value_as(Evaluation)
+                return {"phase": "training", "elapsed_s": evaluation.elapsed_s, **self._metric(evaluation.metrics)}
             case Event.STAGE_BEGIN if str(value.get("step")) in _STEPS:
                 self._recent.clear()
                 return {**_BEGUN, "phase": _STEPS[str(value["step"])]}
@@ -265,9 +265,9 @@ class ProgressReader:
 def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                yield found
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value
 
 
 def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:
@@ -287,5 +287,5 @@ def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:
     )
 
 
-def _number(found: object) -> float | None:
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -108,20 +108,20 @@ def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
     if summary.tuning is None:
         return
     with contextlib.suppress(RunError):
-        found = tuned_result(summary, load_run(run_dir, curves=False).rounds)
-        if found is None:
+        search = tuned_result(summary, load_run(run_dir, curves=False).rounds)
+        if search is None:
             return
         table = Table(box=None, header_style="dim", pad_edge=False)
         numbers = ("figure", "accuracy diff.")
         for heading in ("trial", "settings", *numbers, "outcome"):
             table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
-        for trial in found.trials:
+        for trial in search.trials:
             cells = (str(trial.number), trial.settings, trial.figure, trial.metric, trial.outcome)
             table.add_row(*map(Text, cells))
         console.print()
-        if found.trials:
+        if search.trials:
             console.print(table)
-        console.print(Text(found.conclusion, style="bold"), soft_wrap=not console.is_terminal)
+        console.print(Text(search.conclusion, style="bold"), soft_wrap=not console.is_terminal)
 
 
 def vendor_line(summary: Summary) -> Text:
@@ -169,15 +169,15 @@ def _grid(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
 
 def asked_lines(cases: Sequence[CaseResult]) -> list[Text]:
     """Return a line for each case with figures of scenarios, generation, a searched rate or the framework alone."""
-    found: list[Text] = []
+    lines: list[Text] = []
     for case in cases:
         names = _ASKED if _figure(case, _SPEED[case.task]) != _NOTHING else (*_BEFORE, *_ASKED)
         shown = [f"{title_of(name, case.unit)} {_figure(case, name)}" for name in names if name in case.figures]
         shown = [text for text in shown if not text.endswith(f" {_NOTHING}")]
         if shown:
             name = f"{case.key.model} {case.variant}" if case.variant else case.key.model
-            found.append(Text.assemble((f"{name}: ", "dim"), ", ".join(shown)))
-    return found
+            lines.append(Text.assemble((f"{name}: ", "dim"), ", ".join(shown)))
+    return lines
 
 
 def reference_lines(cases: Sequence[CaseResult]) -> list[Text]:
@@ -185,10 +185,10 @@ def reference_lines(cases: Sequence[CaseResult]) -> list[Text]:
     from accelmark.results.rounds.training import REFERENCE_RULE
 
     return [
-        Text.assemble((f"{case.key.model}: ", "dim"), str(found))
+        Text.assemble((f"{case.key.model}: ", "dim"), str(result))
         for case in cases
-        for found in case.findings
-        if found.rule == REFERENCE_RULE and found.severity == "info" and found.expected
+        for result in case.findings
+        if result.rule == REFERENCE_RULE and result.severity == "info" and result.expected
     ]
 
 
@@ -271,11 +271,11 @@ def read_status(path: Path) -> RunStatus:
 
 def _progress(directory: RunDirectory, job: PlannedJob) -> JobProgress:
     """Return the progress of a running job; once its ranks have ended, of the evaluation of its weights."""
-    found = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
+    progress = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
     evaluation = node_dirs(reevaluation_dir(directory.round_dir(job)))
-    if found.phase == "finished" and any(node.exit is None for node in evaluation):
-        return replace(found, phase="evaluating weights")
-    return found
+    if progress.phase == "finished" and any(node.exit is None for node in evaluation):
+        return replace(progress, phase="evaluating weights")
+    return progress
 
 
 def print_status(run: RunStatus, console: Console | None = None) -> None:

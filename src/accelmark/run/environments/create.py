@@ -139,9 +139,9 @@ def recipe_of(framework: str, vendor: str, index: str | None, wheels: Path | Non
     folder, spec = find("frameworks", framework).path, load_framework(framework)
     device = framework_device(load_vendor(vendor), framework)
     constraints = folder / _CONSTRAINTS
-    found = constraints if constraints.is_file() else None
+    file = constraints if constraints.is_file() else None
     device_index = device.index if index is None and wheels is None else None
-    return Recipe(framework, (*spec.requires, *device.requires), found, index, wheels, device_index)
+    return Recipe(framework, (*spec.requires, *device.requires), file, index, wheels, device_index)
 
 
 async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Report) -> dict[str, str]:
@@ -172,7 +172,7 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
             why = f"a connection to {index} failed: {cause}; {why}"
         raise HostError(host.name, f"{why} (repeat: {shlex.join(recipe.install_command(path))})")
     report(host.name, f"importing {spec.module}")
-    names = distributions(Need(requirement=one, needed_by=spec.name) for one in recipe.requirements)
+    names = distributions(Need(requirement=requirement, needed_by=spec.name) for requirement in recipe.requirements)
     imports = (spec.module, *spec.checked_imports)
     facts = await package_facts(host, environment_python(path), [*names, *spec.distributions], imports)
     if not any(facts.versions[name] for name in spec.distributions):

@@ -38,15 +38,19 @@ def broken_frameworks() -> list[str]:
 async def _all() -> list[str]:
     frameworks, vendor = readable("frameworks", load_framework)[0], default_vendor()
     checks = [_broken_here(framework) for framework in frameworks.values()]
-    checks += [_broken_environment(one, vendor) for one in registered().values() if one.framework in frameworks]
-    return [line for found in await asyncio.gather(*checks) for line in found]
+    checks += [
+        _broken_environment(environment, vendor)
+        for environment in registered().values()
+        if environment.framework in frameworks
+    ]
+    return [line for lines in await asyncio.gather(*checks) for line in lines]
 
 
 async def _broken_here(framework: FrameworkSpec) -> list[str]:
     """Return the installed modules of a framework in this Python that cannot be imported."""
     facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
-    found = broken_imports(_HERE.name, facts, framework, create_command(framework.name))
-    return [f"{problem.what}: run {problem.hint}" for problem in found]
+    problems = broken_imports(_HERE.name, facts, framework, create_command(framework.name))
+    return [f"{problem.what}: run {problem.hint}" for problem in problems]
 
 
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
@@ -54,7 +58,10 @@ async def _broken_environment(environment: FrameworkEnvironment, vendor: str) ->
     framework, path = load_framework(environment.framework), environment.path
     device = known_device(vendor, framework.name)  # None is reported by the inventory
     requirements = (*framework.requires, *(device.requires if device is not None else ()))
-    needs = [*RANK_NEEDS, *(Need(requirement=one, needed_by=f"framework {framework.name}") for one in requirements)]
+    needs = [
+        *RANK_NEEDS,
+        *(Need(requirement=requirement, needed_by=f"framework {framework.name}") for requirement in requirements),
+    ]
     try:
         facts = await package_facts(_HERE, environment_python(path), distributions(needs), framework.checked_imports)
     except HostError as error:

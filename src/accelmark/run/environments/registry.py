@@ -50,14 +50,14 @@ def default_path(framework: str) -> Path:
 
 def registered() -> dict[str, FrameworkEnvironment]:
     """Return the environments of this machine by framework; damaged records are skipped."""
-    found: dict[str, FrameworkEnvironment] = {}
+    environments: dict[str, FrameworkEnvironment] = {}
     for record in sorted((cache_directory() / _PLACE).glob("*.json")):
         try:
-            one = FrameworkEnvironment.model_validate_json(record.read_bytes())
+            environment = FrameworkEnvironment.model_validate_json(record.read_bytes())
         except (OSError, ValidationError):
             continue
-        found[one.framework] = one
-    return found
+        environments[environment.framework] = environment
+    return environments
 
 
 def register(environment: FrameworkEnvironment) -> None:

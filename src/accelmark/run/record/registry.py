@@ -58,16 +58,16 @@ def _entry(plan: Plan, run_dir: Path) -> Registration:
     fields = {name: entry[name] for name in ("at", "nonce", "plan_sha256", "work_sha256")}
     try:
         with _opened() as (descriptor, entries, previous):
-            starts = [one for one in entries if one.get("kind") == "start"]
+            starts = [line for line in entries if line.get("kind") == "start"]
             entry["number"] = len(starts) + 1
             _append(descriptor, entry, previous)
     except OSError as error:
         return Registration(**fields, reason=f"{registry_file()}: {error.strerror or error}")
-    ends = {one.get("nonce"): one for one in entries if one.get("kind") == "end"}
-    same = [one for one in starts if one.get("work_sha256") == entry["work_sha256"]]
+    ends = {line.get("nonce"): line for line in entries if line.get("kind") == "end"}
+    same = [line for line in starts if line.get("work_sha256") == entry["work_sha256"]]
     earlier = tuple(
-        EarlierRun(number=one["number"], at=one["at"], ended=ends.get(one["nonce"], {}).get("verdicts"))
-        for one in same[-_MAX_EARLIER:]
+        EarlierRun(number=line["number"], at=line["at"], ended=ends.get(line["nonce"], {}).get("verdicts"))
+        for line in same[-_MAX_EARLIER:]
     )
     first = hashlib.sha256(json.dumps(starts[0]).encode()).hexdigest()[:16] if starts else None
     return Registration(**fields, log=first, number=entry["number"], previous=previous, earlier=earlier)

@@ -81,17 +81,17 @@ def source_record(package: Path | None = None) -> SourceRecord:
 def _installed(package: Path) -> Distribution | None:
     """Return the installed distribution of these files; None for an editable installation."""
     try:
-        found = distribution("accelmark")
+        installed = distribution("accelmark")
     except PackageNotFoundError:
         return None
-    if not any(str(file) == "accelmark/__init__.py" for file in found.files or ()):
+    if not any(str(file) == "accelmark/__init__.py" for file in installed.files or ()):
         return None
-    return found if Path(str(found.locate_file("accelmark"))).resolve() == package.resolve() else None
+    return installed if Path(str(installed.locate_file("accelmark"))).resolve() == package.resolve() else None
 
 
-def _differing(found: Distribution, package: Path) -> tuple[str, ...]:
+def _differing(installed: Distribution, package: Path) -> tuple[str, ...]:
     """Return files that were changed, removed or added since the wheel's RECORD."""
-    files = {str(file): file.hash for file in found.files or ()}
+    files = {str(file): file.hash for file in installed.files or ()}
     recorded = {name: digest for name, digest in files.items() if name.startswith("accelmark/")}
     present = {
         f"accelmark/{path.relative_to(package).as_posix()}": path for path in package.rglob("*") if path.is_file()

@@ -91,11 +91,11 @@ def read_events(path: Path) -> list[RunEvent]:
 
 def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobStatus]:
     """Replay ``events`` into the status of each job."""
-    found = {job: JobStatus() for job in jobs}
+    current = {job: JobStatus() for job in jobs}
     for event in events:
-        if event.kind == "state" and event.job in found and event.state is not None:
-            found[event.job] = JobStatus(event.state, event.reason, event.attempt, event.at)
-    return found
+        if event.kind == "state" and event.job in current and event.state is not None:
+            current[event.job] = JobStatus(event.state, event.reason, event.attempt, event.at)
+    return current
 
 
 @final

@@ -116,7 +116,7 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
-        there = ", ".join(sorted(found.parent.name for found in folder.glob("images/*/Dockerfile"))) or "none"
+        there = ", ".join(sorted(recipe.parent.name for recipe in folder.glob("images/*/Dockerfile"))) or "none"
         what = f"vendor {vendor!r} has no images/{directory}/Dockerfile"
         raise RequestError(f"{what} (it has: {there}): add one, or name an image (container.image)")
     name = f"accelmark-{vendor}-{directory}:{_content(recipe, container.build_options)}".lower()
