@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.store.files import write_atomic
@@ -12,7 +14,7 @@ from accelmark.run.agent.rank_exit import NodeState, classify_job
 from accelmark.run.controller.cancellation import Cancellation, run_in_daemon_thread
 from accelmark.run.controller.node_jobs import node_jobs, write_job
 from accelmark.run.controller.stall_cause import stall_cause
-from accelmark.run.host import UnreachableError
+from accelmark.run.host import ConnectionLostError, HostError, UnreachableError
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
@@ -23,6 +25,7 @@ FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] 
 """Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
 
 Returns a record of each data set, or None where it did not check."""
+_RETRY_S: Final = 2.0
 JobEnd = tuple[NodeState, str | None]
 """The state of a job and its first cause, which names host and rank where they are known."""
 
@@ -71,7 +74,8 @@ async def execute_job(
             write_atomic(directory.round_dir(job) / DATA_FILE, json.dumps(values, indent=2))
 
     fetching = [run_in_daemon_thread(fetch_data)] if launcher.spec.shares_filesystem else []
-    prepared = await stop.unless_requested(asyncio.gather(*fetching, *(agent.prepare() for agent in agents)))
+    preparing = (prepare(agent, launcher.reconnect_s, report) for agent in agents)
+    prepared = await stop.unless_requested(asyncio.gather(*fetching, *preparing))
     if not prepared or stop:
         reason = f"{stop.reason} before the ranks were started"
         for agent in agents:
@@ -80,6 +84,28 @@ async def execute_job(
     on_start()
     await _start(agents)
     return await _wait(agents, stop, tick, interval_s)
+
+
+async def prepare(agent: AgentHandle, reconnect_s: float, report: Callable[[str], None]) -> None:
+    """Prepare a host; where its connection is lost, try again for at most ``reconnect_s``.
+
+    Raises:
+        UnreachableError: its connection was lost, and it stayed unreachable.
+        AccelmarkError: it could not be prepared; nothing runs there.
+    """
+    give_up_at: float | None = None
+    while True:
+        try:
+            return await agent.prepare()
+        except UnreachableError as error:
+            if isinstance(error, ConnectionLostError):
+                give_up_at = time.monotonic() + reconnect_s
+            if give_up_at is None:
+                raise HostError(error.host, error.problem, error.advice) from error
+            if time.monotonic() >= give_up_at:
+                raise
+            report(f"{error}: trying again")
+            await asyncio.sleep(_RETRY_S)
 
 
 async def follow_job(

@@ -27,6 +27,9 @@ class Launcher(ABC):
     shared_directory: Path | None = None
     """A directory that has to exist on every host, below which AccelMark writes; None: it makes its own."""
 
+    reconnect_s: float = 0.0
+    """Longest time for which a host may be unreachable before its job is lost."""
+
     locks_hosts: bool = False
     """Whether a job locks its hosts, so that no other run uses them."""
 

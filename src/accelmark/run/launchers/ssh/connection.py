@@ -14,6 +14,7 @@ from accelmark.run.host import (
     END_TIMEOUT_S,
     FIRST_LINE_TIMEOUT_S,
     CommandResult,
+    ConnectionLostError,
     Host,
     HostError,
     HostKeyError,
@@ -112,9 +113,9 @@ class SshConnection(Host):
             self._drop()
             raise self.lost(error) from error
 
-    def lost(self, error: Exception | None = None) -> UnreachableError:
+    def lost(self, error: Exception | None = None) -> ConnectionLostError:
         """Return the error for a connection that was lost."""
-        return UnreachableError(self.name, "the connection was lost" + (f" ({error})" if error else ""))
+        return ConnectionLostError(self.name, "the connection was lost" + (f" ({error})" if error else ""))
 
     @contextlib.asynccontextmanager
     async def running(

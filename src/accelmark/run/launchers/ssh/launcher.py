@@ -17,7 +17,7 @@ from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.agent import agent_commands, temporary_directories
 from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, NodeJob
-from accelmark.run.host import HostError, UnreachableError
+from accelmark.run.host import HostError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, SshAgent
 from accelmark.run.launchers.ssh.connection import SshConnection
@@ -56,6 +56,7 @@ class SshLauncher(Launcher):
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
+        self.reconnect_s = self.options.reconnect_s
         self.layout = Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
         self.shared_directory = self.options.shared_directory
@@ -183,21 +184,18 @@ class SshLauncher(Launcher):
     async def _prepare(self, node: NodeJob) -> None:
         """Deliver AccelMark, the image, the job and its data to the host of a job."""
         host, layout = self.host(node.host), self.layout
-        try:
-            await self._clear(node)
-            await self.deliver(node.host)
-            await self._ensure_image(node)
-            task = layout.task(node).model_dump_json(indent=2)
-            task_file = layout.node_dir(node) / TASK_FILE
-            await put_files(
-                host, self.python, {layout.job_file(node): layout.job(node).model_dump_json(indent=2), task_file: task}
-            )
-            if layout.is_shared_run:
-                written = hashlib.sha256(task.encode()).hexdigest()
-                await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
-            await self._fetch_data(node)
-        except UnreachableError as error:  # nothing was started: the job failed, it is not lost
-            raise HostError(error.host, error.what) from error
+        await self._clear(node)
+        await self.deliver(node.host)
+        await self._ensure_image(node)
+        task = layout.task(node).model_dump_json(indent=2)
+        task_file = layout.node_dir(node) / TASK_FILE
+        await put_files(
+            host, self.python, {layout.job_file(node): layout.job(node).model_dump_json(indent=2), task_file: task}
+        )
+        if layout.is_shared_run:
+            written = hashlib.sha256(task.encode()).hexdigest()
+            await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
+        await self._fetch_data(node)
 
     async def _clear(self, node: NodeJob) -> None:
         """End agents of this run on a host, and rename the files of an earlier attempt."""
