@@ -92,7 +92,8 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     scaling = coordinator.start(plan, directory / SCALING_DIR, fetch, run_preflight, as_json=request.as_json)
     failed = [case for case in scaling.summary.cases if case.state != "succeeded"]
     if scaling.exit_code == EXIT_CANCELLED:
-        reasons |= dict.fromkeys(("scaling", "checkpoints", "recovery"), _CANCELLED)
+        cancelled: tuple[Part, ...] = ("scaling", "checkpoints", "recovery")
+        reasons |= dict.fromkeys(cancelled, _CANCELLED)
     elif failed or len(hosts) < 2:
         reasons["scaling"] = f"{failed[0].key}: {failed[0].state}" if failed else "the cluster has one host"
     last = directory / SCALING_DIR / plan.jobs[-1].directory
