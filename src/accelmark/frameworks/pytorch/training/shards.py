@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -54,11 +55,22 @@ def write_shards(
     shards = dict(_writable(name, each) for name, each in tensors.items())
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
     try:
-        save(shards, storage_writer=writer, process_group=group)
+        has_all_ranks = group is None or group.size() == dist.get_world_size()
+        save(shards, storage_writer=writer, process_group=group, planner=None if has_all_ranks else _PartPlanner())
     except CheckpointException as error:
         raise _cause(error) from error
     rest = {name: each for name, each in state.items() if name not in tensors}
     return {"param_groups": optimizer["param_groups"], **rest}
+
+
+@final
+class _PartPlanner(DefaultSavePlanner):
+    """Plans without the check that tensors are complete: a directory of one host has the shards of its ranks only."""
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Return what each rank writes, and where parts of tensors are."""
+        self.global_plan, self.metadata = create_default_global_save_plan(self._dedup_save_plans(all_plans))
+        return self.global_plan, self.metadata
 
 
 def _writable(name: str, tensor: Tensor) -> tuple[str, Tensor]:
