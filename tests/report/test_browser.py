@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 from accelmark.automl.controller.journal import SearchDirectory
 from accelmark.report.run_page import write_page
 from accelmark.report.search_page import write_report
-from accelmark.report.templating import fill, inline
+from accelmark.report.templating import fill, text_of
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.scaling import scaling_curves
 from accelmark.run.record.measure import measure_run
@@ -124,7 +124,7 @@ def test_the_table_of_scaling_has_rows_of_a_few_lines_on_a_phone(browser: Browse
     ]
     (curve,) = scaling_curves(runs)
     page = browser.new_context(viewport={"width": 390, "height": 900}).new_page()
-    page.set_content(f"<style>{inline('page.css')}</style>{fill('run/scaling_table.html', curve=curve)}")
+    page.set_content(f"<style>{text_of('page.css')}</style>{fill('run/scaling_table.html', curve=curve)}")
     heights = [box["height"] for row in page.locator("tbody tr").all() if (box := row.bounding_box())]
     assert len(heights) == 2
     assert max(heights) < 100

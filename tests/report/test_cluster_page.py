@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import pytest
 
-from accelmark.report.charts import collectives_chart
 from accelmark.report.cluster_page import render_cluster
 from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery
 from accelmark.results.scaling import ScalePoint, ScalingCurve
@@ -64,21 +62,6 @@ def test_every_part_that_was_measured_is_on_the_page() -> None:
     assert "Not measured" not in page
     assert "not conclusive" not in page
     assert "busy machine" not in page
-
-
-def test_labels_of_sizes_do_not_touch() -> None:
-    timings = [
-        CollectiveTiming(
-            operation="all_reduce", size_bytes=2**power, time_us=1, algorithm_gb_s=1, bus_gb_s=power, repetitions=3
-        )
-        for power in (10, 14, 18, 20, 24, 26, 28, 30, 32)
-    ]  # fmt: skip
-    chart = collectives_chart(timings)
-    assert chart is not None
-    for drawing in chart.svg.split("</svg>")[:2]:
-        places = [float(x) for x in re.findall(r'x="([\d.]+)"[^>]*>[\d.]+ [KMG]iB<', drawing)]
-        assert len(places) > 3
-        assert min(after - before for before, after in itertools.pairwise(places)) > 60
 
 
 def headlines(page: str) -> list[str]:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from accelmark.explain.terms import all_terms
-from accelmark.report.plots import plots_of
+from accelmark.report.charts import embed_json, plots_of
 from accelmark.report.run_page import interval_text, render_page, write_page
-from accelmark.report.templating import embed_json
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Finding, Point, RoundResult, Spread, TelemetrySeries

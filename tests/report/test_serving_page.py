@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from accelmark.report.charts import LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.comparison import render_comparison
-from accelmark.report.load_charts import LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import render_page
 from accelmark.report.tables import results_table, shown_columns, shown_rows
 from accelmark.results.comparison import compare
@@ -54,14 +53,12 @@ def test_the_page_has_the_stages_latencies_charts_and_the_server(tmp_path: Path)
     assert "The figures of this case are those of 4 at a time : the stage with the highest rate" in text
     assert "TTFT ≤ 200 ms for 99.0\u202f% of the requests" in text.replace(" %", "\u202f%")
     assert "toy --port 1" in text
-    assert html.count('class="chart load"') == 2
-    assert html.count('class="chart latency"') == 4
-    assert html.count('class="chart timeline"') == 2  # for wide and for narrow screens
+    assert html.count('<div class="chart">') == 2 + 4 + 1, "trade-offs, distributions, timeline"
     assert "In the server's queue" in text.replace("&#39;", "'")
     assert "time since the first stage began" in text
     assert '"title":"Requests in progress"' in html
     assert '"title":"Power"' in html
-    assert html.count("<title>request ") == 2 * 160
+    assert len(set(re.findall(r'"request (\d+): ', html))) == 160
 
 
 def test_a_run_whose_server_died_has_a_page_with_the_reason(tmp_path: Path) -> None:
@@ -101,20 +98,10 @@ def test_the_terminal_shows_the_rate_of_output_tokens(tmp_path: Path) -> None:
 
 def test_stages_of_other_lengths_are_on_lines_of_their_own() -> None:
     both = ("8 + 8", "64 + 8")
-    points = [LoadPoint(x, x, None, None, "", "", lengths=each) for x in (1.0, 2.0) for each in both]
-    chart = tradeoff_chart([LoadCurve("stages", 1, "none", points)], "x", "y", is_latency=False)
+    points = [LoadPoint(x, x, None, "", "", lengths=each) for x in (1.0, 2.0) for each in both]
+    chart = tradeoff_chart([LoadCurve("stages", 0, "solid", points)], "x", "y", is_latency=False)
     assert chart is not None
-    assert [line.count(",") for line in re.findall(r'points="([^"]*)"', chart.svg)] == [2, 2]
-
-
-def test_labels_of_points_near_each_other_do_not_overlap() -> None:
-    near = [LoadPoint(100 + step, 50 + step, None, None, f"batch {step}", "") for step in range(6)]
-    chart = tradeoff_chart([LoadCurve("stages", 1, "none", near)], "x", "y", is_latency=False)
-    assert chart is not None
-    found = re.findall(r'<text class="halo" x="([\d.]+)" y="([\d.]+)"[^>]*>batch', chart.svg)
-    assert len(found) >= 5
-    for one, other in itertools.combinations([(float(x), float(y)) for x, y in found], 2):
-        assert abs(one[0] - other[0]) >= 46 or abs(one[1] - other[1]) >= 12, (one, other)
+    assert [trace["x"] for trace in chart.traces] == [[1.0, 2.0], [1.0, 2.0]]
 
 
 def test_a_comparison_has_the_curves_of_all_runs(tmp_path: Path) -> None:
@@ -128,9 +115,8 @@ def test_a_comparison_has_the_curves_of_all_runs(tmp_path: Path) -> None:
     comparison = compare(runs)
     assert [len(pair.other.load_curve) for pair in comparison.pairs] == [3, 4]
     html = render_comparison(comparison)
-    assert html.count('class="chart load"') == 2
-    keys = text_of(html).partition("toy under load")[2]
-    assert all(f"{name}: pytorch" in keys for name in ("one", "two", "three"))
+    assert html.count('<div class="chart">') == 2
+    assert all(f'"name":"{name}: pytorch' in html for name in ("one", "two", "three"))
 
 
 def test_servers_with_other_precisions_are_not_compared(tmp_path: Path) -> None:

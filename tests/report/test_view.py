@@ -90,7 +90,7 @@ def test_a_run_has_its_page_and_compares(port: int) -> None:
 
 
 def test_scaling_trend_and_the_table_for_programs(port: int) -> None:
-    assert "<svg" in Asked(port, "/scaling").text
+    assert '<div class="chart">' in Asked(port, "/scaling").text
     trend = Asked(port, "/trend?figure=mfu")
     assert trend.status == 200
     assert "MFU" in trend.text

@@ -1,225 +1,200 @@
-"""Charts as SVG, styled by the page's style sheet: no script and no inline style."""
+"""Charts as data of Plotly: traces and layout, in which ``--NAME`` is a colour of the style sheet (``charts.js``)."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from accelmark.results.figures import FigureName
 from accelmark.results.scaling import ScalingCurve
+from accelmark.results.schema import Point, RoundResult, TimelineRequest
 from accelmark.spec.log.records import CollectiveTiming
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
 
-WIDE: Final = 960
-HALF: Final = 470
-"""Width of one of two charts in a row, and of a chart on a narrow screen."""
-_HEIGHT: Final = 300
-_LEFT: Final = 78
-_RIGHT: Final = 24
-_TOP: Final = 26
-_BOTTOM: Final = 46
+Json = dict[str, Any]
+
+_COLOURS: Final = 6
+"""Line colours of the style sheet."""
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SHARES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
 _MAX_SHARE: Final = 0.9995
-COLOURS: Final = 6
-"""Line colours of the style sheet."""
-DASHES: Final = ("none", "7 4", "2 3", "9 3 2 3")
-_DIGIT: Final = 7.6
-"""Width of a digit of a label on a narrow screen."""
-_SIZE_WIDTH: Final = 62
-"""Least distance between the labels of two sizes (``256 KiB``)."""
 _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
 
-def fitted(draw: Callable[[int], Markup]) -> Markup:
-    """Draw a chart for wide and for narrow screens; the style sheet shows the one that fits."""
-    return Markup('<div class="on-wide">{}</div><div class="on-narrow">{}</div>').format(draw(WIDE), draw(HALF))
+class Chart(NamedTuple):
+    """A chart of a page."""
+
+    label: str
+    """What it shows, for screen readers."""
+    traces: list[Json]
+    layout: Json
+
+    @property
+    def data(self) -> Markup:
+        """The chart as JSON for a script element."""
+        return embed_json({"traces": self.traces, "layout": self.layout})
 
 
-def scaling_chart(curve: ScalingCurve) -> Markup:
+def embed_json(value: Any) -> Markup:
+    """Return JSON for a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped
+
+
+def colour(number: int) -> str:
+    """Return the colour of a line by its number from 0."""
+    return f"--r{number % _COLOURS + 1}"
+
+
+def line(x: Sequence[Any], y: Sequence[Any], name: str, number: int, **options: Any) -> Json:
+    """Return a line in the colour and dashes of its ``number`` from 0."""
+    dash = _DASHES[number // _COLOURS % len(_DASHES)]
+    style = {"color": colour(number), "width": 1.8, "dash": dash}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "name": escape(name),
+        "line": style,
+    } | options
+
+
+def _titled(text: str, **axis: Any) -> Json:
+    return {"title": {"text": escape(text)}} | axis
+
+
+def _texts(texts: Iterable[str]) -> Json:
+    """Return the text of each point on hover."""
+    return {"text": [escape(text) for text in texts], "hovertemplate": "%{text}<extra></extra>"}
+
+
+def _interval(values: Sequence[float], limits: Sequence[tuple[float, float] | None], shade: str) -> Json:
+    """Return the error bars of points; None: without an interval."""
+    ends = [limit or (value, value) for value, limit in zip(values, limits, strict=True)]
+    return {
+        "type": "data", "symmetric": False, "color": shade, "thickness": 1, "width": 0,
+        "array": [high - value for value, (_, high) in zip(values, ends, strict=True)],
+        "arrayminus": [value - low for value, (low, _) in zip(values, ends, strict=True)],
+    }  # fmt: skip
+
+
+def _edge(x: float, shade: str = "--soft", **options: Any) -> Json:
+    """Return a vertical line through the whole chart."""
+    style = {"color": shade, "width": 1, "dash": "dash"}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": style} | options
+
+
+def scaling_chart(curve: ScalingCurve) -> Chart:
     """Draw scaling efficiency over ranks (logarithmic) with the ideal line and 95 % intervals."""
-    return fitted(partial(_scaling, curve))
-
-
-def _scaling(curve: ScalingCurve, width: int) -> Markup:
-    ranks = [point.ranks for point in curve.points]
-    highest = max(1.0, *(point.efficiency + (point.half95 or 0) for point in curve.points))
-    top = math.ceil(highest * 5 + 0.01) / 5
-    low, high = math.log2(min(ranks)), math.log2(max(ranks))
-
-    def x(count: int) -> float:
-        return _LEFT + 30 + (width - _LEFT - _RIGHT - 60) * ((math.log2(count) - low) / (high - low or 1))
-
-    def y(value: float) -> float:
-        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
-
-    parts = [grid_line(y(step * 0.2), percent(step * 0.2), width) for step in range(int(top * 5 + 1.5))]
-    parts.append(f'<path class="ideal" d="M{_LEFT},{y(1):.1f} H{width - _RIGHT}"/>')
-    parts.append(_path([(x(point.ranks), y(point.efficiency)) for point in curve.points]))
-    for point in curve.points:
-        at, level = x(point.ranks), y(point.efficiency)
-        if point.half95:
-            top_y, low_y = y(point.efficiency + point.half95), y(max(0.0, point.efficiency - point.half95))
-            parts.append(f'<path class="whisker" d="M{at:.1f},{top_y:.1f} V{low_y:.1f}"/>')
-        text = f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s"
-        parts.append(_point(at, level, text))
-        parts.append(text_at(at, level - 12, percent(point.efficiency, 3), "middle", "strong-text"))
-        parts.append(text_at(at, _HEIGHT - 24, point.scale, "middle"))
-    parts.append(text_at((_LEFT + width - _RIGHT) / 2, _HEIGHT - 6, "hosts × devices per host", "middle"))
-    return drawing(
-        parts, f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below", width=width
+    points = curve.points
+    ranks, shares = [point.ranks for point in points], [point.efficiency for point in points]
+    limits = [point.half95 and (point.efficiency - point.half95, point.efficiency + point.half95) for point in points]
+    texts = (
+        f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s" for point in points
+    )
+    measured = line(ranks, shares, "efficiency", 0, mode="lines+markers", **_texts(texts))
+    measured["error_y"] = _interval(shares, [limit or None for limit in limits], colour(0))
+    ideal = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": 1,
+        "y1": 1,
+        "line": {"color": "--soft", "dash": "dot"},
+    }
+    axis = _titled("hosts × devices per host", type="log", tickvals=ranks, ticktext=[point.scale for point in points])
+    return Chart(
+        f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below",
+        [measured],
+        {"xaxis": axis, "yaxis": _titled("efficiency", tickformat=".0%", rangemode="tozero"), "shapes": [ideal]},
     )
 
 
+class TrendPoint(NamedTuple):
+    """A figure of one run."""
+
+    started_at: str
+    value: float
+    half95: float | None
+    """Half of its 95 % interval."""
+
+
 def trend_chart(
-    points: Sequence[tuple[str, float, float | None]], segments: Sequence[tuple[int, int, float]], unit: str, title: str
-) -> Markup:
-    """Draw a figure over runs, given as (label, value, half interval), and the level of each segment."""
-    return fitted(partial(_trend, points, segments, unit, title))
-
-
-def _trend(
-    points: Sequence[tuple[str, float, float | None]],
-    segments: Sequence[tuple[int, int, float]],
-    unit: str,
-    title: str,
-    width: int,
-) -> Markup:
-    values = [value for _, value, _ in points]
-    low = min(value - (half or 0) for _, value, half in points)
-    high = max(value + (half or 0) for _, value, half in points)
-    margin = 0.15 * (high - low) or abs(high) * 0.1 or 1.0
-    low, high = low - margin, high + margin
-    count = len(points)
-
-    def x(position: float) -> float:
-        return _LEFT + 24 + (width - _LEFT - _RIGHT - 48) * (position / max(count - 1, 1) if count > 1 else 0.5)
-
-    def y(value: float) -> float:
-        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low)
-
-    steps = ticks(low, high)
+    points: Sequence[TrendPoint], segments: Sequence[tuple[int, int, float]], unit: str, title: str
+) -> Chart:
+    """Draw a figure over runs, and the level of each segment (first run, run after the last, mean)."""
+    values = [point.value for point in points]
     scale = scale_of(max(map(abs, values)), unit)
-    decimals = max(0, -math.floor(math.log10((steps[1] - steps[0]) / scale.divisor) + 1e-9)) if len(steps) > 1 else 3
-    parts = [grid_line(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−"), width) for tick in steps]
-    parts.append(text_at(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
-    parts.append(_path([(x(i), y(value)) for i, value in enumerate(values)]))
-    for begin, end, level in segments if count >= _MIN_RUNS else ():
-        left, right = x(begin) - 10, x(end - 1) + 10
-        parts.append(f'<path class="level" d="M{left:.1f},{y(level):.1f} H{right:.1f}"/>')
-        if begin:
-            middle = (x(begin - 1) + x(begin)) / 2
-            parts.append(f'<path class="change" d="M{middle:.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
-    for i, (label, value, half) in enumerate(points):
-        if half:
-            parts.append(f'<path class="whisker" d="M{x(i):.1f},{y(value + half):.1f} V{y(value - half):.1f}"/>')
-        parts.append(_point(x(i), y(value), f"{label}: {quantity(value, unit)}"))
-    shown = range(0, count, max(1, math.ceil(count * 130 / width)))
-    days = [points[i][0][:10] for i in shown]
-    several = len(set(days)) < len(days)
-    for i, day in zip(shown, days, strict=True):
-        label = f"{day} {points[i][0][11:16]}".strip() if several else day
-        parts.append(text_at(min(x(i), width - _DIGIT * len(label) / 2), _HEIGHT - 24, label, "middle"))
-    return drawing(parts, f"{title} over time; values in the table below", width=width)
-
-
-Keys = tuple[tuple[str, int, str], ...]
-"""(label, colour number, dashes) of each curve."""
-
-
-class KeyedChart(NamedTuple):
-    """Curves as SVG, and the key of each."""
-
-    svg: Markup
-    keys: Keys
-
-
-def keys_of(labels: Sequence[str]) -> Keys:
-    """Return the key of each curve."""
-    return tuple((label, i % COLOURS + 1, DASHES[i // COLOURS % len(DASHES)]) for i, label in enumerate(labels))
+    shown = [value / scale.divisor for value in values]
+    halves = [point.half95 and point.half95 / scale.divisor for point in points]
+    limits = [(value - half, value + half) if half else None for value, half in zip(shown, halves, strict=True)]
+    texts = (f"{point.started_at}: {quantity(point.value, unit)}" for point in points)
+    runs = line(range(len(points)), shown, title, 0, mode="lines+markers", **_texts(texts))
+    runs["error_y"] = _interval(shown, limits, colour(0))
+    shapes: list[Json] = []
+    for begin, end, level in segments if len(points) >= _MIN_RUNS else ():
+        height = level / scale.divisor
+        span = {"x0": begin - 0.2, "x1": end - 0.8, "y0": height, "y1": height}
+        shapes.append({"type": "line", "line": {"color": colour(1), "width": 2}} | span)
+        shapes += [_edge(begin - 0.5, "--bad")] if begin else []
+    every = max(1, math.ceil(len(points) / 7))
+    places = range(0, len(points), every)
+    days = [points[place].started_at[:16].replace("T", "<br>") for place in places]
+    unit_text = f"{title}, {scale.unit}" if scale.unit else title
+    return Chart(
+        f"{title} over time; values in the table below",
+        [runs],
+        {"xaxis": {"tickvals": list(places), "ticktext": days}, "yaxis": _titled(unit_text), "shapes": shapes},
+    )
 
 
 def latency_chart(
-    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], samples: str = "batches", width: int | None = None
-) -> KeyedChart | None:
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], samples: str = "batches"
+) -> Chart | None:
     """Draw labelled curves of (share of the samples, latency in ms): shares in nines (x), logarithmic latency (y).
 
-    Returns None where no latency is above zero. Without ``width`` the chart fits the screen.
+    Returns None where no latency is above zero.
     """
+
+    def nines(share: float) -> float:
+        return -math.log10(1 - min(share, _MAX_SHARE))
+
     curves = [(label, curve) for label, curve in curves if len(curve) > 1]
-    values = [latency for _, curve in curves for _, latency in curve if latency > 0]
-    if not values:
+    if not any(latency > 0 for _, curve in curves for _, latency in curve):
         return None
-    keys = keys_of([label for label, _ in curves])
-    draw = partial(_latencies, curves, keys, (min(values) / 1.1, max(values) * 1.1), samples)
-    return KeyedChart(fitted(draw) if width is None else draw(width), keys)
+    traces = []
+    for number, (label, curve) in enumerate(curves):
+        texts = _texts(f"{label}: {percent(share, 4)} within {digits(latency)} ms" for share, latency in curve)
+        x, y = [nines(share) for share, _ in curve], [latency if latency > 0 else None for _, latency in curve]
+        traces.append(line(x, y, label, number, **texts))
+    ticks = {"tickvals": [nines(share) for share, _ in _SHARES], "ticktext": [text for _, text in _SHARES]}
+    layout = {"xaxis": _titled(f"share of {samples}", **ticks), "yaxis": _titled("latency, ms", type="log")}
+    return Chart(f"Latency in milliseconds over the share of {samples}; percentiles in the table above", traces, layout)
 
 
-def _latencies(
-    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]],
-    keys: Keys,
-    bounds: tuple[float, float],
-    samples: str,
-    width: int,
-) -> Markup:
-    low, high = bounds
-
-    def x(share: float) -> float:
-        nines = -math.log10(1 - min(share, _MAX_SHARE)) / -math.log10(1 - _MAX_SHARE)
-        return _LEFT + nines * (width - _LEFT - _RIGHT)
-
-    def y(latency_ms: float) -> float:
-        rise = math.log(max(latency_ms, low) / low) / math.log(high / low)
-        return _TOP + (1 - rise) * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = [grid_line(y(value), f"{value:,g} ms", width) for value in logarithmic_ticks(low, high)]
-    for share, label in _SHARES:
-        parts.append(f'<path class="grid" d="M{x(share):.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
-        parts.append(text_at(x(share), _HEIGHT - 24, label, "middle"))
-    for (label, colour, dashes), (_, curve) in zip(keys, curves, strict=True):
-        points = " ".join(f"{x(share):.1f},{y(latency):.1f}" for share, latency in curve)
-        title = f"<title>{escape(label)}</title>"
-        parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
-    label = f"Latency in milliseconds over the share of {samples}; percentiles in the table above"
-    return drawing(parts, label, "chart latency", width)
-
-
-def collectives_chart(sweep: Sequence[CollectiveTiming]) -> KeyedChart | None:
+def collectives_chart(sweep: Sequence[CollectiveTiming]) -> Chart | None:
     """Draw the bus bandwidth of each collective over the size of its buffer, both logarithmic; None without timings."""
-    names = list(dict.fromkeys(one.operation for one in sweep))
-    if not names:
+    traces: list[Json] = []
+    for number, name in enumerate(dict.fromkeys(timing.operation for timing in sweep)):
+        timings, title = [timing for timing in sweep if timing.operation == name], title_of(name)
+        texts = (f"{title}, {size_text(timing.size_bytes)}: {quantity(timing.bus_gb_s, 'GB/s')}" for timing in timings)
+        sizes, rates = [timing.size_bytes for timing in timings], [timing.bus_gb_s for timing in timings]
+        traces.append(line(sizes, rates, title, number, mode="lines+markers", **_texts(texts)))
+    if not traces:
         return None
-    keys = keys_of([title_of(name) for name in names])
-    return KeyedChart(fitted(partial(_collectives, sweep, names, keys)), keys)
-
-
-def _collectives(sweep: Sequence[CollectiveTiming], names: Sequence[str], keys: Keys, width: int) -> Markup:
-    sizes, rates = [one.size_bytes for one in sweep], [one.bus_gb_s for one in sweep]
-    low, high = min(rates) / 1.2, max(rates) * 1.2
-    first, last = math.log2(min(sizes)), math.log2(max(sizes))
-
-    def x(size: int) -> float:
-        return _LEFT + 24 + (width - _LEFT - _RIGHT - 48) * (math.log2(size) - first) / (last - first or 1)
-
-    def y(rate: float) -> float:
-        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - math.log(rate / low) / math.log(high / low))
-
-    marks = [value for value in logarithmic_ticks(low, high) if f"{value:e}".startswith(("1", "3"))]
-    parts = [grid_line(y(value), quantity(value, "GB/s", 1), width) for value in marks or logarithmic_ticks(low, high)]
-    shown: list[int] = []
-    for size in sorted(set(sizes)):
-        if not shown or x(size) - x(shown[-1]) >= _SIZE_WIDTH:
-            shown.append(size)
-    parts += [text_at(x(size), _HEIGHT - 24, size_text(size), "middle") for size in shown]
-    for (label, colour, dashes), name in zip(keys, names, strict=True):
-        points = " ".join(f"{x(one.size_bytes):.1f},{y(one.bus_gb_s):.1f}" for one in sweep if one.operation == name)
-        title = f"<title>{escape(label)}</title>"
-        parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
-    return drawing(parts, "Bus bandwidth over size; values in the table below", "chart latency", width)
+    sizes = sorted({timing.size_bytes for timing in sweep})
+    sizes = sizes[:: max(1, math.ceil(len(sizes) / 8))]
+    axis = _titled("size of the buffer", type="log", tickvals=sizes, ticktext=[size_text(size) for size in sizes])
+    layout = {"xaxis": axis, "yaxis": _titled("bus bandwidth, GB/s", type="log")}
+    return Chart("Bus bandwidth over size; values in the table below", traces, layout)
 
 
 def title_of(collective: str) -> str:
@@ -233,43 +208,243 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes / 2 ** (10 * exponent):.4g} {('B', 'KiB', 'MiB', 'GiB')[exponent]}"
 
 
-def logarithmic_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 of each decade between two bounds, or equal steps where that gives fewer than two."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    decades = [mantissa * 10.0**exponent for exponent in exponents for mantissa in (1, 2, 5)]
-    found = [value for value in decades if low <= value <= high]
-    return found if len(found) > 1 else ticks(low, high)
+class LoadPoint(NamedTuple):
+    """One stage in a trade-off."""
+
+    x: float
+    y: float
+    limits: tuple[float, float] | None
+    """The 95 % interval of ``y``."""
+    label: str
+    """Drawn next to the point; empty: none."""
+    text: str
+    """Shown on hover."""
+    is_open: bool = False
+    """Whether the stage had an open load, which is drawn as a filled point."""
+    lengths: str = ""
+    """Lengths of prompts and answers where stages differ in them; stages of other lengths are on lines of their own."""
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return about five round values between two bounds."""
-    rough = (high - low) / 5
-    power: float = 10.0 ** math.floor(math.log10(rough))
-    step = next((power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), power * 10)
-    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+class LoadCurve(NamedTuple):
+    """Stages; those of one kind of load (closed, open) and of the same lengths are joined by a line."""
+
+    label: str
+    number: int
+    """Of its colour, from 0."""
+    dash: str
+    points: Sequence[LoadPoint]
 
 
-def grid_line(y: float, label: str, width: int = WIDE) -> str:
-    """Draw a horizontal line with its value."""
-    return f'<path class="grid" d="M{_LEFT},{y:.1f} H{width - _RIGHT}"/>' + text_at(_LEFT - 8, y + 4, label, "end")
+def tradeoff_chart(curves: Sequence[LoadCurve], x_title: str, y_title: str, *, is_latency: bool) -> Chart | None:
+    """Draw curves over a rate (x); ``is_latency``: y is in ms and logarithmic. Returns None without a point."""
+    traces: list[Json] = []
+    for curve in curves:
+        lines: dict[tuple[bool, str], list[LoadPoint]] = {}
+        for point in curve.points:
+            lines.setdefault((point.is_open, point.lengths), []).append(point)
+        for place, ((is_open, _), points) in enumerate(lines.items()):
+            x, y = [point.x for point in points], [point.y for point in points]
+            trace = line(x, y, curve.label, curve.number, mode="lines+markers", legendgroup=escape(curve.label))
+            trace["line"]["dash"] = curve.dash
+            trace["marker"] = {"symbol": "circle" if is_open else "circle-open", "size": 8}
+            trace["error_y"] = _interval(y, [point.limits for point in points], colour(curve.number))
+            trace["showlegend"] = place == 0 and len(curves) > 1
+            traces.append(trace | _texts(point.text for point in points))
+    if not traces:
+        return None
+    log = {"type": "log"} if is_latency else {"rangemode": "tozero"}
+    notes = [
+        {"x": point.x, "y": math.log10(point.y) if is_latency else point.y, "text": escape(point.label), "yshift": 12,
+         "showarrow": False, "font": {"size": 11, "color": "--ink"}}
+        for curve in curves for point in curve.points if point.label
+    ]  # fmt: skip
+    layout = {
+        "xaxis": _titled(x_title, rangemode="tozero"),
+        "yaxis": _titled(f"{y_title}, ms" if is_latency else y_title, **log),
+        "annotations": notes,
+    }
+    return Chart(f"{y_title} over {x_title}; values in the table", traces, layout)
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return f'<path class="line" d="M{" L".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
+_PHASES: Final = (
+    ("queued", "queued: due to sent, and in the server's queue where it states that", "--soft"),
+    ("waiting", "waiting for the first token", colour(1)),
+    ("decoding", "decoding", colour(0)),
+    ("failed", "failed", "--bad"),
+)
 
 
-def _point(x: float, y: float, tooltip: str) -> str:
-    return f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(tooltip)}</title></circle>'
+def timeline_chart(requests: Sequence[TimelineRequest], window_s: tuple[float, float] | None) -> Chart | None:
+    """Draw a row for each request: queued, waiting for the first token, and decoding. Returns None without requests."""
+    if not requests or max(request.end_s for request in requests) <= min(request.due_s for request in requests):
+        return None
+    spans: dict[str, list[tuple[int, float, float, str]]] = {}
+    for place, request in enumerate(requests):
+        sent_s = request.due_s if request.sent_s is None else request.sent_s
+        first_s = request.end_s if request.first_s is None else request.first_s
+        begun_s = min(sent_s + (request.queue_s or 0.0), first_s)
+        took = f"{digits(1000 * (request.end_s - request.due_s), 3)} ms"
+        text = f"request {request.number}: {took}, {request.status}"
+        phases = [
+            ("queued", request.due_s, begun_s),
+            ("waiting", begun_s, first_s),
+            ("decoding", first_s, request.end_s),
+        ]
+        for phase, begin, end in phases if request.status == "ok" else [("failed", request.due_s, request.end_s)]:
+            spans.setdefault(phase, []).append((place, begin, end - begin, text))
+    traces = [
+        bars(
+            [span[0] for span in spans[phase]],
+            [span[1] for span in spans[phase]],
+            [span[2] for span in spans[phase]],
+            title,
+            shade,
+            [span[3] for span in spans[phase]],
+        )
+        for phase, title, shade in _PHASES
+        if phase in spans
+    ]
+    return Chart(
+        "Timeline of requests: queued, waiting for the first token, decoding",
+        traces,
+        {
+            "xaxis": _titled("seconds since the stage began"),
+            "yaxis": _titled("request", autorange="reversed"),
+            "height": min(140 + 10 * len(requests), 620),
+            "shapes": [_edge(edge, "--bad") for edge in window_s or ()],
+        },
+    )
 
 
-def text_at(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    """Draw text; ``anchor`` is start, middle or end."""
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def bars(
+    rows: Sequence[Any], begins: Sequence[float], lengths: Sequence[float], name: str, shade: str, texts: Iterable[str]
+) -> Json:
+    """Return horizontal bars: a row, begin and length of each."""
+    place = {"type": "bar", "orientation": "h", "y": list(rows), "base": list(begins), "x": list(lengths)}
+    return (
+        place
+        | {"textposition": "none", "name": escape(name), "marker": {"color": shade, "line": {"width": 0}}}
+        | _texts(texts)
+    )
 
 
-def drawing(
-    parts: Sequence[str], label: str, css_class: str = "chart", width: int = WIDE, height: int = _HEIGHT
-) -> Markup:
-    """Return the parts as an SVG with a description."""
-    head = f'<svg class="{css_class}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-    return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - all texts in it are escaped
+_MAX_ROUNDS: Final = 12
+_MAX_POINTS: Final = 4000
+"""Points of one panel over all rounds; beyond that, each round is downsampled."""
+
+_MARGIN: Final = 0.25
+_LEAST_MARGIN_S: Final = 2.0
+"""Time before and after the curves of which telemetry is drawn: a share of theirs, and the least."""
+
+_TELEMETRY: Final = (
+    ("utilisation", "Device utilisation", "%", 100.0),
+    ("power", "Power", "W", 1.0),
+    ("memory", "Device memory", "GiB", 1 / 1024),
+    ("temperature", "Temperature", "°C", 1.0),
+    ("clock", "Clock", "MHz", 1.0),
+    ("cpu", "CPU utilisation", "%", 100.0),
+    ("rank_memory", "Memory of the ranks", "GiB", 1 / 1024),
+    ("host_memory", "Host memory", "GiB", 1 / 1024),
+)
+_PERCENTILES: Final = (("p50", FigureName.STEP_P50), ("p90", FigureName.STEP_P90), ("p99", FigureName.STEP_P99))
+
+
+def plots_of(rounds: Sequence[RoundResult]) -> Json:
+    """Return the plots of a case: panels over time, which share the time axis, and histograms.
+
+    A panel has lines and, at the target, a level. The number of a line's round selects its colour, its text is shown on
+    hover. A histogram has one more edge than counts, and marks at percentiles.
+    """
+    shown = [result for result in rounds if result.curves][:_MAX_ROUNDS]
+    is_serving = any(result.serving for result in shown)
+    return {
+        "time": "time since the first stage began" if is_serving else "raw training time",
+        "progress": list(_progress(shown)),
+        "telemetry": list(_telemetry(shown)),
+        "bars": [bars for bars in map(_bars, shown) if bars["counts"]],
+        "left_out": max(len(rounds) - len(shown), 0),
+    }
+
+
+def _panel(title: str, unit: str, lines: list[Json], **options: Any) -> Json:
+    return {"title": title, "unit": unit, "lines": lines, "markers": False, "level": None, "from_zero": False} | options
+
+
+def _progress(rounds: Sequence[RoundResult]) -> Iterable[Json]:
+    if not rounds:
+        return
+    target = rounds[0].target
+    names = dict.fromkeys(name for result in rounds for name in result.curves if name not in {"loss", "throughput"})
+    if losses := _lines(rounds, "loss"):
+        yield _panel("Loss", "", losses)
+    for name in names:
+        level = target.value if target and target.metric == name else None
+        is_load = any(result.serving for result in rounds)
+        lines = _lines(rounds, name)
+        yield _panel(
+            name.replace("_", " ").capitalize(), "", lines, markers=not is_load, level=level, from_zero=is_load
+        )
+    yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), from_zero=True)
+
+
+def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
+    most = max(_MAX_POINTS // len(rounds), 100)
+    found = [
+        (result.round, "stage" if result.serving else "step", _kept(result.curves[name], most))
+        for result in rounds
+        if result.curves.get(name)
+    ]
+    return [
+        {
+            "label": f"round {number}",
+            "round": number,
+            "x": [point.time_s for point in points],
+            "y": [point.value for point in points],
+            "text": [f"{word} {point.step:,}" for point in points],
+        }
+        for number, word, points in found
+    ]
+
+
+def _kept(points: Sequence[Point], most: int) -> list[Point]:
+    import numpy as np
+
+    from accelmark.results.rounds.curves import thin
+
+    return [points[index] for index in thin(np.array([point.value for point in points], dtype=np.float64), most)]
+
+
+def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:
+    """Yield the telemetry of one round, the first that succeeded, else the first, without that of a long start."""
+    chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0] if rounds else None)
+    if chosen is None:
+        return
+    note = f", round {chosen.round}" if len(rounds) > 1 else ""
+    end_s = max((points[-1].time_s for points in chosen.curves.values() if points), default=0.0)
+    margin_s = max(_MARGIN * end_s, _LEAST_MARGIN_S)
+    for name, title, unit, factor in _TELEMETRY:
+        lines: list[Json] = [
+            {
+                "label": series.label,
+                "round": chosen.round,
+                "x": [at for at, _ in points],
+                "y": [None if value is None else round(value * factor, 4) for _, value in points],
+                "text": [],
+            }
+            for series in chosen.telemetry
+            if series.quantity == name
+            and (points := [point for point in series.points if -margin_s <= point[0] <= end_s + margin_s])
+        ]
+        if lines:
+            yield _panel(title + note, unit, lines, from_zero=name != "temperature")
+
+
+def _bars(result: RoundResult) -> Json:
+    figures = ((label, result.figures.get(name)) for label, name in _PERCENTILES)
+    return {
+        "label": f"round {result.round}",
+        "round": result.round,
+        "edges": [edge for edge, _ in result.step_ms_histogram],
+        "counts": [count for _, count in result.step_ms_histogram[1:]],
+        "marks": [(label, figure.value) for label, figure in figures if figure and figure.value is not None],
+    }

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from accelmark.report.charts import collectives_chart, scaling_chart, size_text, title_of
-from accelmark.report.templating import fill, inline
+from accelmark.report.templating import page
 from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, Part
 from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
@@ -60,9 +60,9 @@ def write_cluster_page(directory: Path) -> Path:
 def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
     """Return the page as HTML."""
     found = report.collectives
-    return fill(
+    return page(
         "cluster/cluster.html",
-        served=False,
+        charts=True,
         title=f"Cluster {report.name}",
         report=report,
         tiles=_headlines(report, curve),
@@ -71,9 +71,6 @@ def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
         chart=None if curve is None else scaling_chart(curve),
         table=None if found is None else collective_table(found),
         rates=None if found is None else collectives_chart(found.sweep),
-        style=inline("page.css"),
-        more_style=inline("runs/runs.css"),
-        script=inline("theme.js"),
     )
 
 

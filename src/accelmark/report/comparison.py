@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from accelmark.report.charts import KeyedChart, keys_of
-from accelmark.report.load_charts import LoadCurve, LoadPoint, tradeoff_chart
+from accelmark.report.charts import Chart, LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import scale_text
-from accelmark.report.templating import fill, inline
+from accelmark.report.serving_page import limits_of
+from accelmark.report.templating import page
 from accelmark.results.comparison import (
     Area,
     ContextDifference,
@@ -53,8 +53,12 @@ class Line(NamedTuple):
 
 def render_comparison(comparison: RunComparison, *, served: bool = False) -> str:
     """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
-    return fill(
+    load = [(model, charts) for model, charts in _load_charts(comparison) if charts]
+    return page(
         "runs/compare.html",
+        charts=bool(load),
+        served=served,
+        title="Comparison",
         comparison=comparison,
         pairs=[
             {
@@ -66,36 +70,29 @@ def render_comparison(comparison: RunComparison, *, served: bool = False) -> str
             }
             for pair in comparison.pairs
         ],
-        load=list(_load_charts(comparison)),
-        served=served,
-        style=inline("page.css"),
-        more_style=inline("runs/runs.css"),
-        script=inline("theme.js"),
-        title="Comparison",
+        load=load,
     )
 
 
-def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[KeyedChart]]]:
+def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]:
     """Yield the model and the curves of all runs of each serving case of the baseline."""
     sides: dict[str, list[Side]] = {}
     for pair in comparison.pairs:
         if pair.baseline.load_curve:
             sides.setdefault(f"{pair.baseline.key} {pair.baseline.variant}", [pair.baseline]).append(pair.other)
     for found in sides.values():
-        keys = keys_of([f"{side.run}: {scale_of_side(side)}" for side in found])
-        latency = tradeoff_chart(
-            [LoadCurve(*key, list(_latency_points(side))) for key, side in zip(keys, found, strict=True)],
-            "output tokens/s",
-            "Median TTFT",
-            is_latency=True,
+        latency, pareto = (
+            [
+                LoadCurve(f"{side.run}: {scale_of_side(side)}", number, "solid", list(points_of(side)))
+                for number, side in enumerate(found)
+            ]
+            for points_of in (_latency_points, _pareto_points)
         )
-        pareto = tradeoff_chart(
-            [LoadCurve(*key, list(_pareto_points(side))) for key, side in zip(keys, found, strict=True)],
-            "output tokens/s per user",
-            "Output tokens/s per device",
-            is_latency=False,
+        charts = (
+            tradeoff_chart(latency, "output tokens/s", "Median TTFT", is_latency=True),
+            tradeoff_chart(pareto, "output tokens/s per user", "Output tokens/s per device", is_latency=False),
         )
-        yield found[0].key.model, [chart for chart in (latency, pareto) if chart is not None]
+        yield found[0].key.model, [chart for chart in charts if chart is not None]
 
 
 def _latency_points(side: Side) -> Iterator[LoadPoint]:
@@ -104,7 +101,7 @@ def _latency_points(side: Side) -> Iterator[LoadPoint]:
         if ttft is not None and ttft.value is not None:
             rate = point.output_token_rate
             text = f"{side.run}, {_load(point)}: {digits(ttft.value)} ms at {digits(rate)} tokens/s"
-            yield LoadPoint(rate, ttft.value, ttft.low, ttft.high, point.load, text, point.is_open, point.lengths)
+            yield LoadPoint(rate, ttft.value, limits_of(ttft), point.load, text, point.is_open, point.lengths)
 
 
 def _pareto_points(side: Side) -> Iterator[LoadPoint]:
@@ -113,7 +110,7 @@ def _pareto_points(side: Side) -> Iterator[LoadPoint]:
         if per_user is not None and per_device is not None:
             rates = f"{digits(per_user)} tokens/s per user, {digits(per_device)} per device"
             text = f"{side.run}, {_load(point)}: {rates}"
-            yield LoadPoint(per_user, per_device, None, None, point.load, text, point.is_open, point.lengths)
+            yield LoadPoint(per_user, per_device, None, point.load, text, point.is_open, point.lengths)
 
 
 def _load(point: LoadCurvePoint) -> str:

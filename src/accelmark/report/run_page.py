@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.explain.terms import all_terms
-from accelmark.report.charts import latency_chart, scaling_chart
-from accelmark.report.plots import plots_of
-from accelmark.report.rank_table import RankTable, rank_table
+from accelmark.report.charts import embed_json, latency_chart, plots_of, scaling_chart
 from accelmark.report.serving_page import ServingView, serving_view
-from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.report.tables import adaptation_rows
+from accelmark.report.templating import page
 from accelmark.results.figures import (
     FIGURE_GROUPS,
     FIGURES,
@@ -33,12 +32,13 @@ from accelmark.results.tuning import tuned_result
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of, subtracted
+from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent, quantity, scale_of, subtracted
 
 REPORT_FILE: Final = "report.html"
 
 F = FigureName
 NUM_TILES: Final = 6
+_MAX_RANKS: Final = 16
 
 _MARKS: Final = {
     "open": "open: immutable settings may have been changed",
@@ -83,6 +83,17 @@ class RoundRow(NamedTuple):
     """(host, rank) that failed, with their last lines of output."""
 
 
+class RankTable(NamedTuple):
+    """The slowest ranks of one round."""
+
+    text: str
+    """Which rank or host the others wait for, or that there is none."""
+    is_slow: bool
+    rows: list[tuple[int, str, list[str]]]
+    """(rank, host, wait for data, own computation, wait for other ranks, step), times in ms; empty where not known."""
+    num_ranks: int
+
+
 class CaseView(NamedTuple):
     """One case on the page."""
 
@@ -112,13 +123,9 @@ class CaseView(NamedTuple):
     """None for other tasks."""
     settings: list[tuple[bool, list[tuple[str, Provenance]]]]
     """Settings that a layer above the case changed (True), and the others (False), by name."""
+    adaptation: list[tuple[str, str, str]]
+    """(kind, name, change) of what the vendor changed."""
     plots: dict[str, Any]
-
-
-_ROUND_COLUMNS: Final = (
-    F.THROUGHPUT_TRAIN, F.STEP_P50, F.RAW_TRAIN_TIME, F.FINAL_METRIC, F.FINAL_LOSS, F.OUTPUT_RATE, F.TTFT_P50,
-    F.TPOT_P50, F.SLO_RATE, F.ENERGY,
-)  # fmt: skip
 
 
 def case_views(run: LoadedRun) -> list[CaseView]:
@@ -135,7 +142,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
     title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
-    columns = [name for name in _ROUND_COLUMNS if any(found.value_of(name) is not None for found in rounds)]
+    columns = [name for name in HEADLINES if any(found.value_of(name) is not None for found in rounds)][:NUM_TILES]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
@@ -169,6 +176,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         ranks=rank_table(rounds),
         serving=serving_view(first),
         settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
+        adaptation=adaptation_rows(result.adaptation) if result.adaptation else [],
         plots=plots_of(rounds),
     )
 
@@ -259,6 +267,31 @@ def _amount(title: str, value: float) -> tuple[str, str]:
     return title, f"{value:,}" if isinstance(value, int) else digits(value)
 
 
+def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
+    """Return the ranks of the round whose slowest rank cost most; None where no round has several ranks."""
+    from accelmark.results.rounds.training import MAX_SHARE, describe  # imports NumPy
+
+    found = [(result.round, times) for result in rounds if (times := result.rank_times) is not None]
+    if not found:
+        reason = next((result.rank_times_unknown for result in rounds if result.rank_times_unknown), None)
+        return None if reason is None else RankTable(f"The slowest rank is not known: {reason}.", False, [], 0)
+    number, times = max(found, key=lambda one: one[1].straggler.share if one[1].straggler is not None else 0.0)
+    where = f"Round {number}: " if len(rounds) > 1 else ""
+    slow = times.straggler
+    text = (
+        describe(slow)
+        if slow is not None
+        else f"no rank costs the others more than {limit_percent(MAX_SHARE)} of a step"
+    )
+    text = where + (text if where else text[0].upper() + text[1:]) + "."
+    slowest = sorted(times.ranks, key=lambda rank: rank.busy_ms, reverse=True)[:_MAX_RANKS]
+    rows = [
+        (one.rank, one.host, [digits(ms) for ms in (one.data_wait_ms, one.own_ms, one.wait_ms, one.step_ms)])
+        for one in slowest
+    ]
+    return RankTable(text, slow is not None, rows, len(times.ranks))
+
+
 _ENGINE_COLUMNS: Final = (
     ("{metric}, engine", F.ENGINE_METRIC), ("{metric}, framework", F.FRAMEWORK_METRIC),
     ("Engine minus framework", F.METRIC_DIFFERENCE),
@@ -337,8 +370,12 @@ def _steps(inference: InferenceRound) -> list[str]:
 def render_page(run: LoadedRun) -> str:
     """Return the page of a run as HTML; all values in it are escaped."""
     cases = case_views(run)
-    return fill(
+    return page(
         "run/run.html",
+        "run/run.js",
+        charts=True,
+        title=run.summary.run,
+        version=run.summary.accelmark_version,
         run=run,
         summary=run.summary,
         cases=cases,
@@ -346,9 +383,6 @@ def render_page(run: LoadedRun) -> str:
         tuned=tuned_result(run.summary, run.rounds),
         inference=inference_view(run),
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
-        style=inline("page.css"),
-        script=inline("run/run.js"),
-        plotly=plotly(),
         data=embed_json({case.anchor: case.plots for case in cases}),
     )
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from accelmark.automl.controller.journal import SearchDirectory, SearchState
-from accelmark.automl.records import TrialRecord
+from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
+from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
+from accelmark.automl.records import Individual, TrialRecord
 from accelmark.automl.scoring.score import Scoreboard, summarise
-from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
-from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.report.charts import Chart, bars, line
+from accelmark.report.templating import page
 from accelmark.results.rounds.search import SearchPoint, SearchSummary
 from accelmark.results.store.files import write_atomic
 from accelmark.results.table import Cell, to_csv
-from accelmark.spec.number_format import digits, scale_of
+from accelmark.spec.number_format import Scale, digits, quantity, scale_of
 
 _MOST_DRAWN: Final = 60
 _LOGS: Final = ("journal.jsonl", "automl.json", "network.json", "study.journal")
@@ -56,40 +59,167 @@ def _page(
     known = {one.id: accuracy for one in individuals if (accuracy := reached.get(one.id)) is not None}
     best = sorted(individuals, key=lambda one: known.get(one.id, -1.0), reverse=True)[:_MOST_DRAWN]
     time = scale_of(3600 * max((point.time_h for point in summary.series), default=0.0), "s")
-    times = [3600 * point.time_h / time.divisor for point in summary.series]
-    score, regulated = ([getattr(one, name) for one in summary.series] for name in ("score", "regulated_score"))
-    error, search_error = ([getattr(one, name) for one in summary.series] for name in ("error", "search_error"))
-    plots: dict[str, dict[str, Any]] = {
-        "Score": {"x": times, "y": score, "unit": "operations / s"},
-        "Error": {
-            "x": times, "y": error, "unit": "held-out error", "other": search_error, "other_name": "search error",
-        },
-        "Regulated score": {"x": times, "y": regulated, "unit": "operations / s"},
-    }  # fmt: skip
-    with_values = {
-        name: plot for name, plot in plots.items() if any(y is not None for y in (*plot["y"], *plot.get("other", ())))
-    }
-    return fill(
+    ended_s = max([board.ended_s, *(record.ended_s or 0.0 for record in state.attempts.values())])
+    valued = {one.id for one in individuals if one.value is not None}
+    return page(
         "search/search.html",
+        "search/search.js",
+        charts=True,
+        title=f"Search {summary.run}",
         summary=summary,
         headings=_TRIAL_HEADINGS,
         trials=trials,
         digits=digits,
         time=time,
-        plots=tuple(with_values),
-        family=draw_family(
-            individuals, {one.id: known[one.id] for one in individuals if one.id in known and one.value is not None}
-        ),
-        bars=list(draw_workers(state)),
-        until_s=max([board.ended_s, *(record.ended_s or 0.0 for record in state.attempts.values())]),
-        networks=[(one, known.get(one.id), draw_network(one.network)) for one in sorted(best, key=lambda one: one.id)],
+        charts_over_time=[chart for chart in _progress(summary, time) if chart is not None],
+        family=family_chart(individuals, {name: known[name] for name in known if name in valued}),
+        workers=workers_chart(state, summary.utilisation.workers) if ended_s > 0 else None,
+        networks=[(one, known.get(one.id), layer_rows(one.network)) for one in sorted(best, key=lambda one: one.id)],
         left_out=max(0, len(individuals) - _MOST_DRAWN),
         config=directory.config().model_dump_json(indent=2),
-        style=inline("page.css") + inline("search/search.css"),
-        script=inline("theme.js") + inline("search/search.js"),
-        plotly=plotly(),
-        data=embed_json({"unit": time.unit, "plots": with_values}),
     )
+
+
+def _progress(summary: SearchSummary, time: Scale) -> Iterable[Chart | None]:
+    times = [3600 * point.time_h / time.divisor for point in summary.series]
+    for title, unit, fields in (
+        ("Score", "operations / s", {"score": "score"}),
+        ("Error", "error", {"error": "held-out error", "search_error": "search error"}),
+        ("Regulated score", "operations / s", {"regulated_score": "regulated score"}),
+    ):
+        columns = {name: [getattr(point, field) for point in summary.series] for field, name in fields.items()}
+        lines = [
+            line(times, values, name, number, mode="lines+markers")
+            for number, (name, values) in enumerate(columns.items())
+            if any(value is not None for value in values)
+        ]
+        x = {"title": {"text": f"time, {time.unit}"}, "rangemode": "tozero"}
+        y = {"title": {"text": unit}, "rangemode": "tozero", "exponentformat": "SI"}
+        layout = {"xaxis": x, "yaxis": y, "title": {"text": title, "font": {"color": "--ink"}}, "margin": {"t": 40}}
+        yield Chart(f"{title} over time; values in the table below", lines, layout) if lines else None
+
+
+class LayerRow(NamedTuple):
+    """A layer of a network, with the batch norm and the ReLU that follow it."""
+
+    text: str
+    shape: str
+    skips: str
+    """Rows from which skips end here."""
+
+
+def layer_rows(network: Network) -> list[LayerRow]:
+    """Return the layers of a network's main chain, below a row for the image."""
+    shapes, layers = infer_shapes(network), _layers(network)
+    row_of = [0, *(row for row, (_, names) in enumerate(layers, start=1) for _ in names)]
+    ends: dict[int, list[str]] = defaultdict(list)
+    for skip in sorted(skips(network), key=lambda skip: skip.start):
+        ends[row_of[skip.end]].append(f"{row_of[skip.start]} ({skip.merge})")
+    rows = [("image", network.input_shape), *((text, shapes[names[-1]]) for text, names in layers)]
+    return [
+        LayerRow(text, "×".join(map(str, shape)), ", ".join(ends[number])) for number, (text, shape) in enumerate(rows)
+    ]
+
+
+def _layers(network: Network) -> list[tuple[str, list[str]]]:
+    """Return the layers of the main chain; batch norms and ReLUs are appended to the layer before."""
+    rows: list[tuple[str, list[str]]] = []
+    for name in main_chain(network):
+        layer = network.by_name[name].layer
+        if isinstance(layer, BatchNorm | ReLU) and rows:
+            text, names = rows[-1]
+            rows[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", [*names, name])
+        else:
+            rows.append((_layer_text(layer), [name]))
+    return rows
+
+
+def _layer_text(layer: Layer) -> str:
+    match layer:
+        case Convolution():
+            stride = f" /{layer.stride}" if layer.stride > 1 else ""
+            return f"conv {layer.kernel}×{layer.kernel} · {layer.filters}{stride}"
+        case Dense():
+            return f"dense · {layer.units}"
+        case _:
+            return layer.kind.replace("_", " ")
+
+
+def family_chart(individuals: Sequence[Individual], values: Mapping[int, float]) -> Chart | None:
+    """Draw the family tree: leaves are in consecutive columns, a parent is above the middle of its children.
+
+    Returns None without a network.
+    """
+    if not individuals:
+        return None
+    lines: dict[int | None, tuple[int, ...]] = {None: ()}
+    children: dict[int | None, list[int]] = defaultdict(list)
+    for one in individuals:
+        lines[one.id] = (*lines[one.parent], one.id)
+        children[one.parent].append(one.id)
+    leaves = sorted(path for path in lines.values() if path and path[-1] not in children)
+    columns = {path[-1]: float(column) for column, path in enumerate(leaves)}
+    for one in reversed(individuals):
+        if one.id in children:
+            below = [columns[child] for child in children[one.id]]
+            columns[one.id] = (min(below) + max(below)) / 2
+    rows = {one.id: len(lines[one.id]) - 1 for one in individuals}
+    kin = [(one.parent, one.id) for one in individuals if one.parent is not None]
+    edges = {
+        "x": [place for parent, child in kin for place in (columns[parent], columns[child], None)],
+        "y": [place for parent, child in kin for place in (rows[parent], rows[child], None)],
+    }
+    highest = max(values.values(), default=None)
+    texts = [
+        f"network {one.id}: {', '.join(map(str, one.morphs)) or 'seed'}; "
+        + (f"validation accuracy {values[one.id]:.4f}" if one.id in values else "no value")
+        for one in individuals
+    ]
+    is_best = [highest is not None and values.get(one.id) == highest for one in individuals]
+    marker = {
+        "size": 22,
+        "color": [values.get(one.id) for one in individuals],
+        "colorscale": [[0, "--panel"], [1, "--accent"]],
+        "line": {
+            "width": [3 if best else 1 for best in is_best],
+            "color": ["--good" if best else "--soft" for best in is_best],
+        },
+        "symbol": ["circle" if one.id in values else "circle-open" for one in individuals],
+    }  # fmt: skip
+    networks = {
+        "type": "scatter", "mode": "markers+text", "x": [columns[one.id] for one in individuals],
+        "y": [rows[one.id] for one in individuals], "text": [str(one.id) for one in individuals], "hovertext": texts,
+        "hoverinfo": "text", "marker": marker, "textfont": {"color": "--ink", "size": 11}, "showlegend": False,
+    }  # fmt: skip
+    hidden = {"visible": False}
+    links = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False, "line": {"color": "--shade"}}
+    layout = {
+        "xaxis": hidden, "yaxis": hidden | {"autorange": "reversed"},
+        "height": 80 + 54 * (max(rows.values(), default=0) + 1),
+    }  # fmt: skip
+    return Chart("Family tree of the networks", [links | edges, networks], layout)
+
+
+def workers_chart(state: SearchState, num_workers: int) -> Chart:
+    """Draw the training and evaluation of every worker; the rest is idle time."""
+    spans: dict[str, list[tuple[str, float, float, str]]] = {"training": [], "evaluating": []}
+    for epoch in state.epochs:
+        worker = f"worker {state.attempts[epoch.trial, epoch.attempt].worker}"
+        label = f"trial {epoch.trial}, epoch {epoch.epoch}"
+        trained_s, evaluated_s, end_s = epoch.training_s, epoch.evaluating_s, epoch.begun_s + epoch.training_s
+        spans["training"].append((worker, epoch.begun_s, trained_s, f"{label}: {quantity(trained_s, 's')} training"))
+        spans["evaluating"].append((worker, end_s, evaluated_s, f"{label}: {quantity(evaluated_s, 's')} evaluating"))
+    for record in state.attempts.values():
+        if record.ended_s is not None and record.held_out_s:
+            begun_s, label = record.ended_s - record.held_out_s, f"trial {record.trial}: held-out split"
+            spans["evaluating"].append((f"worker {record.worker}", begun_s, record.held_out_s, label))
+    traces = []
+    for kind, shade in (("training", "--r1"), ("evaluating", "--r2")):
+        rows, begins, lengths, texts = zip(*spans[kind], strict=True) if spans[kind] else ((), (), (), ())
+        traces.append(bars(rows, begins, lengths, kind, shade, texts))
+    x = {"title": {"text": "seconds since the first trial began; gaps are idle"}}
+    layout = {"xaxis": x, "yaxis": {"autorange": "reversed"}, "height": 120 + 34 * num_workers}
+    return Chart("Timeline of the workers", traces, layout)
 
 
 def _trials(state: SearchState) -> list[tuple[Cell, ...]]:

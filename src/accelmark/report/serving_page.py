@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from markupsafe import Markup
-
-from accelmark.report.charts import HALF, KeyedChart, Keys, keys_of, latency_chart
-from accelmark.report.load_charts import LoadCurve, LoadPoint, timeline_chart, tradeoff_chart
+from accelmark.report.charts import Chart, LoadCurve, LoadPoint, latency_chart, timeline_chart, tradeoff_chart
 from accelmark.results.schema import (
     LATENCIES,
     PERCENTILES,
@@ -42,7 +39,7 @@ _GENERATION: Final = (
 )
 """Columns of offline generation: head, explanation, field of a stage."""
 _TRADEOFF: Final = (
-    ("ttft", "p50", 1, "none"), ("ttft", "p99", 1, "7 4"), ("tpot", "p50", 2, "none"), ("tpot", "p99", 2, "7 4"),
+    ("ttft", "p50", 0, "solid"), ("ttft", "p99", 0, "dash"), ("tpot", "p50", 1, "solid"), ("tpot", "p99", 1, "dash"),
 )  # fmt: skip
 
 
@@ -90,12 +87,10 @@ class ServingView(NamedTuple):
     headline: str
     latencies: list[LatencyRow]
     percentiles: list[str]
-    tradeoffs: list[tuple[str, str, KeyedChart]]
+    tradeoffs: list[tuple[str, str, Chart]]
     """(title, explanation, chart)."""
-    distributions: list[tuple[str, KeyedChart]]
-    keys: Keys
-    """Of all distributions."""
-    timeline: Markup | None
+    distributions: list[tuple[str, Chart]]
+    timeline: Chart | None
     facts: list[tuple[str, str]]
 
 
@@ -106,7 +101,12 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
     serving = result.serving
     headline, columns = serving.headline_stage, list(_columns(serving))
     measured = [stage for stage in serving.stages if stage.window_s is not None]
-    charts = ((name, _distribution_chart(measured, name)) for name in _CHARTED)
+    distributions = {
+        _TITLES[name]: latency_chart(
+            [(stage.label, stage.latencies[name].curve) for stage in measured if name in stage.latencies], "the samples"
+        )
+        for name in _CHARTED
+    }
     return ServingView(
         round=result.round,
         serving=serving,
@@ -124,8 +124,7 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
         latencies=[_latency(name, found) for name in _TITLES if headline and (found := headline.latencies.get(name))],
         percentiles=list(PERCENTILES),
         tradeoffs=list(_tradeoffs(measured)),
-        distributions=[(_TITLES[name], chart) for name, chart in charts if chart],
-        keys=keys_of([stage.label for stage in measured]),
+        distributions=[(title, chart) for title, chart in distributions.items() if chart is not None],
         timeline=timeline_chart(serving.timeline, headline.window_s if headline else None),
         facts=list(_facts(serving)),
     )
@@ -226,18 +225,13 @@ def _latency(name: str, found: Distribution) -> LatencyRow:
     return LatencyRow(_TITLES[name], LATENCIES[name], f"{found.count:,}", cells)
 
 
-def _distribution_chart(stages: Sequence[ServingStage], name: str) -> KeyedChart | None:
-    curves = [(stage.label, stage.latencies[name].curve if name in stage.latencies else ()) for stage in stages]
-    return latency_chart(curves, "the samples", HALF)
-
-
-def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, KeyedChart]]:
+def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, Chart]]:
     both = len({stage.concurrency is None for stage in stages}) > 1
     kinds = " Filled: open load." if both else ""
     latency = tradeoff_chart(
         [
-            LoadCurve(f"{_TITLES[name]} {share}", colour, dashes, list(_latency_points(stages, name, share)))
-            for name, share, colour, dashes in _TRADEOFF
+            LoadCurve(f"{_TITLES[name]} {share}", number, dash, list(_latency_points(stages, name, share)))
+            for name, share, number, dash in _TRADEOFF
         ],
         "output tokens/s",
         "Latency",
@@ -250,7 +244,7 @@ def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, Keyed
             latency,
         )
     pareto = tradeoff_chart(
-        [LoadCurve("stages", 1, "none", list(_pareto_points(stages)))],
+        [LoadCurve("stages", 0, "solid", list(_pareto_points(stages)))],
         "output tokens/s per user",
         "Output tokens/s per device",
         is_latency=False,
@@ -268,9 +262,12 @@ def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> It
         text = f"{stage.label}: {_TITLES[name]} {share} {at}"
         label = _name(stage, stages) if (name, share) == ("ttft", _highest(stage)) else ""
         is_open = stage.concurrency is None
-        yield LoadPoint(
-            stage.output_token_rate, found.value, found.low, found.high, label, text, is_open, stage.lengths
-        )
+        yield LoadPoint(stage.output_token_rate, found.value, limits_of(found), label, text, is_open, stage.lengths)
+
+
+def limits_of(quantile: Quantile) -> tuple[float, float] | None:
+    """Return the interval of a percentile; None where it has no limit on a side."""
+    return (quantile.low, quantile.high) if quantile.low is not None and quantile.high is not None else None
 
 
 def _name(stage: ServingStage, stages: Sequence[ServingStage]) -> str:
@@ -291,7 +288,7 @@ def _pareto_points(stages: Sequence[ServingStage]) -> Iterator[LoadPoint]:
             per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
             text = f"{stage.label}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
             label, is_open = _name(stage, stages), stage.concurrency is None
-            yield LoadPoint(per_user, per_device, None, None, label, text, is_open, stage.lengths)
+            yield LoadPoint(per_user, per_device, None, label, text, is_open, stage.lengths)
 
 
 def _load(stage: ServingStage) -> tuple[bool, float]:

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from accelmark.report.printable import printable
 from accelmark.results.comparison import value_text
-from accelmark.results.figures import FigureName, format_figure, title_of
-from accelmark.results.schema import Task, relative_half, with_marks
+from accelmark.results.figures import HEADLINES, FigureName, format_figure, title_of
+from accelmark.results.schema import AdaptationCost, Task, relative_half, with_marks
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.results.table import HALF, Cell, Row, grouped, row_of
@@ -56,11 +56,8 @@ _LAYOUTS: Final[dict[Task, _Layout]] = {
 _STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
 """Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
 _OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size", "server"})
-FIGURES_SHOWN: Final = (
-    F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.VALIDATION_CORE, F.OUTPUT_RATE, F.TTFT_P50, F.TPOT_P50, F.TIME_TO_TARGET,
-    F.FINAL_METRIC, F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
-    F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
-)  # fmt: skip
+_MAX_FIGURES: Final = 5
+"""Figures of each task in a table."""
 _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Role", "role"), ("Chip", "chip"),
                  ("Scale", "scale"), ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
 _OPTIONAL: Final = ("variant", "role")
@@ -70,9 +67,16 @@ _SHORT_TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: 
 
 def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
     """Return the column titles, and the figures that at least one row has."""
-    names = [name for name in FIGURES_SHOWN if any(row[name.value] is not None for row in rows)]
+    by_task = {task: [row for row in rows if row["task"] == task] for task in _LAYOUTS}
+    first = [_first_headlines(part) for part in by_task.values()]
+    names = [name for name in HEADLINES if any(name in part for part in first)]
     titles = [_SHORT_TITLES.get(name, title_of(name, "unit")) for name in names]
     return [*(title for title, _ in _shown_facts(rows)), *titles], names
+
+
+def _first_headlines(rows: Sequence[Row]) -> list[FigureName]:
+    """Return the headlines of the rows of one task that at least one of them has."""
+    return [name for name in HEADLINES if any(row[name.value] is not None for row in rows)][:_MAX_FIGURES]
 
 
 def _shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -126,6 +130,23 @@ def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def escaped(text: str) -> str:
     """Escape a cell of Markdown: one line, no HTML, no terminal control characters."""
     return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")
+
+
+def adaptation_rows(cost: AdaptationCost) -> list[tuple[str, str, str]]:
+    """Return (kind, name, change) of everything that a vendor changed for a case."""
+    rows = [("setting", key.key, f"{key.value} instead of {key.standard}, by {key.layer}") for key in cost.keys]
+    for hook in cost.hooks:
+        place = hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines"
+        rows.append(("hook", hook.name, place))
+    code = ("code", "extern/", cost.extern), ("kernel", "csrc/", cost.kernels), ("engine", "", cost.engines)
+    rows += [
+        (kind, f"{folder}{file}", f"{lines} lines") for kind, folder, files in code for file, lines in files.items()
+    ]
+    rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
+    rows += [("variable", name, "set by vendor.yaml") for name in cost.vendor_environment]
+    if cost.framework_module is not None:
+        rows.append(("module", cost.framework_module, "imported by every rank (vendor.yaml)"))
+    return rows + [("variable", name, "set by environment_variables.sh") for name in cost.environment]
 
 
 def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+import accelmark
 from accelmark.results.schema import mark_text
 from accelmark.spec.number_format import NOTHING, counted, percent, quantity
 from accelmark.spec.plugins.requirements import page_needs, require_all
@@ -30,22 +31,30 @@ def fill(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def inline(name: str) -> Markup:
-    """Return a file of ``report/templates`` to embed in a page without escaping."""
-    return Markup(text_of(name))  # noqa: S704 - our own file
+def page(template: str, *scripts: str, charts: bool = False, served: bool = False, **values: Any) -> str:
+    """Return a whole page: self-contained, or ``served`` with the server's style sheet, scripts and navigation.
+
+    A page with ``charts`` has Plotly. ``scripts`` are further files of ``report/templates``, for a self-contained page.
+    Raises RequestError if a package of pages is not installed.
+    """
+    names = ("theme.js", *(("charts.js",) if charts else ()), *scripts)
+    embedded: dict[str, Markup] = {}
+    if not served:
+        embedded = {"style": _raw(text_of("page.css")), "script": _raw("".join(map(text_of, names)))}
+        embedded["plotly"] = _raw(plotly() if charts else "")
+    version = accelmark.__version__
+    return fill(template, served=served, charts=charts, **({"version": version} | embedded | values))
 
 
-def embed_json(value: Any) -> Markup:
-    """Return JSON for a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped
+def _raw(text: str) -> Markup:
+    """Return a file of this package, or a library's, to embed without escaping."""
+    return Markup(text)  # noqa: S704 - no text of a run
 
 
-def plotly() -> Markup:
-    """Return Plotly's script to embed in a page; raises RequestError if it is not installed."""
+def plotly() -> str:
+    """Return Plotly's script; raises RequestError if it is not installed."""
     require_all(page_needs())
-    text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return Markup(text)  # noqa: S704 - the library as it is packaged
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def plain(value: Any) -> str:

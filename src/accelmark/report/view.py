@@ -27,9 +27,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from accelmark.report.charts import scaling_chart, trend_chart
+from accelmark.report.charts import TrendPoint, scaling_chart, trend_chart
 from accelmark.report.tables import figure_cell, shown_columns
-from accelmark.report.templating import fill, text_of
+from accelmark.report.templating import fill, page, plotly, text_of
 from accelmark.results.figures import FigureName, title_of, unit_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
 from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
@@ -214,8 +214,8 @@ _MAX_COLUMNS: Final = 4
 """Figures that get a column each; more, as of different tasks, share one column and show their titles."""
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 _POLICY: Final = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _INLINE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
@@ -224,15 +224,21 @@ _INLINE_POLICY: Final = (
 """For the self-contained page of a run, rendered here with all values escaped: it may send no request."""
 
 
-def respond(body: str, kind: str = "text/html", status: int = 200, *, inline: bool = False) -> Response:
-    """Return a response with the security headers; ``inline`` for a page that contains its scripts and styles."""
-    policy = {"Content-Security-Policy": _INLINE_POLICY if inline else _POLICY} if kind == "text/html" else {}
+def respond(
+    body: str, kind: str = "text/html", status: int = 200, *, inline: bool = False, charts: bool = False
+) -> Response:
+    """Return a response with the security headers.
+
+    ``inline``: the page contains its scripts and styles; ``charts``: Plotly writes styles into it.
+    """
+    served = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'") if charts else _POLICY
+    policy = {"Content-Security-Policy": _INLINE_POLICY if inline else served} if kind == "text/html" else {}
     return Response(body, status, _HEADERS | policy, kind)
 
 
 def message(title: str, text: str, status: int) -> Response:
     """Return a page with a title and a text."""
-    return respond(fill("message.html", served=True, title=title, text=text), status=status)
+    return respond(page("message.html", served=True, title=title, text=text), status=status)
 
 
 @final
@@ -266,13 +272,13 @@ class Pages:
             (title, name, sorted({str(row[name]) for row in snapshot.rows}), wanted.get(name, ""))
             for title, name in FILTERS
         ]
-        page = fill(
+        body = page(
             "runs/runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
             rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
             choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
             live=live_runs(snapshot.unfinished), directory=self._index.directory.name,
         )  # fmt: skip
-        return respond(page)
+        return respond(body)
 
     def live(self, request: Request) -> Response:
         """Return the progress of one run or of all runs in progress, as a part of a page."""
@@ -288,7 +294,7 @@ class Pages:
             return respond(_run_page(snapshot.runs[name]), inline=True)
         if name in snapshot.unfinished:
             live = [live_run(name, snapshot.unfinished[name])]
-            return respond(fill("run/progress.html", served=True, title=name, name=name, live=live))
+            return respond(page("run/progress.html", served=True, title=name, name=name, live=live))
         raise HTTPException(404)
 
     def compare(self, request: Request) -> Response:
@@ -304,7 +310,7 @@ class Pages:
         chosen = sorted((snapshot.runs[name] for name in names), key=lambda run: run.summary.started_at)
         boxes = ("'across scales'", "'even if not comparable'")
         comparison = compare(chosen, across_scales="across" in query, force="force" in query, options=boxes)
-        return respond(render_comparison(comparison, served=True))
+        return respond(render_comparison(comparison, served=True), charts=True)
 
     def scaling(self, request: Request) -> Response:
         """Return scaling efficiency over numbers of ranks."""
@@ -312,7 +318,7 @@ class Pages:
 
         curves = scaling_curves(self._index.snapshot().runs.values())
         shown = [(curve, scaling_chart(curve)) for curve in curves]
-        return respond(fill("runs/scaling.html", served=True, title="Scaling", curves=shown))
+        return respond(page("runs/scaling.html", served=True, charts=True, title="Scaling", curves=shown), charts=True)
 
     def trend(self, request: Request) -> Response:
         """Return one figure of one case over time."""
@@ -323,12 +329,12 @@ class Pages:
         figures = [name for name in FigureName if any(row[name.value] is not None for row in rows)]
         wanted = query.get("figure", FigureName.THROUGHPUT_TRAIN.value)
         name = next((found for found in figures if found.value == wanted), figures[0] if figures else None)
-        page = fill(
-            "runs/trend.html", served=True, title="Trend", cases=list(groups), chosen=chosen,
+        body = page(
+            "runs/trend.html", served=True, charts=True, title="Trend", cases=list(groups), chosen=chosen,
             figure=name.value if name else "", choices=[(found.value, title_of(found, unit)) for found in figures],
             drawn=self._trend([row for row in rows if row[name.value] is not None], name, unit) if name else None,
         )  # fmt: skip
-        return respond(page)
+        return respond(body, charts=True)
 
     def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
         from accelmark.results.statistics import change_points, levels
@@ -338,7 +344,7 @@ class Pages:
         segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
         halves = (row[f"{name.value}{HALF}"] for row in rows)
         points = [
-            (str(row["started_at"] or NOTHING), number, float(half) if half else None)
+            TrendPoint(str(row["started_at"] or NOTHING), number, float(half) if half else None)
             for row, number, half in zip(rows, numbers, halves, strict=True)
         ]
         shifts = [
@@ -402,8 +408,8 @@ COOKIE: Final = "accelmark_token"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 _STATIC: Final = {
     "page.css": "text/css",
-    "runs/runs.css": "text/css",
     "theme.js": "text/javascript",
+    "charts.js": "text/javascript",
     "run/live.js": "text/javascript",
 }
 _MAX_BODY: Final = 4096
@@ -493,7 +499,7 @@ def make_app(index: RunIndex, access: Access) -> Starlette:
             return message("Misdirected request", "This server answers only to the names of this machine.", 421)
         is_open = request.url.path == "/sign-in" or request.url.path.startswith("/static/")
         if not is_open and not access.accepts(token_of(request)):
-            reply = respond(fill("sign_in.html", served=True, title="Sign in", wrong=False), status=401)
+            reply = respond(page("sign_in.html", served=True, title="Sign in", wrong=False), status=401)
             reply.headers["WWW-Authenticate"] = "Bearer"
             return reply
         return await proceed(request)
@@ -525,6 +531,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _static(request: Request) -> Response:
     name = request.path_params["name"]
+    if name == "plotly.js":
+        return respond(plotly(), "text/javascript")
     if name not in _STATIC:
         raise HTTPException(404)
     return respond(text_of(name), _STATIC[name])
@@ -541,7 +549,7 @@ def _sign_in(access: Access) -> Callable[[Request], object]:
                 return message("Request too large", "A token has at most 256 characters.", 413)
         token = (parse_qs(body.decode("utf-8", errors="replace")).get("token") or [""])[0].strip()
         if not access.accepts(token):
-            return respond(fill("sign_in.html", served=True, title="Sign in", wrong=True), status=403)
+            return respond(page("sign_in.html", served=True, title="Sign in", wrong=True), status=403)
         reply = Response(status_code=303, headers={"Location": "/"})
         reply.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return reply

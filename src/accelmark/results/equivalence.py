@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.spec.equivalence import INITIAL_FILE, Difference, EquivalenceCheck, Errors, results_file
 from accelmark.spec.errors import RunError
-from accelmark.spec.tensor_file import Array, read_tensors
+
+if TYPE_CHECKING:
+    from accelmark.spec.tensor_file import Array
 
 
 def describe(check: EquivalenceCheck) -> str:
@@ -48,6 +48,8 @@ def compare_steps(
     ``reference`` and ``other`` are directories with results of steps; ``initial`` has :data:`INITIAL_FILE`.
     Raises RunError if a file is missing or damaged.
     """
+    from accelmark.spec.tensor_file import read_tensors  # imports NumPy, which reading results does not need
+
     before = read_tensors(initial / INITIAL_FILE)
     largest = dict.fromkeys(Errors.model_fields, 0.0)
     first: Difference | None = None
@@ -62,6 +64,8 @@ def compare_steps(
 
 
 def _results(directory: Path, step: int) -> dict[str, Array]:
+    from accelmark.spec.tensor_file import read_tensors
+
     found: dict[str, Array] = {}
     for path in sorted(directory.glob(results_file(step, "*"))):
         found |= read_tensors(path)
@@ -84,6 +88,8 @@ def _step_errors(
     expected: Mapping[str, Array], found: Mapping[str, Array], before: Mapping[str, Array]
 ) -> Iterator[_Error]:
     """Yield the errors of one step; statistics are compared where both jobs wrote them."""
+    import numpy as np
+
     names = [name for name in expected if name in found or not name.startswith("statistics/")]
     weights = [name for name in names if name.startswith("weights/")]
     for name in names:

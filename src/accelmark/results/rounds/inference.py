@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from accelmark.results.figures import GENERATION_FIGURES, INFER_FIGURES
 from accelmark.results.figures import FigureName as F
+from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
@@ -260,7 +260,7 @@ def infer_round(
         chip=job.chip,
         precision=settings.precision,
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
-        figures={name: figures[name] for name in (*INFER_FIGURES, *(GENERATION_FIGURES if generated else ()))},
+        figures={name: figures[name] for name in figures_of("infer", *(("generate",) if generated else ()))},
         curves=generated.curves if generated else {},
         num_devices=job.key.nproc,
         telemetry=telemetry_series(hosts, load_span(log.loads)),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from accelmark.results.figures import SERVE_FIGURES
 from accelmark.results.figures import FigureName as F
+from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import EndedStage, ServeLog, read_serve_log
 from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests, read_scores
 from accelmark.results.read.round_dir import LedgerState, NodeDir
@@ -214,7 +214,7 @@ def serve_round(
         chip=job.chip,
         precision=serve.settings.precision,
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
-        figures={name: figures[name] for name in SERVE_FIGURES},
+        figures={name: figures[name] for name in figures_of("serve")},
         curves=curves_of(ended, requests),
         telemetry=telemetry_series(consumption.hosts, load_span(ended)),
         num_samples=num_tokens,

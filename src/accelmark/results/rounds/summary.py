@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 
 import accelmark
-from accelmark.results.figures import FIGURES, TRAIN_FIGURES, FigureName
+from accelmark.results.figures import FIGURES, WARNED_FIGURES, FigureName, figures_of
 from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import (
@@ -40,11 +40,6 @@ _MANY_ROUNDS: Final = 100
 """Rounds from which repeating is no remedy for a wide interval."""
 NARROW: Final = 0.01
 """Half-width of a narrow interval, relative to the mean."""
-WARNED_FIGURES: Final = (
-    FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY,
-    FigureName.INFERENCE_CORE, FigureName.OUTPUT_RATE,
-)  # fmt: skip
-"""Figures with a warning about wide intervals."""
 
 
 def spread(figures: Sequence[Figure]) -> Spread:
@@ -86,7 +81,7 @@ def rounds_needed(mean: float, stdev: float) -> int | None:
 def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     """Aggregate every figure over the rounds that succeeded."""
     good = [result for result in rounds if result.state == "succeeded"]
-    names = TRAIN_FIGURES
+    names = figures_of("train")
     if rounds:
         names = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
     return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in names}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from accelmark.results.figures import TRAIN_FIGURES, FigureName
+from accelmark.results.figures import FigureName, figures_of
 from accelmark.results.figures import FigureName as F
 from accelmark.results.read.reevaluation import Reevaluation, SavedCheckpoints, saved_checkpoints
 from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attempts, node_dirs, read_job, read_json
@@ -529,7 +529,7 @@ def _figures(
     findings: list[Finding],
 ) -> Figures:
     if timeline is None:
-        return {name: value(None, "no rank wrote an event") for name in TRAIN_FIGURES}
+        return {name: value(None, "no rank wrote an event") for name in figures_of("train")}
     units = timeline.num_samples * train.units_per_sample
     figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train, checked)
     figures |= compute_figures(job, timeline, figures[FigureName.THROUGHPUT_PER_DEVICE], _precision(job, timeline))
@@ -541,7 +541,7 @@ def _figures(
     figures |= consumed
     if isinstance(train, ExternalJob):
         figures = limited_to_log(figures, train.trainer)
-    return {name: figures[name] for name in TRAIN_FIGURES}
+    return {name: figures[name] for name in figures_of("train")}
 
 
 def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:

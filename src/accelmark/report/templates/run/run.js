@@ -2,12 +2,9 @@
 (() => {
   const plots = JSON.parse(document.getElementById("plots").textContent);
   const root = document.documentElement;
-  const button = document.getElementById("theme");
-  const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
   const GAP = 34, COLOURS = 6, PRINT_WIDTH = 680;
   const drawn = [];
 
-  const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches;
   const colours = () => {
     const style = getComputedStyle(root);
     const of = (name) => style.getPropertyValue(name).trim();
@@ -114,7 +111,7 @@
 
   function draw(width) {
     const c = colours();
-    for (const element of document.querySelectorAll(".plot")) {
+    for (const element of document.querySelectorAll(".plot[data-case]")) {
       const data = plots[element.dataset.case];
       const kind = element.dataset.kind;
       const { traces, layout } = kind === "bars" ? bars(data, c) : strips(data, kind, c, width ? 84 : 124, (width || element.clientWidth) < 480);
@@ -138,28 +135,8 @@
     }
   }
 
-  function retheme() {
-    button.textContent = isDark() ? "Light" : "Dark";
-    draw();
-  }
-
-  button.hidden = false;
-  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; retheme(); });
-  prefersDark.addEventListener("change", retheme);
-  let themeBefore, printing = false;
-  window.addEventListener("beforeprint", () => {
-    if (printing) return;
-    printing = true;
-    themeBefore = root.dataset.theme;
-    root.dataset.theme = "light";
-    for (const element of document.querySelectorAll("details")) element.open = true;
-    draw(PRINT_WIDTH);
-  });
-  window.addEventListener("afterprint", () => {
-    if (!printing) return;
-    printing = false;
-    if (themeBefore === undefined) delete root.dataset.theme; else root.dataset.theme = themeBefore;
-    retheme();
-  });
-  retheme();
+  draw();
+  addEventListener("beforeprint", () => draw(PRINT_WIDTH));
+  new MutationObserver(() => draw()).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
 })();
