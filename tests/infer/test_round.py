@@ -9,7 +9,7 @@ import pytest
 
 from accelmark.report.charts import latency_chart
 from accelmark.report.run_page import render_page
-from accelmark.results.figures import INFER_FIGURES, FigureName
+from accelmark.results.figures import FigureName, figures_of
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
@@ -73,7 +73,7 @@ def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     assert '"FINISHED"' in log.read_text().rstrip().splitlines()[-1], "the last event"
     result = round_result(path / "tiny" / "round1")
     assert result.state == "succeeded"
-    assert set(result.figures) == set(INFER_FIGURES)
+    assert set(result.figures) == set(figures_of("infer"))
     values = {name: figure.value for name, figure in result.figures.items()}
     core = values[FigureName.INFERENCE_CORE]
     assert core is not None

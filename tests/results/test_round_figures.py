@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures import TRAIN_FIGURES
 from accelmark.results.figures import FigureName as F
+from accelmark.results.figures import figures_of
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.spec.plugins.case import Target
@@ -65,7 +65,7 @@ def test_every_figure_of_one_rank_is_what_a_calculator_says(tmp_path: Path) -> N
     }
     assert {name: result.figures[name].value for name in expected} == pytest.approx(expected)
     assert (result.state, result.converged, result.num_steps, result.num_samples) == ("succeeded", True, 100, 800)
-    assert set(result.figures) == set(TRAIN_FIGURES)
+    assert set(result.figures) == set(figures_of("train"))
 
 
 def test_more_ranks_and_hosts_add_up(tmp_path: Path) -> None:

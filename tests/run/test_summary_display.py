@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from accelmark.results.figures import F
+from accelmark.results.figures import FigureName as F
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.rounds.training import REFERENCE_RULE
 from accelmark.results.scaling import scaling_curves

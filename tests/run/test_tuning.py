@@ -17,7 +17,7 @@ from accelmark.cli.tuning import read_budget, write_settings_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import Budget, settings_of
 from accelmark.report.run_page import render_page
-from accelmark.results.figures import INFER_FIGURES, FigureName
+from accelmark.results.figures import FigureName, figures_of
 from accelmark.results.rounds.summary import summarise
 from accelmark.results.schema import Figure, InferenceRound, RoundResult, finding
 from accelmark.results.store.loaded_run import load_run
@@ -41,7 +41,7 @@ ENDED = JobStatus("succeeded")
 def measured(run_dir: Path, job: PlannedJob, rate: float, took_s: float = 10, error: str | None = None) -> None:
     """Write the result of a job as its process would have: GENERATED."""
     settings = settings_of(job)
-    figures = {name: Figure(value=None, reason="made up for tests") for name in INFER_FIGURES}
+    figures = {name: Figure(value=None, reason="made up for tests") for name in figures_of("infer")}
     node = NodeExit(
         host="here", noderank=0, state="succeeded", reason=None, started_at="2026-01-01T00:00:00Z", duration_s=took_s,
         ranks=(),

@@ -52,8 +52,9 @@ class FigureName(StrEnum):
 
     info: FigureInfo
 
-    def __new__(cls, name: str, info: FigureInfo) -> FigureName:
-        """Return the member ``name``."""
+    def __new__(cls, name: str, info: FigureInfo | None = None) -> FigureName:
+        """Create a member from its declaration; ``FigureName(name)`` finds it."""
+        assert info is not None  # noqa: S101 - each member has one
         member = str.__new__(cls, name)
         member._value_, member.info = name, info
         return member
