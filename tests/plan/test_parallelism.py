@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.frameworks.pytorch.training.zero import configuration
-from accelmark.plan.parallelism import own_mesh_problems, parallelism_problems, unused_settings
+from accelmark.plan.parallelism import mesh_problems, parallelism_problems, unused_settings
 from accelmark.spec.errors import SpecError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
@@ -120,7 +120,7 @@ def pipelined(**given: Any) -> list[str]:
     assert train is not None
     layer = Layer.of("run.yaml", {"parallelism": "pp=2", "pipeline": given})
     resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
-    return [str(each) for each in own_mesh_problems(resolved.settings, resolved.provenance)]
+    return [str(each) for each in mesh_problems(resolved.settings, resolved.provenance)]
 
 
 def test_microbatches_that_do_not_fit_are_refused_with_the_numbers_that_do() -> None:
@@ -141,7 +141,7 @@ def mixture(parallelism: str, num_ranks: int) -> list[str]:
     key = CaseKey(model="moe_mini", framework="pytorch", hardware="X1", nnodes=1, nproc=num_ranks)
     supported = load_framework("pytorch").parallelism
     found = [*parallelism_problems(resolved.settings, key, supported, train.mesh, "run.yaml")]
-    return [str(each) for each in (*found, *own_mesh_problems(resolved.settings, resolved.provenance))]
+    return [str(each) for each in (*found, *mesh_problems(resolved.settings, resolved.provenance))]
 
 
 def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
@@ -158,7 +158,7 @@ def test_parts_of_sequences_go_without_stages_and_spread_experts(mesh: dict[str,
     assert train is not None
     layer = Layer.of("run.yaml", {"parallelism": mesh, "batch_size": 2})
     resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
-    (problem,) = own_mesh_problems(resolved.settings, resolved.provenance)
+    (problem,) = mesh_problems(resolved.settings, resolved.provenance)
     assert "cp goes with dp, fsdp and tp, not with pp or ep" in str(problem)
 
 

@@ -17,7 +17,6 @@ from accelmark.cli.execution import execute, finish, submitted_job
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
-    from accelmark.spec.errors import Problem
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
@@ -162,14 +161,9 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
-    from accelmark.spec.errors import SpecError
-
     file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
-    try:
-        request = read_run_file(file)
-    except SpecError as error:
-        raise SpecError(dict.fromkeys([*error.problems, *_case_problems(file, settings or ())])) from error
+    request = read_run_file(file)
     request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(
         request, settings or (), synthetic=synthetic, where=str(file), base=file.parent, allow_missing_data=dry_run
@@ -275,22 +269,28 @@ def plan_request(
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.environments.registry import with_environments
+    from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.errors import Problem, RequestError, SpecError
     from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
-    others = _problems_here(request, settings, synthetic=synthetic, where=where)
-    try:
-        cluster = read_cluster(base / given.expanduser()) if isinstance(given := request.cluster, Path) else given
-    except SpecError as error:
-        raise SpecError(dict.fromkeys([*error.problems, *others])) from error
+    problems: list[Problem] = []
+    cluster = request.cluster
+    if isinstance(cluster, Path):
+        try:
+            cluster = read_cluster(base / cluster.expanduser())
+        except SpecError as error:
+            problems += error.problems
+            cluster = ClusterSpec()
     vendor = request.vendor or cluster.vendor
     try:
         if vendor is not None:
             find("vendors", vendor, where)
     except RequestError as error:
-        key, what = "vendor" if request.vendor else "cluster.vendor", str(error).removeprefix(f"{where}: ")
-        raise SpecError(dict.fromkeys([Problem(where, key, what), *others])) from error
+        key = "vendor" if request.vendor else "cluster.vendor"
+        problems.append(Problem(where, key, str(error).removeprefix(f"{where}: ")))
+        vendor, cluster = None, ClusterSpec()
+        request = request.model_copy(update={"vendor": None})
     plan = build_plan(
         request,
         cluster=cluster,
@@ -300,24 +300,10 @@ def plan_request(
         where=where,
         command_line=setting_values(settings, synthetic=synthetic),
         allow_missing_data=allow_missing_data,
+        earlier_problems=problems,
     )
     plan = with_environments(plan)
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
-
-
-def _problems_here(request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str) -> Iterator[Problem]:
-    """Yield the problems that the cases of a request have on one device of this machine, too."""
-    from accelmark.spec.cluster import ClusterSpec
-    from accelmark.spec.errors import SpecError
-
-    here = request.model_copy(update={"vendor": None, "cluster": ClusterSpec()})
-    for case in request.cases:
-        alone = case.model_copy(update={"key": ":".join(case.key.split(":")[:2])})
-        alone_here = here.model_copy(update={"cases": (alone,)})
-        try:
-            plan_request(alone_here, settings, synthetic=synthetic, where=where, allow_missing_data=True)
-        except SpecError as error:
-            yield from error.problems
 
 
 def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
@@ -354,30 +340,6 @@ def read_run_file(path: Path) -> RunSpec:
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
-
-
-def _case_problems(file: Path, settings: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of planning the cases of a run file that has other errors, without their unknown keys."""
-    from accelmark.spec.errors import AccelmarkError, Problem, SpecError
-    from accelmark.spec.model import read_yaml
-    from accelmark.spec.runfile import CaseRequest, RunSpec
-
-    values = read_yaml(file)
-    shared = {name: values[name] for name in ("vendor", "cluster") if name in values}
-    for case in values["cases"] if isinstance(values.get("cases"), list) else ():
-        known = case
-        if isinstance(case, dict):
-            known = {name: case[name] for name in CaseRequest.model_fields if name in case}
-        try:
-            request = RunSpec.model_validate(shared | {"cases": [known], "open": values.get("open") is True})
-        except ValueError:  # reported already
-            continue
-        try:
-            plan_request(request, settings, synthetic=False, where=str(file), base=file.parent)
-        except SpecError as error:
-            yield from error.problems
-        except AccelmarkError as error:
-            yield Problem(str(file), "", str(error).removeprefix(f"{file}: "))
 
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:

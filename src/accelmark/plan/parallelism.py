@@ -50,7 +50,7 @@ def parallelism_problems(
         yield Problem(where, _KEY, f"{mesh} {error}", f"degrees that divide {key.world_size} ranks: {fits}")
 
 
-def own_mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance]) -> Iterator[Problem]:
+def mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance]) -> Iterator[Problem]:
     """Yield why AccelMark's own training cannot use a mesh; an external trainer has rules of its own."""
     mesh = settings.parallelism
     if not isinstance(mesh, Mesh):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Final, Literal, TypeVar, final
 
 from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.plan import LayerFile
@@ -20,10 +20,13 @@ from accelmark.spec.plugins.catalog import Folder, folders, load_case
 from accelmark.spec.plugins.launcher import LauncherSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
 from accelmark.spec.runfile import CaseRequest, RunOptions
+from accelmark.spec.settings.benchmarks import BENCHMARK_DATA, BenchmarkSettings
 
 S = TypeVar("S")
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
 """(case, data directory of the user or None) -> {data set name: its directory, existing or to be fetched}."""
+LOADGEN_REQUIRES: Final = ("mlcommons-loadgen>=5.1",)
+BENCHMARK_REQUIRES: Final = ("lm-eval>=0.4.9", "tenacity", "aiohttp")
 
 
 @final
@@ -50,7 +53,7 @@ class Detected:
 @final
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What all keys of a run share."""
+    """Inputs that all keys of a run share."""
 
     options: RunOptions
     cluster: ClusterSpec
@@ -77,7 +80,7 @@ class RunRequest:
 @final
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """One key of a run with all inputs of its planning."""
+    """One key of a run with all inputs of its planning. Planners append what is wrong to its lists."""
 
     run: RunRequest
     key: CaseKey
@@ -85,8 +88,15 @@ class KeyRequest:
     folder: Folder
     case: CaseSpec
     capabilities: Capabilities
+    problems: list[Problem] = field(default_factory=list)
+    """Mistakes in the request and in the vendor's files."""
     missing: list[Problem] = field(default_factory=list)
-    """Data, weights and devices that are found to be missing while the key is planned, whatever its settings."""
+    """Missing data, weights, devices and versions, which a dry run lists instead of failing."""
+
+    @property
+    def where(self) -> str:
+        """The run file, or ``command line``, for errors."""
+        return self.run.where
 
     @property
     def adaptation(self) -> Path:
@@ -98,46 +108,59 @@ class KeyRequest:
         """Name of the case's file in errors and provenance."""
         return f"cases/{self.folder.name}/case.yaml"
 
-    def own_layers(self, command_line: Mapping[str, Any], files: Mapping[str, bool]) -> list[Layer]:
-        """Return the layers of the run file and of the command line with absolute paths: a rank runs elsewhere.
+    def user_layers(self, command_line: Mapping[str, Any], files: Mapping[str, bool]) -> list[Layer]:
+        """Return the layers of the run file and of the command line with absolute paths, since ranks run elsewhere.
 
-        A relative path is below the directory of the run file, or the current one. ``files`` has the settings that name
-        a file, and whether they may be another word, which is kept where no such file exists.
+        A relative path starts at the directory of the run file, or at the current one. ``files`` maps settings that
+        name a file to whether they may also be another word, which is kept where no such file exists.
         """
-        run = self.run
-        # "command line" as a path has the current directory as its parent.
-        own = [(Layer.of(run.where, self.request.settings), Path(run.where).parent)]
-        own.append((Layer("command line", command_line), Path()))
+        # The parent of "command line" as a path is the current directory.
+        layers = [(Layer.of(self.where, self.request.settings), Path(self.where).parent)]
+        layers.append((Layer("command line", command_line), Path()))
         return [
             Layer(layer.name, {key: _absolute(key, value, base, files) for key, value in layer.values.items()})
-            for layer, base in own
+            for layer, base in layers
         ]
 
     def data_dirs(self, case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
-        """Return the directories of a case's data; none, and an entry in ``missing``, where the user must give one."""
+        """Return the directories of a case's data; append to ``missing`` where the user must name one."""
         try:
             return self.run.data_dirs(case, given)
         except DataError as error:
             hint = "data: DIRECTORY next to the key in a run file; --data of train, infer"
             hint += "" if self.key.framework in folders("trainers") else "; --synthetic for speed only"
-            self.missing.append(Problem(self.run.where, self.request.key, str(error), hint))
+            self.missing.append(Problem(self.where, self.request.key, str(error), hint))
             return {}
 
     def data_of(self, names: Collection[str]) -> dict[str, Path]:
-        """Return the directories of the named data sets, in the given directory or to be fetched.
+        """Return the directories of the named data sets, in the user's directory or to be fetched.
 
-        A known data set that the case does not declare for training is taken from the given directory only where that
+        A known data set that the case does not declare for training is taken from the user's directory only where that
         contains a directory of its name.
         """
         given, case = self.request.data, self.case
-        found: dict[str, Path] = {}
+        dirs: dict[str, Path] = {}
         for entry in case.all_data:
             name = entry if isinstance(entry, str) else str(entry.get("name"))
             is_declared = name in case.data_names
             where = given if is_declared or (given is not None and (given / name).is_dir()) else None
             if name in names:
-                found |= self.data_dirs(case.model_copy(update={"data": (entry,)}), where)
-        return found
+                dirs |= self.data_dirs(case.model_copy(update={"data": (entry,)}), where)
+        return dirs
+
+    def benchmark_dirs(self, settings: BenchmarkSettings) -> dict[str, Path]:
+        """Return the data directories of accuracy benchmarks below the user's; append to ``missing`` the others."""
+        given = self.request.data
+        dirs: dict[str, Path] = {}
+        for name in settings.benchmarks:
+            if given is not None and (given / name).is_dir():
+                dirs[name] = (given / name).absolute()
+                continue
+            where = f"{given}/{name}/ is not a directory" if given is not None else f"{name}/ is needed below --data"
+            clone = f"git clone https://huggingface.co/datasets/{BENCHMARK_DATA[name].repository} {name} (with Git LFS)"
+            hint = f"in the directory of --data: {clone}; or --set benchmarks=[], whose result is OPEN"
+            self.missing.append(Problem(self.where, "benchmarks", f"no data of {name}: {where}", hint))
+        return dirs
 
 
 def _absolute(key: str, value: Any, base: Path, files: Mapping[str, bool]) -> Any:
@@ -160,16 +183,16 @@ class PlannedWork:
     layer_files: tuple[LayerFile, ...] = ()
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Origin (``trainer torchtitan``) -> requirements."""
-    engine: str | None = None
-    """Name of the inference engine, if one is used."""
+    sdks: Mapping[str, str] = field(default_factory=dict)
+    """Requirement that no index has -> where it comes from."""
     warnings: tuple[str, ...] = ()
 
 
-def require_task(request: KeyRequest, task: Literal["train", "infer", "serve"], side: S | None) -> S:
-    """Return the side of the case for a task; raise SpecError with the cases that have one."""
-    if side is not None:
-        return side
+def require_task(request: KeyRequest, task: Literal["train", "infer", "serve"], described: S | None) -> S:
+    """Return what the case describes for a task; raise SpecError with the cases that support it."""
+    if described is not None:
+        return described
     able = [name for name in folders("cases") if getattr(load_case(name), task) is not None]
     word = {"train": "training", "infer": "inference", "serve": "serving"}[task]
-    what = f"the case {request.key.model!r} has no {word} side; those that have: {', '.join(able) or 'none'}"
-    raise SpecError([Problem(request.run.where, str(request.key), what)])
+    what = f"the case {request.key.model!r} does not support {word}"
+    raise SpecError([Problem(request.where, str(request.key), what, f"cases that do: {', '.join(able) or 'none'}")])

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
-from accelmark.plan.benchmarks import BENCHMARK_REQUIRES, benchmark_dirs, benchmark_problems
-from accelmark.plan.request import KeyRequest, PlannedWork, require_task
+from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve_as
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import find, load_server, readable
 from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
-from accelmark.spec.settings.serving import SLO_PRESETS, ServeCaseSpec, ServeSettings
+from accelmark.spec.settings.serving import SLO_PRESETS, ServeSettings
 
 MODEL_FILE: Final = "serve.py"
 """File of a case with packaged weights: ``write_model`` and ``prompt_text``."""
@@ -27,49 +26,42 @@ _FILES: Final = ("prompts.file", "load.trace")
 
 def plan_serving(request: KeyRequest) -> PlannedWork:
     """Merge the serving settings of a key, and find its data and weights."""
-    run = request.run
-    side = require_task(request, "serve", request.case.serve)
-    given = request.own_layers(run.command_line, dict.fromkeys(_FILES, False))
-    base = Layer.of(request.case_file, side.settings)
+    run, case = request.run, require_task(request, "serve", request.case.serve)
+    user = request.user_layers(run.command_line, dict.fromkeys(_FILES, False))
+    base = Layer.of(request.case_file, case.settings)
     adapted, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "serve")
-    over = [each for layer in (*adapted, *given) for each in (*_preset(layer), layer)]
-    server = _server([base, *over], run.where)
+    over = [expanded for layer in (*adapted, *user) for expanded in (*_preset(layer), layer)]
+    server = _server([base, *over], request.where)
     if server is not None:
         server, options = adapted_server(server, run.vendor_folder)
         over = [*options, *over]
     resolved = resolve_as(
-        ServeSettings, base, over, mutable=side.mutable, is_open=run.options.open, beneath=option_layer(server)
+        ServeSettings, base, over, mutable=case.mutable, is_open=run.options.open, beneath=option_layer(server)
     )
-    settings = resolved.settings
-    data_dirs = _data(request, side, settings)
-    request.missing.extend(benchmark_problems(request, settings, data_dirs))
-    if server is not None and "weights" not in data_dirs and not (request.folder.path / MODEL_FILE).is_file():
-        what = f"no weights: {side.weights or 'weights'}/ is expected below the directory given with --data"
-        request.missing.append(Problem(run.where, str(request.key), what, "a directory in Hugging Face's layout"))
-    if problems := list(_problems(request, server, resolved)):
-        raise SpecError(problems)
-    requires: dict[str, tuple[str, ...]] = {"accelmark serve": ("httptools>=0.6.2", "tokenizers>=0.20")}
-    if settings.scenarios:
-        requires["scenarios"] = ("mlcommons-loadgen>=5.1",)
-    if settings.benchmarks:
-        requires["benchmarks"] = BENCHMARK_REQUIRES
-    if server is not None:
-        requires[f"server {server.name}"] = server.requires
+    settings, given = resolved.settings, request.request.data
+    dirs = request.data_of(case.data if settings.prompts.source == "text" else ()) | request.benchmark_dirs(settings)
+    if given is not None and case.weights is not None and (given / case.weights / "config.json").is_file():
+        dirs["weights"] = (given / case.weights).absolute()
+    if server is not None and "weights" not in dirs and not (request.folder.path / MODEL_FILE).is_file():
+        what = f"no weights: {case.weights or 'weights'}/ is expected below the directory given with --data"
+        hint = "a directory in Hugging Face's layout"
+        request.missing.append(Problem(request.where, str(request.key), what, hint))
+    request.problems.extend(_problems(request, server, resolved))
+    needs = (
+        (True, "accelmark serve", ("httptools>=0.6.2", "tokenizers>=0.20")),
+        (settings.scenarios, "scenarios", LOADGEN_REQUIRES),
+        (settings.benchmarks, "benchmarks", BENCHMARK_REQUIRES),
+        (server, f"server {settings.server}", server.requires if server is not None else ()),
+    )
     return PlannedWork(
-        work=ServeJob(server=server, settings=settings, min_agreement=side.min_agreement, benchmarks=side.benchmarks),
+        work=ServeJob(server=server, settings=settings, min_agreement=case.min_agreement, benchmarks=case.benchmarks),
         directory=_directory(request.key.slug, settings),
-        data_dirs=data_dirs,
+        data_dirs=dirs,
         provenance=resolved.provenance,
         layer_files=files,
-        requires=requires,
+        requires={needed_by: requirements for is_used, needed_by, requirements in needs if is_used},
         warnings=tuple(_warnings(server, settings)),
     )
-
-
-def servers_of(num_devices: int) -> list[str]:
-    """Return the servers that use ``num_devices`` devices for one model."""
-    found = readable("servers", load_server)[0]
-    return sorted(name for name, one in found.items() if one.max_devices is None or one.max_devices >= num_devices)
 
 
 def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
@@ -118,7 +110,7 @@ def option_layer(server: ServerSpec | None) -> Layer | None:
 
 
 def _problems(request: KeyRequest, server: ServerSpec | None, resolved: Resolved[ServeSettings]) -> Iterator[Problem]:
-    key, settings, where = request.key, resolved.settings, request.run.where
+    key, settings, where = request.key, resolved.settings, request.where
     if key.nnodes != 1:
         yield Problem(where, str(key), f"requests {key.nnodes} hosts; a server runs on one host")
     for setting, file in zip(_FILES, (settings.prompts.file, settings.load.trace), strict=True):
@@ -130,30 +122,26 @@ def _problems(request: KeyRequest, server: ServerSpec | None, resolved: Resolved
         if not str(settings.endpoint).startswith(("http://", "https://")):
             yield Problem(where, "endpoint", f"{settings.endpoint!r} is not a URL", "http://HOST:PORT")
         return
-    if server.max_devices is not None and key.nproc > server.max_devices:
-        what = f"requests {key.nproc} devices; {server.title} uses {server.max_devices}"
-        yield Problem(where, str(key), what, f"servers of {key.nproc} devices: {', '.join(servers_of(key.nproc))}")
-    if settings.api not in server.apis:
-        yield Problem(where, "api", f"{server.title} has no {settings.api} API", f"it has: {', '.join(server.apis)}")
-    if settings.is_pinned and not server.can_pin:
-        what = f"{server.title} cannot pin the length of answers"
-        yield Problem(where, "prompts.output_length", what, "set it to natural")
     precisions = server.flags["precision"].values if "precision" in server.flags else {}
-    if precisions and settings.precision not in precisions:
-        layer = resolved.provenance["precision"].layer
-        yield Problem(
-            layer, "precision", f"{server.title} has no {settings.precision}", f"has: {', '.join(precisions)}"
-        )
-
-
-def _data(request: KeyRequest, side: ServeCaseSpec, settings: ServeSettings) -> dict[str, Path]:
-    """Return the directories of the required data and weights."""
-    given = request.request.data
-    wanted = set(side.data) if settings.prompts.source == "text" else set()
-    found = request.data_of(wanted)
-    if given is not None and side.weights is not None and (given / side.weights / "config.json").is_file():
-        found["weights"] = (given / side.weights).absolute()
-    return found | benchmark_dirs(request, settings)
+    rules = (
+        (settings.api not in server.apis, "api", f"has no {settings.api} API", f"it has: {', '.join(server.apis)}"),
+        (
+            settings.is_pinned and not server.can_pin,
+            "prompts.output_length", "cannot pin the length of answers", "set it to natural",
+        ),
+        (
+            bool(precisions) and settings.precision not in precisions,
+            "precision", f"has no {settings.precision}", f"it has: {', '.join(precisions)}",
+        ),
+    )  # fmt: skip
+    for is_wrong, setting, what, hint in rules:
+        if is_wrong:
+            yield Problem(resolved.provenance[setting].layer, setting, f"{server.title} {what}", hint)
+    if not server.uses(key.nproc):
+        servers = readable("servers", load_server)[0]
+        able = sorted(name for name, other in servers.items() if other.uses(key.nproc))
+        what = f"requests {key.nproc} devices; {server.title} uses {server.max_devices}"
+        yield Problem(where, str(key), what, f"servers of {key.nproc} devices: {', '.join(able)}")
 
 
 def _warnings(server: ServerSpec | None, settings: ServeSettings) -> Iterator[str]:

@@ -97,6 +97,10 @@ class ServerSpec(Spec):
             raise ValueError(f"facts names {wrong[0]!r}, which is no option ({nearest(wrong[0], self.options)})")
         return self
 
+    def uses(self, num_devices: int) -> bool:
+        """Return whether one server can use so many devices."""
+        return self.max_devices is None or num_devices <= self.max_devices
+
     def adapted(self, adaptation: ServerAdaptation) -> ServerSpec:
         """Return this declaration with a vendor's additions, without its options, which are a layer of settings."""
         return self.model_copy(

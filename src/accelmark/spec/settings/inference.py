@@ -47,7 +47,7 @@ ANSWER_LIMITS: Final[Mapping[InferPrecision, AnswerLimits]] = {
 RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
 """Names that AccelMark sets itself."""
 
-_ENGINES: Final = {"torchtrt": "torch_tensorrt"}
+ENGINE_ALIASES: Final = {"torchtrt": "torch_tensorrt"}
 """FlagPerf's name of an engine -> AccelMark's."""
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _MAX_CHARACTERS: Final = 200
@@ -119,7 +119,7 @@ class InferSettings(BenchmarkSettings):
     """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
     precision: InferPrecision = "fp32"
     """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
-    compiler: Annotated[str | None, BeforeValidator(lambda given: _ENGINES.get(given, given))] = None
+    compiler: Annotated[str | None, BeforeValidator(lambda given: ENGINE_ALIASES.get(given, given))] = None
     """Name of the engine; null ends the run after the framework's validation. FlagPerf's ``torchtrt`` is read as
     ``torch_tensorrt``."""
     num_workers: int = Field(default=0, ge=0)
