@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from accelmark.automl.controller import session
 from accelmark.automl.model.layers import Convolution, GlobalPool, Layer, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
-from accelmark.automl.model.seeds import resnet50, small
+from accelmark.automl.model.seeds import small
 from accelmark.automl.trial.module import GraphModule, to_weights
 from accelmark.cli.automl import app
-from accelmark.spec.errors import AccelmarkError, DataError, RequestError, SpecError
+from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
@@ -32,29 +32,6 @@ def test_resnet50_is_counted_as_aiperf_publishes_it() -> None:
     counted = json.loads(output_of("count", "resnet50", "--mode", "aiperf-v1", "--json"))
     assert (counted["forward"], counted["backward"]) == (7_806_583_495, 15_246_874_820)
     assert "7,806,583,495" in output_of("count", "resnet50", "--mode", "aiperf-v1")
-
-
-def test_any_network_file_is_counted_layer_by_layer(tmp_path: Path) -> None:
-    path = tmp_path / "net.json"
-    path.write_text(small().to_json())
-    counted = json.loads(output_of("count", str(path), "--layers", "--json"))
-    assert counted["mode"] == "accelmark"
-    assert sum(layer["forward"] for layer in counted["layers"]) == counted["forward"]
-
-
-def test_a_wrong_mode_or_network_is_reported() -> None:
-    with pytest.raises(RequestError, match="did you mean 'aiperf-v1'"):
-        output_of("count", "resnet50", "--mode", "aiperf")
-    with pytest.raises(RequestError, match="did you mean 'resnet50'"):
-        output_of("count", "resnet-50")
-
-
-def test_an_invalid_network_file_is_reported_with_all_its_problems(tmp_path: Path) -> None:
-    path = tmp_path / "net.json"
-    path.write_text(resnet50().to_json().replace('"classes": 1000', '"classes": 10').replace('"pool"', '"pol"', 1))
-    with pytest.raises(SpecError) as caught:
-        output_of("count", str(path))
-    assert len(caught.value.problems) >= 2
 
 
 def test_counting_loads_no_framework() -> None:
@@ -185,12 +162,6 @@ def test_data_on_the_command_line_override_the_configuration(tmp_path: Path) -> 
     )
     with pytest.raises(DataError, match=rf"{tmp_path}/other/train: a split is missing"):
         output_of("run", "-c", str(path), "--data", str(tmp_path / "other"), "--dry-run")
-
-
-def test_a_missing_search_is_reported(tmp_path: Path) -> None:
-    for verb in ("status", "stop", "report", "verify", "resume"):
-        with pytest.raises(RequestError, match="there is no search"):
-            output_of(verb, "nothing", "--runs", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from accelmark.cli.main import app
 from accelmark.cli.runs import read_run_file
 from accelmark.plan.request import Detected
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.launcher import read_cluster
 
 
 def test_init_refuses_a_chip_that_the_vendor_does_not_have_and_says_which_it_assumed(tmp_path: Path) -> None:
@@ -57,10 +56,3 @@ def test_init_writes_the_number_of_ranks_and_the_vendor_for_this_machine(
     monkeypatch.setattr("accelmark.cli.machine.detect_devices", lambda vendor: Detected("nvidia", "H100", None, 1))
     more = CliRunner().invoke(app, ["init", *arguments[2:], "--force"])
     assert str(more.exception) == "--devices 2: this machine has 1 of nvidia"
-
-
-def test_init_writes_addresses_that_are_read_again(tmp_path: Path) -> None:
-    hosts = ["node-1.example", "10.1.2.3", "::1", "fe80::", "null"]
-    written = CliRunner().invoke(app, ["init", *hosts, "--vendor", "cpu", "--into", str(tmp_path)])
-    assert written.exit_code == 0, written.output
-    assert [host.address for host in read_cluster(tmp_path / "cluster.yaml").hosts] == hosts

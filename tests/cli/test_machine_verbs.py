@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from accelmark.cli import options
 from accelmark.cli.cluster import cluster
 from accelmark.cli.machine import doctor, inventory_lines, monitor, preflight, vendors
 from accelmark.cli.main import app
-from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
-from accelmark.run.environments.inspect import broken_frameworks
 from accelmark.run.environments.registry import FrameworkEnvironment, register
-from accelmark.spec.errors import RequestError, RunError, SpecError
-from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_vendor
-from accelmark.spec.runfile import RunSpec
+from accelmark.spec.errors import RequestError, SpecError
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
 from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
@@ -62,13 +53,6 @@ def test_the_chip_of_a_cluster_is_not_guessed(tmp_path: Path) -> None:
     shown = _call("cluster", str(file), "--hardware", "910B", "--dry-run", "--json")
     plan = json.loads(shown.stdout.splitlines()[0])["plan"]
     assert plan["jobs"][0]["job"]["key"]["hardware"] == "910B"
-
-
-def test_a_monitor_of_an_unknown_vendor_is_refused_whatever_it_should_do(tmp_path: Path) -> None:
-    for operation in ("start", "status", "stop"):
-        error = _call("monitor", operation, "--vendor", "nvidea", "-l", str(tmp_path / "logs")).exception
-        assert isinstance(error, RequestError)
-        assert str(error) == "--vendor: unknown vendor 'nvidea' (did you mean 'nvidia'?)"
 
 
 def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,19 +100,6 @@ def test_a_killed_monitor_is_not_running_even_if_its_pid_is_reused(tmp_path: Pat
     os.kill(os.getpid(), 0)  # it is still here
 
 
-def test_a_monitor_that_cannot_write_says_so(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("a file")
-    found = _call("monitor", "start", "--vendor", "cpu", "-l", str(tmp_path / "logs"))
-    assert isinstance(found.exception, RunError)
-    assert str(tmp_path / "logs") in str(found.exception)
-
-
-def test_an_unknown_vendor_gets_the_nearest_name(tmp_path: Path) -> None:
-    found = _call("monitor", "start", "--vendor", "nvida", "-l", str(tmp_path / "logs"))
-    assert "did you mean 'nvidia'" in str(found.exception)
-    assert not (tmp_path / "logs").exists()
-
-
 def test_vendors_lists_all_chips_and_those_of_this_machine() -> None:
     rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
     assert rows["cpu"]["here"]
@@ -136,15 +107,6 @@ def test_vendors_lists_all_chips_and_those_of_this_machine() -> None:
     assert "H100" in rows["nvidia"]["chips"]
     assert rows["nvidia"]["read_by"] == ["library", "nvidia-smi"]
     assert "nvidia" in _call("vendors").output
-
-
-def test_one_vendor_is_shown_with_the_figures_and_sources_of_its_chips() -> None:
-    shown = " ".join(_call("vendors", "nvidia").output.split())
-    spec = load_vendor("nvidia")
-    assert all(" ".join(chip.source.split()) in shown for chip in spec.chips)
-    assert json.loads(_call("vendors", "nvidia", "--json").output)["chips"][0]["peaks"]["fp32"] is not None
-    error = _call("vendors", "nvidea").exception
-    assert "did you mean 'nvidia'?" in str(error)
 
 
 def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,29 +119,6 @@ def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkey
     assert f"vendor acme ({tmp_path}) is left out: " in shown
     assert f"\n{folder / 'vendor.yaml'}: titel: unknown key" in shown, "a line of its own, not a cell of the table"
     assert "acme" in _call("doctor").output
-
-
-def test_a_vendor_with_a_typo_is_refused_by_monitor_and_reported_by_doctor_and_plans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = make_vendor(tmp_path / "vendors")
-    (folder / "vendor.yaml").write_text((folder / "vendor.yaml").read_text().replace("timeout_s", "timeout"))
-    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
-    logs = tmp_path / "logs"
-    for operation in ("start", "restart"):
-        error = _call("monitor", operation, "--vendor", "acme", "-l", str(logs)).exception
-        assert isinstance(error, SpecError)
-        assert "telemetry.tool.timeout" in str(error)
-    assert not logs.exists()
-    assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
-    assert any("telemetry.tool.timeout" in problem for problem in look_around({}).problems)
-    request = parse(RunSpec, {"vendor": "acme", "cases": [{"key": "resnet_mini"}]}, "here")
-    plan = plan_request(request, (), synthetic=True, where="here", base=tmp_path)
-    assert [
-        what
-        for what in plan.warnings
-        if "telemetry.tool.timeout" in what and what.startswith("no telemetry of devices: ")
-    ]
 
 
 def test_doctor_reports_what_would_run_and_why_not() -> None:
@@ -207,15 +146,6 @@ def test_doctor_says_that_a_framework_runs_in_its_environment_while_that_has_a_p
     assert not found()["works"]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     assert found() == {"what": "mindspore on cpu (cpu)", "works": True, "why": f"in the environment {place}"}
-
-
-def test_the_directory_of_an_environment_is_on_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
-    place = tmp_path / ("a" * 50) / "jax"
-    register(FrameworkEnvironment(framework="jax", path=place, created_at="2026-01-01T00:00:00Z", versions={}))
-    shown = CliRunner().invoke(app, ["env", "list"], env={"COLUMNS": "40"}).output
-    assert f"jax: {place}, created 2026-01-01T00:00:00Z\n" in shown
-    assert shown.endswith("  no Python any more\n")
 
 
 def test_doctor_names_packages_that_cannot_be_imported_and_the_command_that_repairs_them(
@@ -263,21 +193,6 @@ def test_the_host_side_imports_no_framework_to_inspect_the_host() -> None:
         env={**os.environ, "PYTHONPATH": str(SRC)},
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
-
-
-def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        (tmp_path / "monitor.json").write_text(json.dumps({"pid": process.pid, "started": started, "vendor": "cpu"}))
-        monkeypatch.setattr("accelmark.telemetry.monitor._STOP_TIMEOUT_S", 0.2)
-        process.send_signal(signal.SIGSTOP)  # a stopped process takes no SIGTERM
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # two signals at once: the other might come first
-        try:
-            assert f"kill -9 {process.pid}" in str(_call("monitor", "stop", "-l", str(tmp_path)).exception)
-        finally:
-            process.kill()
 
 
 def test_a_monitor_says_that_devices_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,25 +245,3 @@ def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
     assert planned.exit_code == 1, planned.output
     assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
     assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr
-
-
-def test_a_broken_framework_is_named_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "frameworks" / "foo").mkdir(parents=True)
-    (tmp_path / "frameworks" / "foo" / "framework.yaml").write_text("name: foo\ntitle: Foo\n")
-    monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
-    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))  # without this user's environments
-    seen = look_around({})
-    assert "pytorch" in [one.name for one in seen.frameworks]
-    assert any("frameworks/foo/framework.yaml: module: is missing" in problem for problem in seen.problems)
-    assert broken_frameworks() == []
-    planned = CliRunner().invoke(app, ["train", "resnet_mini:foo:CPU:1:1", "--dry-run"])
-    assert "framework.yaml: module: is missing" in str(planned.exception)
-
-
-def test_a_terminal_shows_what_a_long_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.StringIO()
-    terminal = functools.partial(Console, file=told, force_terminal=True, width=80)
-    monkeypatch.setattr("rich.console.Console", lambda **_: terminal())
-    with options.working("measuring matmul for about 60 s"):
-        pass
-    assert "measuring matmul for about 60 s" in told.getvalue()

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
 from accelmark.cli.checks import conformance
 from accelmark.cli.checks.conformance import allowed_hooks, case_checks, required_methods, vendor_checks
-from accelmark.cli.checks.trial import Check, trial
-from accelmark.cli.folders import _shown, new_folder
-from accelmark.cli.main import app
+from accelmark.cli.checks.trial import Check
+from accelmark.cli.folders import new_folder
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
-from accelmark.spec.errors import RequestError, SpecError
-from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 
 @pytest.fixture
@@ -56,26 +51,6 @@ def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     ]
 
 
-def test_checks_of_a_folder_are_given_before_its_training_begins(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_folder("vendors", "acme9", bench)
-    new_folder("cases", "line9", bench)
-    begun: list[str] = []
-
-    def trial(name: str, *_: object, **__: object) -> Iterator[Check]:
-        begun.append(name)
-        yield from ()
-
-    monkeypatch.setattr(conformance, "trial", trial)
-    for checks, trained in (
-        (vendor_checks("acme9", run=True), "resnet_mini"),
-        (case_checks("line9", run=True), "line9"),
-    ):
-        assert next(checks).state == "good"
-        assert trained not in begun
-        assert all(check.state != "missing" for check in checks)
-        assert trained in begun
-
-
 def test_each_adaptation_of_a_vendor_is_tried_in_its_own_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[object, ...]] = []
 
@@ -90,32 +65,6 @@ def test_each_adaptation_of_a_vendor_is_tried_in_its_own_framework(monkeypatch: 
     assert [one for one in begun if one[0] == "llama_mini"] == mini
     assert ("graph_mini", "cpu", "pytorch") in begun
     assert ("vit_l_16", "cpu", "pytorch") not in begun, "it is not trained"
-
-
-def test_a_case_whose_framework_is_not_installed_is_not_tried(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELMARK_CACHE", str(bench / "cache"))  # without environments
-    (check,) = trial("llama_mini", "cpu", "paddle", untried="advice")
-    assert (check.state, check.what) == ("advice", "llama_mini-paddle: not tried: this machine lacks what it needs")
-    assert check.do.startswith("localhost: framework paddle needs paddlepaddle")
-    assert f"{sys.executable} -m pip install " in check.do
-    assert "warning" not in check.do
-    (check,) = trial("line404", "cpu")
-    assert (check.state, check.what) == ("missing", "line404 cannot be trained on synthetic data")
-    assert "line404" in check.do
-
-
-def test_a_check_is_one_line_of_whole_words_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.StringIO()
-    terminal = Console(file=told, force_terminal=True, color_system=None, width=40)
-    monkeypatch.setattr("rich.console.Console", lambda **_: terminal)
-    checks = [
-        Check("good", "a description that is longer than [the] terminal"),
-        Check("missing", "no README.md", "add it"),
-    ]
-    assert list(_shown(iter(checks), "training")) == checks
-    rows = f"{'✓ a description that is longer than':<40}    [the] terminal"
-    assert f"\n{rows}\n" in plain(told.getvalue())
-    assert "✕ no README.md\n    add it\n" in plain(told.getvalue())
 
 
 def plain(text: str) -> str:
@@ -138,21 +87,6 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "csrc cannot be built" in told
     assert "'metrics', which is not a hook" in told
     assert "no README.md" in told
-
-
-def test_replaced_parts_of_a_framework_without_hooks_are_refused_before_a_run(bench: Path) -> None:
-    folder = new_folder("vendors", "acme10", bench)
-    description = (folder / "vendor.yaml").read_text()
-    (folder / "vendor.yaml").write_text(
-        description.replace("  pytorch:\n", "  jax: {device_type: cpu, collective_backend: gloo}\n  pytorch:\n")
-    )
-    (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "resnet_mini-jax")
-    what = "resnet_mini-jax/extern: framework jax has no hooks to replace"
-    assert f"cases/{what}" in missing(vendor_checks("acme10"))
-    arguments = ["train", "resnet_mini:jax", "--vendor", "acme10", "--synthetic", "--dry-run"]
-    refused = CliRunner().invoke(app, arguments)
-    assert isinstance(refused.exception, SpecError)
-    assert what in str(refused.exception)
 
 
 def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench: Path) -> None:
@@ -192,29 +126,8 @@ def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench
     assert "cases/llama_mini-pytorch/serve.yaml: 2 settings, all mutable" in [check.what for check in checks]
 
 
-def test_files_that_are_not_read_and_options_that_may_be_typing_mistakes_are_advice(bench: Path) -> None:
-    adaptation = new_folder("vendors", "acme5", bench) / "cases" / "resnet_mini-pytorch"
-    (adaptation / "config.yml").touch()
-    (adaptation / "infer.yaml").write_text("batch_sise: 3\n")
-    checks = list(vendor_checks("acme5"))
-    advice = " ".join(f"{check.what} {check.do}" for check in checks if check.state == "advice")
-    assert "cases/resnet_mini-pytorch/config.yml is not read names that are: config*.yaml" in advice
-    assert "infer.yaml: batch_sise is none of the configurations (did you mean 'batch_size'?)" in advice
-    assert not any("infer.yaml: 1 setting, all mutable" in check.what for check in checks)
-    (adaptation / "infer.yaml").write_text("batch_size: many\n")
-    assert "infer.yaml: batch_size: must be a whole number" in missing(vendor_checks("acme5"))
-
-
 def test_the_folders_of_the_cpu_are_complete_also_those_of_cases_without_training() -> None:
     assert missing(vendor_checks("cpu")) == ""
-
-
-def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
-    file = new_folder("vendors", "acme3", bench) / "vendor.yaml"
-    file.write_text(file.read_text().replace("device_type:", "device_typ:"))
-    assert "device_typ" in missing(vendor_checks("acme3"))
-    file.write_text(file.read_text().replace("device_typ:", "device_type:").replace("pytorch:", "pytorhc:"))
-    assert "frameworks.pytorhc: unknown framework did you mean 'pytorch'?" in missing(vendor_checks("acme3"))
 
 
 def test_a_case_without_required_methods_names_them(bench: Path) -> None:
@@ -261,22 +174,6 @@ def test_an_unknown_target_metric_is_named(bench: Path) -> None:
     assert "'acuracy', which metrics() does not return: accuracy" in missing(case_checks("line4", run=True))
 
 
-def test_an_unknown_setting_is_named(bench: Path) -> None:
-    file = new_folder("cases", "line5", bench) / "case.yaml"
-    file.write_text(file.read_text().replace("precision,", "precison,"))
-    with pytest.raises(SpecError, match=r"(?s)line5.*train.mutable.*'precison'.*'precision'"):
-        load_case("line5")
-    assert "'precison'" in missing(case_checks("line5", run=False))
-
-
-def test_wrong_settings_are_reported_with_the_other_mistakes_of_the_file(bench: Path) -> None:
-    file = new_folder("cases", "line11", bench) / "case.yaml"
-    file.write_text(file.read_text().replace("at_least", "at_lest").replace(" batch_size", " batchsize"))
-    said = missing(case_checks("line11", run=False))
-    assert "train.target.direction: " in said
-    assert "case.yaml: train.settings.batchsize: unknown setting" in said
-
-
 def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench: Path) -> None:
     new_folder("cases", "line8", bench)
     assert missing(case_checks("line8", run=False)) == ""
@@ -298,60 +195,8 @@ def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench
     assert "did you mean 'fashion" in said["line10"]
 
 
-@pytest.mark.heavy
-def test_another_optimizer_of_a_vendor_is_found_by_its_trial(bench: Path) -> None:
-    new_folder("cases", "line6", bench)
-    folder = new_folder("vendors", "acme7", bench)
-    (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "line6-pytorch")
-    (folder / "cases" / "line6-pytorch" / "extern" / "__init__.py").write_text(
-        "import torch\nfrom accelmark.frameworks.pytorch.hooks import Hooks\n\n\nclass Extern(Hooks):\n"
-        "    def create_optimizer(self, model):\n        return torch.optim.RMSprop(model.parameters(), lr=0.5)\n"
-    )
-    assert "[replayed-update]" in missing(vendor_checks("acme7", run=True))
-
-
-def test_a_trial_over_its_time_limit_is_ended_and_reported(bench: Path) -> None:
-    new_folder("cases", "line7", bench)
-    assert "did not train three steps on cpu within 0.2 s" in missing([*trial("line7", "cpu", timeout_s=0.2)])
-
-
 def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
     with pytest.raises(RequestError, match="is taken"):
         new_folder("vendors", "cpu", bench)
     with pytest.raises(RequestError, match="cannot be a name"):
         new_folder("cases", "../evil", bench)
-
-
-def test_an_unreadable_device_is_reported_by_the_vendor_check(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "accelmark.cli.checks.conformance.trial",
-        lambda model, vendor, framework, **_: [Check("good", f"{model} in {framework} on {vendor}")],
-    )
-    new_folder("vendors", "acme4", bench)
-    assert missing(vendor_checks("acme4", run=True)) == ""
-    assert [check.what for check in vendor_checks("acme4", run=True)][-1] == "resnet_mini in pytorch on acme4"
-    file = new_folder("vendors", "acme5", bench) / "vendor.yaml"
-    form = "{header: [ID], rows: ['(?P<index>\\d+)'], source: made up for tests}"
-    tool = f"  tool: {{command: [acme5-smi], forms: [{form}]}}\n"
-    file.write_text(file.read_text().replace("telemetry:\n", "telemetry:\n" + tool))
-    assert "acme5-smi is not installed" in missing(vendor_checks("acme5", run=True))
-    file = new_folder("vendors", "acme6", bench) / "vendor.yaml"
-    file.write_text(file.read_text().replace("always: true", "device_files: [nothing-of-the-kind]"))
-    advice = [check.what for check in vendor_checks("acme6", run=True) if check.state == "advice"]
-    assert "not tried: no device of this vendor on this machine" in advice
-
-
-def test_a_vendor_that_nothing_runs_on_says_why_in_its_checks() -> None:
-    assert "no PyTorch backend for Zixiao is public" in missing(vendor_checks("zixiao", run=True))
-
-
-def test_new_files_name_their_schema_for_editors(tmp_path: Path) -> None:
-    written = {
-        "vendor": new_folder("vendors", "acme", tmp_path) / "vendor.yaml",
-        "case": new_folder("cases", "mine", tmp_path) / "case.yaml",
-    }
-    for kind, file in written.items():
-        first = file.read_text().split("\n", 1)[0]
-        schema = Path(first.removeprefix("# yaml-language-server: $schema=file://"))
-        assert schema.name == f"{kind}.json"
-        assert schema.is_file()

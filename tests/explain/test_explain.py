@@ -16,7 +16,7 @@ from accelmark.automl.search.schedule import StopReason
 from accelmark.cli.main import app
 from accelmark.datasets.spec import DataEntry
 from accelmark.explain.entries import entries, explain
-from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields, field_texts
+from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields
 from accelmark.explain.schemas import FILES, schemas
 from accelmark.results.schema import JobState, Mark, Verdict
 from accelmark.spec.cluster import ClusterSpec
@@ -128,10 +128,6 @@ def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest()
 def test_keys_of_every_file_and_options_of_servers_and_engines_are_explained(name: str, kind: str, part: str) -> None:
     (entry,) = [found for found in explain(name) if found.kind == kind]
     assert part in entry.text
-
-
-def test_documentation_of_base_classes_is_inherited() -> None:
-    assert field_texts(RunSpec)["strict"].startswith("Treat preflight warnings")
 
 
 def test_the_shipped_schemas_are_current() -> None:

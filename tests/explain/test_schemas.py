@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from pydantic import ValidationError
 
-from accelmark.automl.config import AutomlConfig
 from accelmark.explain.fields import SCHEMA_DIRECTORY
 from accelmark.explain.schemas import FILES
 from accelmark.spec.model import read_value, read_yaml
@@ -156,19 +154,3 @@ def test_settings_of_a_run_file_are_those_of_the_task(case: Any, is_valid: bool)
 def test_unknown_keys_of_a_cluster_are_errors_with_a_known_launcher(cluster: dict[str, Any], is_valid: bool) -> None:
     assert (errors("cluster", cluster) == []) is is_valid
     assert (errors("run", {"cases": ["resnet_mini"], "cluster": cluster}) == []) is is_valid
-
-
-def test_launchers_are_named_for_editors() -> None:
-    launcher = json.loads((SCHEMA_DIRECTORY / "cluster.json").read_text())["properties"]["launcher"]
-    assert {"local", "ssh", "slurm"} <= set(launcher["anyOf"][0]["enum"])
-
-
-@pytest.mark.parametrize(("duration", "is_valid"), [("10m", True), (90, True), ("ten", False), (0, False)])
-def test_durations_of_a_search_are_numbers_and_texts(duration: Any, is_valid: bool) -> None:
-    search = {"schedule": {"max_duration": duration}}
-    assert (errors("search", search) == []) is is_valid
-    if is_valid:
-        AutomlConfig.model_validate(search)
-    else:
-        with pytest.raises(ValidationError):
-            AutomlConfig.model_validate(search)

@@ -66,13 +66,6 @@ def test_remote_hosts_without_a_vendor_are_not_taken_for_this_machines_chips(plu
     assert plan({"vendor": "acme", "cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None}).jobs
 
 
-def test_servers_on_some_hosts_of_a_job_only_are_refused(plugins: Path) -> None:
-    run = {"cases": [{"key": "toy:pytorch:X1:2:1"}]}
-    with pytest.raises(SpecError, match="h1 has no service_ports, but other hosts of the job have"):
-        plan(run, hosts=2, with_ports=1)
-    assert len(plan(run, hosts=3, with_ports=2).jobs) == 1
-
-
 def test_a_key_becomes_a_job_for_each_round_with_a_seed_of_its_own(plugins: Path) -> None:
     planned = plan({"cases": [{"key": "toy:pytorch:X1:2:2:3"}]}, hosts=3)
     assert [job.directory for job in planned.jobs] == [f"toy-pytorch-X1x2x2/round{n}" for n in (1, 2, 3)]
@@ -136,18 +129,6 @@ def test_an_absent_chip_is_not_mistaken_for_the_present_one(plugins: Path) -> No
     chips = [job.job.chip for job in planned.jobs]
     assert [chip.variant if chip else None for chip in chips] == [None, "Card", "Pod"]
     assert any("X9" in warning and "MFU will be null" in warning for warning in planned.warnings)
-
-
-def test_planning_the_same_request_twice_gives_the_same_plan(plugins: Path) -> None:
-    run = {"cases": [{"key": "toy:pytorch:X1:1:1:2"}]}
-    assert plan(run) == plan(run)
-
-
-@pytest.mark.parametrize("num_hosts", [1, 2])
-def test_rounds_are_evaluated_outside(plugins: Path, num_hosts: int) -> None:
-    (job,) = plan({"cases": [{"key": f"toy:pytorch:X1:{num_hosts}:1"}]}, hosts=2).jobs
-    assert isinstance(job.job.work, TrainJob)
-    assert job.job.work.is_checked
 
 
 def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
@@ -250,11 +231,6 @@ def test_deepspeed_is_required_where_it_is_used(plugins: Path) -> None:
 
     assert needs() == []
     assert needs(parallelism="deepspeed") == ["accelmark[deepspeed]"]
-
-
-def test_settings_of_zero_are_refused_without_deepspeed(plugins: Path) -> None:
-    with pytest.raises(SpecError, match=r"zero.stage: applies to parallelism deepspeed, found ddp"):
-        plan({"open": True, "cases": [{"key": "toy", "settings": {"zero.stage": 2}}]})
 
 
 def test_settings_of_zero_are_listed_with_deepspeed_only(plugins: Path) -> None:

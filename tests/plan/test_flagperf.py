@@ -192,13 +192,6 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
     assert "data /raid/imagenet/val: becomes the directory that contains imagenet/" in problem.what
 
 
-def test_a_directory_that_is_not_named_as_the_data_set_stays_with_a_note(tmp_path: Path) -> None:
-    converted = convert(write(tmp_path, host__yaml=HOST.replace("/raid/imagenet/val", "/raid/ILSVRC/val")))
-    assert converted.run["cases"][0]["data"] == "/raid/ILSVRC/val"
-    (problem,) = converted.left_over
-    assert "data /raid/ILSVRC/val: name the directory that contains imagenet/" in problem.what
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "duplicate hosts")],
@@ -241,13 +234,6 @@ def test_one_port_is_shared_and_as_many_ports_as_hosts_are_one_each(
     assert converted.left_over == []
 
 
-@pytest.mark.parametrize(("hosts", "ports"), [(FOUR, 2), (FOUR, 5), ("", 1)])
-def test_ports_that_fit_no_host_are_listed_and_given_to_none(tmp_path: Path, hosts: str, ports: int) -> None:
-    converted = site(tmp_path, f"{hosts}SSH_PORT = 22\nHOSTS_PORTS = {[str(2222 + n) for n in range(ports)]}\n")
-    assert set(left_in(converted)) == {"HOSTS_PORTS"}
-    assert not any("service_ports" in host for host in converted.cluster.get("hosts", []))
-
-
 def engine_command(converted: Converted) -> list[str]:
     """Return what the engine is asked for on the imported cluster."""
     cluster = ClusterSpec.model_validate(converted.cluster)
@@ -258,94 +244,6 @@ def engine_command(converted: Converted) -> list[str]:
     return sandbox.command(
         "python3", ModuleCommand(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
     )
-
-
-@pytest.mark.parametrize("written", ["--gpus all", "--gpus=all", "--gpus all --gpus all", "--gpus '\"device=0,1\"'"])
-def test_settings_from_the_vendor_are_not_requested_twice(tmp_path: Path, written: str) -> None:
-    converted = site(tmp_path, f'ACCE_CONTAINER_OPT = """ {written} """\nVENDOR = "nvidia"\n')
-    command = engine_command(converted)
-    assert [word for word in command if word.startswith("--gpus")] == ["--gpus"]
-    assert "vendor.yaml" in left_in(converted)["ACCE_CONTAINER_OPT"]
-
-
-def test_container_mounts_and_privileges_are_given_once(tmp_path: Path) -> None:
-    options = "--privileged --device=/dev/davinci0 -v /usr/local/dcmi -v /data:/data -v/a:/b"
-    converted = site(tmp_path, f'VENDOR = "ascend"\nACCE_CONTAINER_OPT = "{options}"\n')
-    container = converted.cluster["container"]
-    assert container == {"engine": "docker", "options": ["--device=/dev/davinci0"], "mounts": ["/data:/data", "/a:/b"]}
-    command = engine_command(converted)
-    assert command.count("--privileged") == 1
-    assert sum("dcmi" in word for word in command) == 1
-    assert len(converted.left_over) == 2
-
-
-@pytest.mark.parametrize(
-    ("written", "container"),
-    [
-        ("--ipc host --net host --network=host --init --rm", {}),
-        ("--privileged=true", {"privileged": True}),
-        ("--privileged=false", {}),
-        ("--shm-size 64G", {"shm_size": "64G"}),
-        (
-            "-e A=1 --memory-swap -1 --ulimit=stack=-1",
-            {"options": ["-e", "A=1", "--memory-swap", "-1", "--ulimit=stack=-1"]},
-        ),
-    ],
-)
-def test_container_options_in_one_or_two_words_are_imported_alike(
-    tmp_path: Path, written: str, container: dict[str, object]
-) -> None:
-    converted = site(tmp_path, f'ACCE_CONTAINER_OPT = "{written}"\n')
-    assert converted.cluster["container"] == {"engine": "docker", **container}
-    assert converted.left_over == []
-
-
-@pytest.mark.parametrize(
-    ("written", "what"),
-    [
-        ("--net bridge", "AccelMark decides it itself"),
-        ("-d", "AccelMark decides it itself"),
-        ("--privileged image", "belongs to no option"),
-        ("-v $HOME:/h", "no shell reads it"),
-        ("-v", "names nothing to mount"),
-        ("--shm-size=1g --shm-size=2g", "the size is 1g already"),
-    ],
-)
-def test_impossible_container_options_are_listed(tmp_path: Path, written: str, what: str) -> None:
-    converted = site(tmp_path, f'ACCE_CONTAINER_OPT = "{written}"\n')
-    assert what in left_in(converted)["ACCE_CONTAINER_OPT"]
-    assert not {"options", "mounts"} & set(converted.cluster["container"])
-
-
-def test_none_means_not_set(tmp_path: Path) -> None:
-    names = ("SHM_SIZE", "PIP_SOURCE", "ACCE_CONTAINER_OPT", "ACCE_VISIBLE_DEVICE_ENV_NAME", "VENDOR", "MASTER_PORT")
-    text = "".join(f"{name} = None\n" for name in (*names, "FLAGPERF_LOG_LEVEL", "CASES")) + "SSH_PORT = 22\n"
-    converted = site(tmp_path, text)
-    assert converted == Converted(cluster={"ssh_port": 22, "launcher": "local"})
-
-
-def test_a_log_level_that_a_run_file_refuses_is_listed(tmp_path: Path) -> None:
-    converted = site(tmp_path, 'FLAGPERF_LOG_LEVEL = "warn"\nCASES = {"resnet_mini:pytorch:A100:1:1:1": None}\n')
-    RunSpec.model_validate(converted.run)
-    assert "log_level" not in converted.run
-    assert "'debug', 'info', 'warning' or 'error', found 'warn'" in left_in(converted)["FLAGPERF_LOG_LEVEL"]
-
-
-@pytest.mark.parametrize("cases", ["{}", '{"resnet_mini:pytorch:A100:no:1:1": "/d"}', '{"a b": "/d"}'])
-def test_no_run_file_is_made_without_a_case(tmp_path: Path, cases: str) -> None:
-    converted = site(tmp_path, f"FLAGPERF_LOG_LEVEL = 'info'\nCASES = {cases}\n")
-    assert converted.run == {}
-    assert set(left_in(converted)) == {"FLAGPERF_LOG_LEVEL", "CASES"}
-
-
-def test_a_case_name_found_twice_lists_both_folders(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:1": "/a"}\nSHM_SIZE = "1G"\n')
-    (tmp_path / "b.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:2": "/b"}\nSHM_SIZE = "2G"\n')
-    converted = convert([tmp_path / "a.py", tmp_path / "b.py"])
-    assert converted.run["cases"] == [{"key": "resnet_mini:pytorch:A100:1:8:1", "data": "/a"}]
-    assert "is given twice, also as resnet_mini:pytorch:A100:1:8:1 with /a" in left_in(converted)["CASES"]
-    assert converted.cluster["container"]["shm_size"] == "2G"
-    assert left_in(converted)["SHM_SIZE"] == f"{tmp_path / 'b.py'} has another value and is read later"
 
 
 @pytest.fixture
@@ -380,18 +278,6 @@ def test_a_number_that_is_too_large_or_too_deep_is_one_error_with_its_place(
         convert([path])
     (problem,) = refused.value.problems
     assert (problem.where, problem.key) == (str(path), "line 4")
-
-
-@pytest.mark.parametrize("recursion_limit", [1000, 100_000])
-def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(
-    tmp_path: Path, recursion: Callable[[int], None], recursion_limit: int
-) -> None:
-    recursion(recursion_limit)
-    (tmp_path / "bytes.py").write_bytes(b"\0X = 1")
-    (tmp_path / "deep.yaml").write_text("HOSTS: " + "[" * 3000 + "]" * 3000)
-    for name in ("bytes.py", "deep.yaml"):
-        with pytest.raises(SpecError, match=name):
-            convert([tmp_path / name])
 
 
 def test_written_values_read_back_unchanged(tmp_path: Path) -> None:

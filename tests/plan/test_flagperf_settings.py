@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from accelmark.compat.flagperf.convert import convert
-from accelmark.spec.errors import SpecError
 from accelmark.spec.layers import Layer, resolve_inference
 from accelmark.spec.plugins.catalog import load_case
 from tests.plan.test_flagperf import left_in, site
@@ -47,12 +46,6 @@ def test_the_precision_is_what_the_switches_agree_on(tmp_path: Path, text: str, 
     assert set(left_in(converted)) == left
 
 
-def test_two_names_of_one_setting_that_differ_are_listed(tmp_path: Path) -> None:
-    converted = site(tmp_path, "learning_rate = 0.1\nlr = 0.2\n", "config_A100x1x8.py")
-    assert converted.configs["config_A100x1x8.yaml"] == {"optimizer": {"lr": 0.1}}
-    assert left_in(converted) == {"lr": "learning_rate gives optimizer.lr already, as 0.1"}
-
-
 def test_the_configuration_of_every_scale_becomes_the_vendors(tmp_path: Path) -> None:
     (tmp_path / "config_common.py").write_text("train_batch_size = 12\nseed = 1\n")
     (tmp_path / "config_A100x1x8.py").write_text("from config_common import *\nseed = 2\n")
@@ -61,24 +54,6 @@ def test_the_configuration_of_every_scale_becomes_the_vendors(tmp_path: Path) ->
     assert converted.left_over == []
     alone = convert([tmp_path / "config_A100x1x8.py"])
     assert "takes everything from config_common: import that file too" in left_in(alone)["line 1"]
-
-
-def test_a_configuration_for_no_scale_is_listed_with_all_its_settings(tmp_path: Path) -> None:
-    converted = site(tmp_path, "train_batch_size = 12\n", "config_A100.py")
-    assert not converted.configs
-    assert not converted.cluster
-    assert "is named neither" in left_in(converted)[""]
-
-
-def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: Path) -> None:
-    paths = [tmp_path / name / "config_A100x1x8.py" for name in ("a", "b")]
-    for number, path in enumerate(paths, start=1):
-        path.parent.mkdir()
-        path.write_text(f"train_batch_size = {number}\n")
-    with pytest.raises(SpecError) as refused:
-        convert(paths)
-    assert all(str(path) in str(refused.value) for path in paths)
-    assert convert([paths[0], paths[0]]).configs == {"config_A100x1x8.yaml": {"batch_size": 1}}
 
 
 CONFIGURATIONS = """
@@ -128,27 +103,3 @@ def test_inference_settings_become_a_vendors_layer_of_the_case(tmp_path: Path) -
     assert set(left) == {"flops", "mask_ratio", "trt_tmp_path", "has_dynamic_axis"}
     assert "the case states the FLOPs" in left["flops"]
     assert "parameters are the case's" in left["mask_ratio"]
-
-
-def test_an_inference_case_that_is_not_there_is_left_over(tmp_path: Path) -> None:
-    converted = convert(inference_files(tmp_path, "yolov5"))
-    assert not converted.configs
-    assert {item.what.partition("(")[0] for item in converted.left_over} == {
-        "AccelMark has no inference case 'yolov5' "
-    }
-
-
-def test_inference_settings_of_two_cases_are_imported_one_at_a_time(tmp_path: Path) -> None:
-    files = inference_files(tmp_path, "bertLarge") + inference_files(tmp_path, "resnet50")
-    with pytest.raises(SpecError, match="several cases, bert_large, resnet50: import one case at a time"):
-        convert(files)
-
-
-def test_the_name_torchtrt_is_accepted(tmp_path: Path) -> None:
-    files = inference_files(tmp_path, "resnet50")
-    files[0].write_text(CONFIGURATIONS.replace("tensorrt", "torchtrt"))
-    layer = convert(files[:1]).configs["infer.yaml"]
-    side = load_case("resnet50").infer
-    assert side is not None
-    settings = resolve_inference(side, "case.yaml", vendor=[Layer.of("infer.yaml", layer)]).settings
-    assert settings.compiler == "torch_tensorrt"

@@ -139,13 +139,6 @@ def test_engines_precisions_and_batches_of_one_key_are_shown_together(toy: Path)
     ]
 
 
-def test_entries_that_differ_in_engine_options_are_shown_together(toy: Path) -> None:
-    entries = [{"key": "toy", "settings": {"engine_options.mode": mode}} for mode in ("a", "b")]
-    first, second = [job.directory for job in _plan({"key": "toy"}, *entries).jobs[1:]]
-    assert first != second
-    assert first.startswith("toy-pytorch-X1x1x1-infer-eager-fp32-b4-o")
-
-
 def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
         _plan({"key": "toy", "settings": {"compiler": "openvin"}})
@@ -236,14 +229,6 @@ def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the
         _plan({"key": "toy", "settings": {"compiler": "openvino", "exist_onnx_path": "a.blob"}}, where=run_file)
 
 
-def test_an_option_that_the_engine_does_not_declare_is_a_warning_before_the_start(toy: Path) -> None:
-    plan = _plan({"key": "toy", "settings": {"compiler": "openvino", "engine_options": {"stream": 2}}})
-    (warning,) = [text for text in plan.warnings if "option" in text]
-    assert "run.yaml: engine_options.stream: openvino has no such option (did you mean 'streams'?)" in warning
-    plan = _plan({"key": "toy", "settings": {"compiler": "openvino", "engine_options": {"streams": 2}}})
-    assert not [text for text in plan.warnings if "option" in text]
-
-
 @pytest.mark.parametrize(("vendor", "engine"), [("iluvatar", "ixrt"), ("kunlunxin", "xtcl")])
 def test_the_package_of_a_vendors_runtime_comes_from_its_sdk(vendor: str, engine: str) -> None:
     spec = engine_specs(find("vendors", vendor).path)[engine]
@@ -255,22 +240,6 @@ def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
     (toy / "vendors" / "acme" / "engines").mkdir()
     (toy / "vendors" / "acme" / "engines" / "acmert.py").touch()
     assert not any("engine" in told for told in _plan({"key": "toy", "settings": {"compiler": "acmert"}}).warnings)
-
-
-def test_hosts_may_have_an_engine_that_is_not_known_here(toy: Path) -> None:
-    cluster = {"launcher": "ssh", "vendor": "acme", "hosts": [{"address": "h1"}]}
-    plan = _plan({"key": "toy", "settings": {"compiler": "acmert"}}, cluster=cluster)
-    assert any("no engine 'acmert' is known here" in warning for warning in plan.warnings)
-
-
-def test_the_same_run_twice_is_refused(toy: Path) -> None:
-    with pytest.raises(SpecError, match="is requested twice"):
-        _plan({"key": "toy"}, {"key": "toy"})
-
-
-def test_several_ranks_are_refused(toy: Path) -> None:
-    with pytest.raises(SpecError, match="only language models are split over several devices"):
-        _plan({"key": "toy:pytorch:X1:1:2"})
 
 
 def test_a_case_without_an_inference_side_is_refused(plugins: Path) -> None:
@@ -287,10 +256,6 @@ def test_weights_and_optional_data_are_taken_where_the_named_directory_holds_the
     assert plan.jobs[0].job.data_dirs["weights"] == named / "toy" / "model.safetensors"
     assert "more" in plan.jobs[0].job.data_dirs
     assert not plan.warnings
-
-
-def test_missing_weights_are_warned_of(toy: Path) -> None:
-    assert any("the figures are of speed only" in warning for warning in _plan({"key": "toy"}).warnings)
 
 
 def test_a_case_whose_only_data_is_not_named_is_refused_unless_it_is_synthetic(toy: Path, tmp_path: Path) -> None:

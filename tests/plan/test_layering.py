@@ -8,7 +8,7 @@ import pytest
 
 from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
 from accelmark.spec.key import CaseKey
-from accelmark.spec.plugins.catalog import find, load_case, load_vendor
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.vendor import CapabilityFile
 
 KEY = CaseKey(model="toy", framework="pytorch", hardware="X1", nnodes=2, nproc=8)
@@ -37,11 +37,6 @@ def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scal
     assert applied["config_amx_bf16.yaml"] == "the device has amx_bf16 (/proc/cpuinfo)"
 
 
-def test_inference_has_files_of_capabilities_too(folder: Path) -> None:
-    layers, _ = vendor_layers(folder, "acme", KEY, HERE, "infer")
-    assert [dict(layer.values) for layer in layers] == [{"batch_size": 7}]
-
-
 def test_unknown_facts_of_other_machines_are_part_of_the_reason(folder: Path) -> None:
     _, files = vendor_layers(folder, "acme", KEY, Capabilities(unknown="not detected there"), "config")
     (reason,) = (file.reason for file in files if file.file.endswith("config_fp8.yaml"))
@@ -59,11 +54,6 @@ def test_capabilities_of_a_host_are_read_from_its_files(tmp_path: Path) -> None:
     assert host_capabilities(vendor) == {"amx_bf16": str(tmp_path / "cpuinfo")}
 
 
-def test_the_cpu_vendor_reads_the_flags_of_the_processor() -> None:
-    flags = Path("/proc/cpuinfo").read_text().split()
-    assert ("amx_bf16" in host_capabilities(load_vendor("cpu"))) == ("amx_bf16" in flags)
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -78,27 +68,3 @@ def test_a_cpu_without_instructions_for_bf16_emulates_it(flags: str, expected: s
     own = load_vendor("cpu")
     tests = {name: one.model_copy(update={"file": tmp_path / "cpuinfo"}) for name, one in own.capabilities.items()}
     assert set(host_capabilities(own.model_copy(update={"capabilities": tests}))) == expected
-
-
-@pytest.mark.parametrize(
-    "case", ["graph_mini", "llama_mini", "minilm_finetune", "resnet_mini", "speech_mini", "translation_mini"]
-)
-def test_a_mini_case_in_bf16_is_trained_in_fp32_where_bf16_is_emulated(case: str) -> None:
-    adaptation = find("vendors", "cpu", "test").path / "cases" / f"{case}-pytorch"
-    key = CaseKey(model=case, framework="pytorch", hardware="CPU")
-    layers, _ = vendor_layers(adaptation, "cpu", key, Capabilities({"emulated_bf16": "/proc/cpuinfo"}), "config")
-    assert [dict(layer.values) for layer in layers] == [{"precision": "fp32"}]
-    train = load_case(case).train
-    assert train is not None
-    assert "precision" in train.mutable
-
-
-def test_llama_mini_is_compiled_in_fp32_on_a_cpu_with_amx() -> None:
-    adaptation = find("vendors", "cpu", "test").path / "cases" / "llama_mini-pytorch"
-    key = CaseKey(model="llama_mini", framework="pytorch", hardware="CPU")
-    with_amx, _ = vendor_layers(adaptation, "cpu", key, Capabilities({"amx_bf16": "/proc/cpuinfo"}), "config")
-    assert [dict(layer.values) for layer in with_amx] == [{"precision": "fp32", "compile": "default"}]
-    assert vendor_layers(adaptation, "cpu", key, Capabilities(), "config")[0] == []
-    train = load_case("llama_mini").train
-    assert train is not None
-    assert {"precision", "compile"} <= set(train.mutable)

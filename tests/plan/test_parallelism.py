@@ -58,28 +58,6 @@ def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expec
     assert expected in " ".join(problems(given))
 
 
-def test_a_framework_without_a_mesh_names_what_it_has() -> None:
-    assert "fsdp2 is refused by jax (it supports ddp)" in problems("fsdp2", framework="jax")[0]
-    assert "tp=2 is refused by paddle (it supports ddp)" in problems({"tp": 2}, framework="paddle")[0]
-
-
-def test_two_pieces_a_rank_need_an_even_number() -> None:
-    (found,) = problems("cp=4", seq_length=6)
-    assert "cp=4 (2 pieces a rank) does not divide model.seq_length 6 (cp that fits: 1)" in found
-    (found,) = problems("cp=2", seq_length=13)
-    assert "does not divide model.seq_length 13 (cp that fits: 1)" in found
-
-
-def test_a_framework_without_parts_of_sequences_names_what_it_has() -> None:
-    assert "cp=2 is refused by jax (it supports ddp)" in problems({"cp": 2}, framework="jax")[0]
-
-
-def test_a_case_that_declares_no_axis_cannot_be_split() -> None:
-    key = CaseKey(model="resnet50", framework="pytorch", hardware="X1", nnodes=1, nproc=2)
-    (found,) = parallelism_problems(settings("tp=2"), key, ("ddp", "tp"), {}, "run.yaml")
-    assert "the case 'resnet50' cannot be split by tp (its axes: dp, fsdp)" in str(found)
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -100,18 +78,6 @@ def test_a_mesh_is_written_and_read_as_text() -> None:
     dumped = given.model_dump(mode="json")
     assert dumped["parallelism"] == "fsdp=4,tp=2"
     assert TrainSettings.model_validate(dumped) == given
-
-
-def test_a_layer_gives_a_mesh_as_a_mapping_or_as_text() -> None:
-    train = load_case("llama3_1_8b").train
-    assert train is not None
-    base = Layer.of("case.yaml", train.settings)
-    for given in ({"fsdp": 4, "tp": 2}, "fsdp=4,tp=2"):
-        resolved = resolve(base, [Layer.of("run.yaml", {"parallelism": given})], mutable=train.mutable, is_open=False)
-        assert resolved.settings.parallelism == Mesh(fsdp=4, tp=2)
-        assert resolved.provenance["parallelism"].value == "fsdp=4,tp=2"
-    with pytest.raises(SpecError, match="unknown axis 'tq'"):
-        resolve(base, [Layer("run.yaml", {"parallelism": {"tq": 2}})], mutable=train.mutable, is_open=False)
 
 
 def pipelined(**given: Any) -> list[str]:
@@ -202,15 +168,6 @@ def test_names_are_meshes_over_all_ranks_or_those_of_a_host() -> None:
     assert mesh_of("fsdp2", 8, 4) == Mesh(dp=1, fsdp=8)
     assert mesh_of("hsdp", 8, 4) == Mesh(dp=2, fsdp=4)
     assert mesh_of(Mesh(tp=2), 8, 4) == Mesh(dp=4, tp=2)
-
-
-@pytest.mark.parametrize(
-    ("framework", "is_refused"), [("pytorch", False), ("jax", True), ("paddle", True), ("tensorflow", True)]
-)
-def test_frameworks_that_wait_for_checkpoints_refuse_asynchronous_ones(framework: str, is_refused: bool) -> None:
-    values: dict[str, object] = {"checkpoint.asynchronous": True}
-    refused = [each for each in load_framework(framework).refused_settings if each.applies(values.get, ())]
-    assert bool(refused) == is_refused
 
 
 def zero(**given: Any) -> Mapping[str, Any]:

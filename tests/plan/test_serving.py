@@ -79,10 +79,6 @@ def test_different_loads_have_directories_of_their_own() -> None:
     assert len({plan(settings).jobs[0].directory for settings in keys}) == len(keys)
 
 
-def test_a_server_that_was_never_run_is_warned_about() -> None:
-    assert any("was never run" in warning for warning in plan({"server": "vllm"}).warnings)
-
-
 def test_a_preset_of_the_slo_is_a_layer_of_its_own_and_named_limits_replace_it() -> None:
     (planned,) = plan({"slo.preset": "llama3_1_8b_interactive", "slo.ttft_ms": 250, "scenarios": ["server"]}).jobs
     work = planned.job.work
@@ -161,11 +157,6 @@ def test_what_cannot_be_split_over_devices_is_refused_with_what_can(
     assert what in problems(settings, key, task="infer")
 
 
-def test_an_open_run_may_change_prompts() -> None:
-    found = plan({"prompts.input.mean": 8}, open=True)
-    assert found.jobs[0].job.provenance["prompts.input.mean"].forced
-
-
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A made-up vendor whose device is the CPU, and a fork of a server in YAML."""
@@ -209,15 +200,3 @@ def test_a_vendor_sets_options_and_environment_of_a_server_and_settings_of_a_cas
     assert command[:6] == ["vllm-acme", "x", "--port", "x", "--cards", "8"]
     named = plan({"server": "vllm_acme", "server_options.blocks": 9}, "llama_mini:pytorch:X1", vendor="acme").jobs[0]
     assert named.job.provenance["server_options.blocks"].layer == "run.yaml"
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        ("option: {blocks: 64}", "vendors/acme/servers/vllm_acme.yaml: option: unknown"),
-        ("options: {block: 64}", "vendors/acme/servers/vllm_acme.yaml: server_options.block: unknown setting"),
-    ],
-)
-def test_a_wrong_file_of_a_vendor_for_a_server_is_named(acme: Path, content: str, what: str) -> None:
-    (acme / "servers/vllm_acme.yaml").write_text(f"{content}\n")
-    assert what in problems({"server": "vllm_acme"}, "llama_mini:pytorch:X1", vendor="acme")

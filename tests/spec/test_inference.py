@@ -62,10 +62,6 @@ def test_a_vendor_cannot_override_a_parameter() -> None:
     assert "vendor.yaml: image_size: is a parameter" in _problem({"image_size": 192})
 
 
-def test_a_run_file_cannot_override_a_parameter_either() -> None:
-    assert "is a parameter" in _problem(run_file={"parameters": {"image_size": 192}})
-
-
 @pytest.mark.parametrize("key", ["perf_dir", "data_dir", "log_dir", "vendor", "case", "framework", "hosts"])
 def test_names_of_the_framework_are_reserved(key: str) -> None:
     assert f"{key}: is a name that the framework sets itself" in _problem({key: "x"})
@@ -96,14 +92,6 @@ def test_an_override_without_effect_is_an_error(same: dict[str, Any]) -> None:
     assert "overrides nothing" in _problem(same)
 
 
-def test_a_run_file_may_repeat_a_value() -> None:
-    assert _resolve(run_file={"batch_size": 256}).settings.batch_size == 256
-
-
-def test_a_run_file_cannot_invent_a_key() -> None:
-    assert "did you mean 'batch_size'" in _problem(run_file={"batchsize": 1})
-
-
 def test_all_problems_are_reported_at_once() -> None:
     text = _problem({"image_size": 1, "batch_size": 256, "case": "x"}, {"repeat": 0})
     assert text.count("\n") == 3
@@ -111,11 +99,6 @@ def test_all_problems_are_reported_at_once() -> None:
 
 def test_fp16_together_with_precision_is_refused() -> None:
     assert "beside precision" in _problem({"fp16": False, "precision": "bf16"})
-
-
-def test_a_parameter_cannot_bear_the_name_of_a_configuration() -> None:
-    with pytest.raises(SpecError, match=r"parameters\.batch_size"):
-        resolve_inference(_case(parameters={"batch_size": 1}), "case.yaml")
 
 
 def _skipped(**switches: Any) -> set[InferStep]:
@@ -131,38 +114,11 @@ def test_without_a_compiler_the_run_goes_from_validation_to_the_summary() -> Non
     assert _skipped(compiler=None) == {InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER}
 
 
-def test_without_validation_the_export_is_left_out_too() -> None:
-    assert _skipped(no_validation=True, exist_onnx_path="foo") == {InferStep.VALIDATE, InferStep.EXPORT}
-
-
-def test_an_existing_onnx_file_leaves_out_the_export_only() -> None:
-    assert _skipped(exist_onnx_path="m.onnx") == {InferStep.EXPORT}
-
-
-def test_an_existing_engine_leaves_out_the_compilation_only() -> None:
-    assert _skipped(exist_compiler_path="m.plan") == {InferStep.COMPILE}
-
-
-def test_an_existing_engine_without_validation_goes_from_the_data_to_inference() -> None:
-    skipped = _skipped(no_validation=True, exist_onnx_path="foo", exist_compiler_path="m.plan")
-    assert skipped == {InferStep.VALIDATE, InferStep.EXPORT, InferStep.COMPILE}
-
-
-def test_no_validation_needs_an_onnx_path() -> None:
-    with pytest.raises(ValidationError, match="needs exist_onnx_path"):
-        InferSettings(batch_size=1, compiler="tensorrt", no_validation=True)
-
-
 def test_a_problem_of_settings_together_names_the_layer_that_made_it() -> None:
     over = [Layer.of("run file", {"batch_size": 8}), Layer.of("command line", {"no_validation": True})]
     with pytest.raises(SpecError, match="no_validation needs exist_onnx_path") as raised:
         resolve_inference(_case(), "case.yaml", over=[*over, Layer.of("later", {"repeat": 2})])
     assert [problem.where for problem in raised.value.problems] == ["command line"]
-
-
-def test_the_server_scenario_needs_its_bound() -> None:
-    with pytest.raises(ValidationError, match="server_latency_bound_ms"):
-        InferSettings(batch_size=1, scenarios=("server",))
 
 
 @pytest.mark.parametrize(
@@ -175,12 +131,3 @@ def test_the_server_scenario_needs_its_bound() -> None:
 def test_a_run_without_an_engine_has_to_measure_what_it_is_asked_for(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         InferSettings.model_validate({"batch_size": 1, "compiler": None} | settings)
-
-
-def test_an_option_and_a_setting_of_the_command_line_may_not_contradict() -> None:
-    option = Layer.of("command line", {"precision": "bf16"})
-    with pytest.raises(SpecError, match="command line: fp16: is true, beside precision bf16"):
-        resolve_inference(_case(), "case.yaml", over=[option, Layer.of("command line", {"fp16": True})])
-    resolve_inference(_case(), "case.yaml", over=[option, Layer.of("command line", {"batch_size": 2})])
-    overridden = [Layer.of("run file", {"precision": "bf16"}), Layer.of("command line", {"fp16": True})]
-    assert resolve_inference(_case(), "case.yaml", over=overridden).settings.precision == "fp16"

@@ -71,13 +71,6 @@ def test_an_incomplete_last_line_is_reported_and_not_called_malformed(tmp_path: 
     assert (len(records), report.malformed, report.truncated) == (1, 0, True)
 
 
-def test_a_complete_last_line_without_newline_counts(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text(line_of("TRAIN_END", {}, 1.0, 0).rstrip("\n"))
-    records, report = read(path)
-    assert (len(records), report.truncated) == (1, False)
-
-
 def test_malformed_lines_are_counted_and_numbered(tmp_path: Path) -> None:
     path = tmp_path / "log"
     bad = (
@@ -107,17 +100,6 @@ def test_a_very_long_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pyte
     path.write_bytes(b"\0" * 10_000 + b"\n" + line_of("TRAIN_START", {}, 1.0, 0).encode())
     records, report = read(path)
     assert (len(records), report.lines) == (1, 2)
-
-
-def test_a_missing_log_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"rank9\.out\.log"):
-        list(PerfLogReader(tmp_path / "rank9.out.log"))
-
-
-def test_the_job_side_writes_json(tmp_path: Path) -> None:
-    line = line_of("INIT_END", {"text": "a\nb"}, 1.0, 3)
-    assert line.count("\n") == 1
-    assert json.loads(line.removeprefix("[PerfLog] "))["metadata"]["rank"] == 3
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True, allow_infinity=True) | st.text()

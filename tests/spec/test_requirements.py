@@ -65,34 +65,12 @@ def test_an_extra_of_accelmark_stands_for_its_packages() -> None:
 SERVER = ("transformers>=5.20", "fastapi>=0.115", "uvicorn>=0.32", "openai>=2.0", "accelerate>=1.1")
 
 
-@pytest.mark.parametrize(
-    ("requirements", "command"),
-    [
-        (("accelmark[torch]", "httptools>=0.6.2", "tokenizers>=0.20", *SERVER), "'accelmark[serve]'"),
-        (("accelmark[torch]", "onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"), "'accelmark[infer]'"),
-        (("accelmark[torch]", "transformers>=5.20", "tokenizers>=0.20"), "'accelmark[models,torch]'"),
-        (("accelmark[torch]", "torch-tensorrt"), "'accelmark[torch]' torch-tensorrt"),
-    ],
-)
-def test_several_missing_packages_are_installed_by_their_extra(requirements: tuple[str, ...], command: str) -> None:
-    found = missing([Need(requirement=one, needed_by="accelmark infer") for one in requirements], no_version)
-    assert install_command(found) == f"{PIP} {command}"
-
-
 def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
     require("accelmark view", "pydantic>=2")
     with pytest.raises(RequestError) as caught:
         require("accelmark view", "pydantic>=2", "no-such-package>=3")
     assert str(caught.value) == (
         f"accelmark view needs no-such-package>=3, which is not installed: run {PIP} 'no-such-package>=3'"
-    )
-
-
-def test_packages_of_one_part_are_one_sentence() -> None:
-    found = missing([CASE, Need(requirement="accelmark[view]", needed_by="accelmark view")], no_version)
-    assert describe(found) == (
-        "case bert needs transformers>=5.0, which is not installed; "
-        "accelmark view needs starlette>=0.41 and uvicorn>=0.32, which are not installed"
     )
 
 

@@ -6,27 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.spec.errors import RequestError, SpecError
-from accelmark.spec.model import parse
+from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, framework_device, load_vendor, look_again
-from accelmark.spec.plugins.vendor import VendorSpec
 
 HEAD = "name: acme\ntitle: Acme\nvisible_devices_env: null\nchips: []\n"
-FLAT = {"device_type": "npu", "framework_module": "torch_npu", "distributed_backend": "hccl"}
 
 
 def test_every_platform_that_runs_declares_pytorch() -> None:
     for name in folders("vendors"):
         vendor = load_vendor(name)
         assert vendor.cannot_run or framework_device(vendor, "pytorch").collective_backend, name
-
-
-def test_keys_of_earlier_vendor_files_are_one_error_that_shows_the_new_form() -> None:
-    values: dict[str, object] = {"name": "acme", "title": "Acme", "visible_devices_env": None, "chips": [], **FLAT}
-    with pytest.raises(SpecError) as caught:
-        parse(VendorSpec, values, "vendor.yaml")
-    (problem,) = caught.value.problems
-    assert "frameworks: {pytorch: {device_type: npu, module: torch_npu, collective_backend: hccl}}" in problem.what
 
 
 def test_a_framework_that_a_vendor_does_not_declare_is_one_error(

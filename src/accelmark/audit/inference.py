@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
@@ -27,7 +26,6 @@ _WIDTHS: Final = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "floa
 _HALF: Final = frozenset({"float16", "bfloat16"})
 _RATES: Final = ("samples_per_second", "queries_per_second")
 _SPELT: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_TYPE: Final = re.compile(r"\b(bfloat16|float16|float32|bf16|f16|f32)\b")
 _HASHES: Final = {"parameter_hash": "parameters", "module_hash": "modules", "weights_hash": "weights"}
 
 
@@ -138,8 +136,6 @@ def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) ->
 
     The comparison itself is a finding of the round (``inference-accuracy``).
     """
-    if not inference.isolated:
-        return  # of an earlier version
     if inference.answers is None or not inference.answers.num_items:
         actual = "the engine's answers were not compared with the framework's: the run had no model (no_validation)"
         yield finding("open", "answers", "every answer compared", actual)
@@ -159,9 +155,6 @@ def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) 
     declared = infer.settings.precision
     expected = "int8" if declared == "int8" else TYPE_OF_PRECISION[declared]
     engine = engine_details(inference)
-    if not inference.isolated:
-        yield from _reported_precision(entry, engine, infer)
-        return
     counted = dict(each.rsplit(":", 1) for each in str(engine.get("graph_types") or "").split())
     found = {_SPELT.get(name, name): int(number) for name, number in counted.items()}
     narrower = sorted(name for name in found if _WIDTHS.get(name, 0) < _WIDTHS[expected])
@@ -177,26 +170,11 @@ def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) 
         yield finding("warning", "precision", f"{declared} ({expected})", actual)
 
 
-def _reported_precision(entry: RoundEvidence, engine: Mapping[str, Scalar], infer: InferJob) -> Findings:
-    """Check what the engine reports about itself, as earlier versions recorded it."""
-    declared = infer.settings.precision
-    if declared == "int8":
-        return  # an engine reported the type between its layers, which is not int8 for a quantised model
-    reported = str(engine.get("precision") or engine.get("dtype") or "")
-    found = {_SPELT.get(word, word) for word in _TYPE.findall(reported)}
-    if not found:
-        actual = f"{infer.settings.compiler} does not report the precision that it computes in"
-        yield finding("info", "precision", declared, actual)
-    elif found != {TYPE_OF_PRECISION[declared]}:
-        actual = f"the engine computes in {', '.join(sorted(found))}"
-        yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
-
-
 @for_each(_inferences)
 def flops(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the FLOPs of an item are the case's, and that no scenario is faster than the chip's peak."""
     case, stated = entry.reference.case, infer.settings.flops
-    if case is not None and case.spec.infer is not None and inference.isolated:
+    if case is not None and case.spec.infer is not None:
         settings = InferSettings.model_validate({"batch_size": 1} | case.spec.infer.configurations)
         if settings.flops != stated:
             yield finding("open", "flops", f"{settings.flops} as in case.yaml", f"flops was changed to {stated}")

@@ -56,10 +56,6 @@ def reproduced(entry: RoundEvidence) -> Findings:
     if found is None and work.is_checked:
         actual = "the weights were not evaluated after training; 'accelmark evaluate' does it"
         yield finding("error", "reevaluation", "an evaluation in a fresh process", actual)
-    elif found is None and entry.started is not None and (entry.started.hooks or entry.result.key.nnodes > 1):
-        actual = "the ranks evaluated the weights themselves: the run is of an earlier version"
-        severity: Severity = "open" if entry.started.hooks else "warning"
-        yield finding(severity, "reevaluation", "an evaluation in a fresh process", actual)
     elif found is not None:
         if work.is_checked and found.problem is None and found.metrics is None and found.reported:
             yield deviation(entry, "reevaluation", "metrics", "the evaluation job has none")

@@ -39,7 +39,7 @@ def registered(evidence: Evidence) -> Findings:
     """Check that the plan is the one that was registered, and list earlier runs of the same work."""
     entry, plan = evidence.registration, evidence.plan_file
     if entry is None or plan is None:
-        return  # a run of an earlier version
+        return
     # Bundling removes secrets from the plan.
     if plan.sha256 != entry.plan_sha256 and LEFT_OUT not in plan.text:
         expected = f"the plan that was registered before the start, hash {entry.plan_sha256[:12]}"

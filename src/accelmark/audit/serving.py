@@ -72,8 +72,6 @@ def case_contract(entry: RoundEvidence, serve: ServeJob) -> Findings:
     except ValidationError:
         return
     fixed = flatten(standard.model_dump(mode="json"))
-    if standard.is_pinned == serve.settings.is_pinned:  # earlier versions state the default
-        fixed["prompts.output_length"] = serve.settings.prompts.output_length
     forced = {name for name, setting in entry.result.settings.items() if setting.forced}
     changed = [
         f"{name} is {value} instead of {fixed.get(name)}"

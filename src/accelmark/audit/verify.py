@@ -63,7 +63,7 @@ class CheckedAgain(NamedTuple):
     found: Reevaluation
     findings: tuple[Finding, ...]
     counts: bool
-    """Whether its metrics are those of the figures; not so of repeated ones, and in rounds of earlier versions."""
+    """Whether its metrics are those of the figures; not so of a repeated evaluation."""
 
     @property
     def is_reproduced(self) -> bool:

@@ -64,7 +64,7 @@ class Plan(RunOptions):
     vendor: str
     vendor_sha256: str
     vendor_folder: Path | None = None
-    """Where the vendor was found; null in earlier versions."""
+    """Where the vendor was found."""
     offline: bool = False
     """Hosts use local data only and fetch nothing."""
     cluster: ClusterSpec

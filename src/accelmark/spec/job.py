@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from accelmark.spec.clocks import HostClocks
 from accelmark.spec.key import CaseKey
@@ -87,7 +87,7 @@ class TrainJob(TrainingWork):
     rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
     is_checked: bool = False
-    """Whether its weights are evaluated and steps replayed after the round; false in jobs of earlier versions.
+    """Whether its weights are evaluated and steps replayed after the round.
 
     With synthetic data, which is not evaluated, steps are replayed where a vendor's hooks take part.
     """
@@ -269,18 +269,6 @@ class JobSpec(Spec):
     def framework(self) -> str:
         """The framework that starts the ranks: the key's own, or the one that an external trainer runs on."""
         return self.work.trainer.framework if isinstance(self.work, ExternalJob) else self.key.framework
-
-    @model_validator(mode="before")
-    @classmethod
-    def _upgraded(cls, values: Any) -> Any:
-        """Convert schema version 1 (without kinds of work)."""
-        if not isinstance(values, dict) or values.get("schema_version") != 1:
-            return values
-        upgraded = {key: value for key, value in values.items() if key not in ("task", "train", "infer")}
-        kind = values.get("task", "train")
-        upgraded["work"] = {"kind": kind} | (values.get(kind) or {})
-        upgraded["collective_backend"] = upgraded.pop("distributed_backend", "")
-        return upgraded | {"schema_version": 2}
 
 
 RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]

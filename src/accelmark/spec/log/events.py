@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from accelmark.spec.model import Spec
 
@@ -162,12 +162,6 @@ class StartedBase(Spec):
     library_versions: dict[str, str]
 
 
-_EARLIER_FIELDS: Final = frozenset({
-    "standard_num_parameters", "module_hash", "replaced_modules", "num_replaced_modules", "replaced_functions",
-    "module_functions", "num_module_functions", "output_difference", "trained_checkpoint_hash", "optimizer_changes",
-})  # fmt: skip
-
-
 class Started(StartedBase):
     """The value of ``INIT_END`` of training, with the model as the framework reports it."""
 
@@ -205,14 +199,6 @@ class Started(StartedBase):
     own_part_unknown: str | None = None
     """Why the own part of the steps of several ranks is not known, where it is not."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _current(cls, values: Any) -> Any:
-        """Leave out what earlier versions observed of a vendor's code in its own process."""
-        if not isinstance(values, dict):
-            return values
-        return {name: value for name, value in values.items() if name not in _EARLIER_FIELDS}
-
 
 class Evaluated(Spec):
     """The value of ``EVALUATED``: the metrics of given weights, by the case's code without vendor hooks."""
@@ -247,8 +233,6 @@ class Replayed(Spec):
     """Loss of each step on this rank."""
     update: UpdateSquares | None = None
     """null without ``end``."""
-    update_norms: tuple[float | None, ...] = ()
-    """Of earlier versions."""
 
 
 class SavedCheckpoint(Spec):
@@ -262,7 +246,7 @@ class SavedCheckpoint(Spec):
     background_s: float | None = None
     """How long a thread wrote while training went on; null: training waited for all of it."""
     num_bytes: int | None = None
-    """Size of its files as this rank's host sees them; null in logs of earlier versions."""
+    """Size of its files as this rank's host sees them."""
 
 
 class CheckpointHashes(Spec):
@@ -271,7 +255,7 @@ class CheckpointHashes(Spec):
     sha256: dict[str, str]
     """Name of each checkpoint -> SHA-256 over its files."""
     steps: dict[str, int] = Field(default_factory=dict)
-    """Name -> optimizer steps done, also of those that an earlier attempt wrote; empty in logs of earlier versions."""
+    """Name -> optimizer steps done, also of those that an earlier attempt wrote."""
     pairs: tuple[tuple[str | None, str], ...]
     """Checkpoints between which steps can be replayed, in order; null: the initial weights."""
     claimed: str | None = None

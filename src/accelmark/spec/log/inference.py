@@ -24,9 +24,9 @@ class InferStarted(StartedBase):
 
     compiler: str | None
     isolated: bool = False
-    """Whether the engine runs in a process of its own and its answers are compared; False in earlier versions."""
+    """Whether the engine runs in a process of its own and its answers are compared."""
     counts_own_memory: bool = False
-    """Whether memory on a CPU is that of the processes that compute; False in earlier versions: that of the host."""
+    """Whether memory on a CPU is that of the processes that compute, else that of the host."""
 
 
 class StageBegin(Spec):
@@ -79,7 +79,7 @@ class ForwardWindow(Spec):
     computed_ms: float | None = None
     """Duration of all calls where several are computed at the same time; null: they add up to it."""
     planned_items: int | None = None
-    """Items of all passes together, as planned when this one began; null in earlier versions."""
+    """Items of all passes together, as planned when this one began."""
 
 
 class InferEvaluation(Spec):

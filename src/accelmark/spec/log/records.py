@@ -46,7 +46,7 @@ class SourceRecord(Spec):
     reason: str | None = None
     """Why the modified files are unknown."""
     files: dict[str, str] = Field(default_factory=dict)
-    """File of the package -> first 16 digits of its SHA-256; empty in records of earlier versions."""
+    """File of the package -> first 16 digits of its SHA-256."""
 
 
 REGISTRATION_FILE: Final = "registration.json"
@@ -207,6 +207,6 @@ class Ceilings(Spec):
     sweep: tuple[CollectiveTiming, ...] = ()
     """Every collective at every size."""
     hosts: tuple[str, ...] = ()
-    """The hosts of the ranks; empty in records of earlier versions, which are of one host."""
+    """The hosts of the ranks; empty on one host."""
     disturbed: tuple[str, ...] = ()
     """Other load on the host before or during the probe, which reduces the measured rates."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints
 
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.training import Precision
@@ -125,12 +125,6 @@ class FrameworkDevice(Spec):
     """Address of a package index with the framework's builds for this device, in addition to PyPI; null: none."""
 
 
-_FLAT_KEYS: Final = {
-    "device_type": "device_type", "framework_module": "module", "distributed_backend": "collective_backend",
-}  # fmt: skip
-"""Keys of earlier ``vendor.yaml`` files -> their names under ``frameworks``."""
-
-
 class VendorSpec(Spec):
     """A vendor's platform."""
 
@@ -156,16 +150,6 @@ class VendorSpec(Spec):
     """Why no case can run on it yet, even if its devices can be read; null if cases can run."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"
     """Reason for missing peak rates on a device that matches no chip, shown next to each null figure."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_flat_keys(cls, given: Any) -> Any:
-        flat = {key: given[key] for key in _FLAT_KEYS if key in given} if isinstance(given, dict) else {}
-        if flat:
-            fields = ", ".join(f"{_FLAT_KEYS[key]}: {'null' if flat[key] is None else flat[key]}" for key in flat)
-            listed = f"{', '.join(flat)} {'is' if len(flat) == 1 else 'are'} given for each framework"
-            raise ValueError(f"{listed}; write frameworks: {{pytorch: {{{fields}}}}} instead")
-        return given
 
     @property
     def uses_host_cpu(self) -> bool:

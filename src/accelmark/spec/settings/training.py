@@ -26,7 +26,7 @@ def _off(given: object) -> object:
 
 
 def _checkpointing(given: object) -> object:
-    """Convert a boolean, the type of this setting in earlier versions."""
+    """Convert a boolean, as YAML has it, to the mode."""
     return {True: "full", False: "off"}[given] if isinstance(given, bool) else given
 
 
