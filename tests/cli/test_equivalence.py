@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import accelmark
-from accelmark.cli.checks import equivalence
-from accelmark.cli.checks.equivalence import CheckRequest, _show, compare_frameworks
+from accelmark.cli import equivalence
+from accelmark.cli.equivalence import CheckRequest, _show, compare_frameworks
 from accelmark.cli.folders import new_folder
 from accelmark.cli.main import app
 from accelmark.results.equivalence import describe

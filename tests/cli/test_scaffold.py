@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from accelmark.cli.checks import conformance
-from accelmark.cli.checks.conformance import allowed_hooks, case_checks, required_methods, vendor_checks
-from accelmark.cli.checks.trial import Check
+from accelmark.cli import checks as folder_checks
+from accelmark.cli.checks import Check, allowed_hooks, case_checks, required_methods, vendor_checks
 from accelmark.cli.folders import new_folder
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
@@ -58,18 +56,13 @@ def test_each_adaptation_of_a_vendor_is_tried_in_its_own_framework(monkeypatch: 
         begun.append(arguments)
         yield from ()
 
-    monkeypatch.setattr(conformance, "trial", trial)
+    monkeypatch.setattr(folder_checks, "trial", trial)
     list(vendor_checks("cpu", run=True))
     frameworks = ("jax", "mindspore", "paddle", "pytorch", "tensorflow")
     mini = [("llama_mini", "cpu", framework) for framework in frameworks]
     assert [one for one in begun if one[0] == "llama_mini"] == mini
     assert ("graph_mini", "cpu", "pytorch") in begun
     assert ("vit_l_16", "cpu", "pytorch") not in begun, "it is not trained"
-
-
-def plain(text: str) -> str:
-    """Return what a terminal shows of a text, without control sequences and the moving sign that they erase."""
-    return "\n" + re.sub(r"[\u2800-\u28ff] \w+ …|\r|\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -> None:

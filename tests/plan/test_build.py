@@ -60,7 +60,7 @@ def plan(
 def test_remote_hosts_without_a_vendor_are_not_taken_for_this_machines_chips(plugins: Path) -> None:
     with pytest.raises(
         RequestError,
-        match=r"run.yaml: cluster 'local' names no vendor.*add 'vendor: NAME'.*acme is that of this machine",
+        match=r"run.yaml: cluster 'local' names no vendor.*add 'vendor: NAME'.*acme is this machine's",
     ):
         plan({"cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None})
     assert plan({"vendor": "acme", "cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None}).jobs

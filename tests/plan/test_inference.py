@@ -93,9 +93,7 @@ def test_a_run_that_chooses_another_engine_gets_no_precision_in_which_that_one_d
     (other,) = planned("inductor").jobs
     assert isinstance(other.job.work, InferJob)
     assert other.job.work.settings.precision == "bf16"
-    with pytest.raises(
-        SpecError, match=r"run.yaml: precision: onnxruntime does not compute in bf16 .*fp32, fp16, int8"
-    ):
+    with pytest.raises(SpecError, match=r"run.yaml: precision: onnxruntime does not compute in bf16 .*fp32 or fp16"):
         planned("onnxruntime", precision="bf16")
 
 
@@ -147,54 +145,26 @@ def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "keys"),
     [
         (
-            {"compiler": "onnxruntime", "engine_options": {"graph_level": "foo", "streams": 0, "spinning": 1}},
-            [
-                "engine_options.graph_level: must be one of disabled, basic, extended, layout, all, found 'foo'",
-                "engine_options.streams: must be an integer of at least 1, found 0",
-                "engine_options.spinning: must be true or false, found 1",
-            ],
+            {"compiler": "onnxruntime", "engine_options": {"graph_level": "foo", "streams": 0}},
+            ["engine_options.graph_level", "engine_options.streams"],
         ),
-        (
-            {"compiler": "inductor", "exist_compiler_path": "a.pt2"},
-            ["exist_compiler_path: inductor cannot load a compiled engine (take the setting out)"],
-        ),
-        (
-            {"compiler": "tensorrt"},
-            ["compiler: tensorrt computes on cuda, the vendor's device is cpu (engines for it: openvino, onnxruntime,"],
-        ),
-        ({"compiler": "openvino", "exist_compiler_path": "/a.blob"}, ["exist_compiler_path: /a.blob does not exist"]),
-        (
-            {"compiler": "eager", "exist_onnx_path": "word", "no_validation": True},
-            ["no_validation: leaves eager without the PyTorch model that it compiles (set it to false)"],
-        ),
-        (
-            {"compiler": "aotinductor", "exist_onnx_path": "word", "no_validation": True},
-            [
-                "no_validation: leaves aotinductor without the PyTorch model that it compiles (set it to false, or "
-                "name its compiled engine (exist_compiler_path))"
-            ],
-        ),
-        (
-            {"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True},
-            ["exist_onnx_path: openvino compiles an ONNX file, and 'a.onnx' is none (null exports the model;"],
-        ),
-        (
-            {"compiler": "openvino", "generate_batches": [1]},
-            ["compiler: openvino generates no text (engines that generate: eager; or set generate_batches to [])"],
-        ),
+        ({"compiler": "inductor", "exist_compiler_path": "a.pt2"}, ["exist_compiler_path"]),
+        ({"compiler": "tensorrt"}, ["compiler"]),
+        ({"compiler": "openvino", "exist_compiler_path": "/a.blob"}, ["exist_compiler_path"]),
+        ({"compiler": "eager", "exist_onnx_path": "word", "no_validation": True}, ["no_validation"]),
+        ({"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True}, ["exist_onnx_path"]),
+        ({"compiler": "openvino", "generate_batches": [1]}, ["compiler"]),
     ],
 )
-def test_what_the_engine_does_not_take_is_refused_before_anything_runs(
-    toy: Path, settings: dict[str, Any], told: list[str]
+def test_what_the_engine_does_not_support_is_refused_before_anything_runs(
+    toy: Path, settings: dict[str, Any], keys: list[str]
 ) -> None:
     with pytest.raises(SpecError) as caught:
         _plan({"key": "toy", "settings": settings})
-    problems = [str(problem) for problem in caught.value.problems]
-    assert len(problems) == len(told)
-    assert all(f"run.yaml: {text}" in problem for text, problem in zip(told, problems, strict=True)), problems
+    assert [(problem.where, problem.key) for problem in caught.value.problems] == [("run.yaml", key) for key in keys]
 
 
 def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the_ranks_directory(
@@ -225,7 +195,7 @@ def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the
     assert files("command line", {"exist_compiler_path": "a.blob"}, {}) == [here, "word"]
     with pytest.raises(SpecError, match=r"there/a\.blob does not exist"):
         files(run_file, {"exist_compiler_path": "a.blob"}, {})
-    with pytest.raises(SpecError, match=r"'a\.blob' is none"):
+    with pytest.raises(SpecError, match=r"'a\.blob' is not an ONNX file"):
         _plan({"key": "toy", "settings": {"compiler": "openvino", "exist_onnx_path": "a.blob"}}, where=run_file)
 
 
@@ -243,7 +213,7 @@ def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
 
 
 def test_a_case_without_an_inference_side_is_refused(plugins: Path) -> None:
-    with pytest.raises(SpecError, match="has no inference side"):
+    with pytest.raises(SpecError, match="does not support inference"):
         _plan({"key": "toy"})
 
 

@@ -117,7 +117,7 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        ("resnet_mini", "has no serving side; those that have: "),
+        ("resnet_mini", "does not support serving (cases that do: "),
         ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
         ("llama_mini:pytorch:CPU:1:2", "transformers serve uses 1 (servers of 2 devices: sglang, tensorrt_llm, vllm)"),
     ],

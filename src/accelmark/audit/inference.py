@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
@@ -10,6 +10,8 @@ from accelmark.results.figures import FigureName
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
 from accelmark.spec.job import InferJob
+from accelmark.spec.log.inference import ScenarioResult
+from accelmark.spec.log.serving import TokenScenarioResult
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import InferSettings, InferStep
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, Scalar
@@ -239,16 +241,24 @@ def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
 @for_each(_inferences)
 def loadgen(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
-    for result in inference.scenarios:
+    results = [(result, result.figure) for result in inference.scenarios]
+    yield from loadgen_findings(results, infer.settings.scenarios)
+
+
+def loadgen_findings(
+    results: Sequence[tuple[ScenarioResult | TokenScenarioResult, float | None]], requested: Sequence[str]
+) -> Findings:
+    """Yield what LoadGen reports about scenarios, each with its figure, and the requested ones without a result."""
+    for result, figure in results:
         scenario = f"scenario {result.scenario}"
-        if result.figure is not None and not result.valid:
-            actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
-            yield finding("error", "loadgen-valid", "", actual)
-        elif result.figure is None:
+        if figure is None:
             actual = f"{scenario} has no figure: {result.reason or 'LoadGen reported none'}"
             yield finding("warning", "loadgen-valid", "", actual)
+        elif not result.valid:
+            actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
+            yield finding("error", "loadgen-valid", "", actual)
         elif result.functional:
             actual = f"{scenario} was shorter than MLPerf requires: a functional test, not a submission"
             yield finding("warning", "loadgen-duration", "600 s per scenario", actual)
-    if missing := set(infer.settings.scenarios) - {result.scenario for result in inference.scenarios}:
+    if missing := set(requested) - {result.scenario for result, _ in results}:
         yield finding("error", "loadgen-valid", "", f"no result for scenario {', '.join(sorted(missing))}")

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.audit.inference import loadgen_findings
 from accelmark.results.schema import ServingRound, ServingStage, finding
 from accelmark.spec.job import InferJob, ServeJob
 from accelmark.spec.layers import flatten, may_change
@@ -321,19 +322,8 @@ def speculative_decoding(entry: RoundEvidence, serving: ServingRound, settings: 
 @for_each(_serving)
 def loadgen(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
-    for result in serving.scenarios:
-        scenario = f"scenario {result.scenario}"
-        if result.tokens_per_second is None:
-            actual = f"{scenario} has no figure: {result.reason or 'LoadGen reported none'}"
-            yield finding("warning", "loadgen-valid", "", actual)
-        elif not result.valid:
-            actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
-            yield finding("error", "loadgen-valid", "", actual)
-        elif result.functional:
-            actual = f"{scenario} was shorter than MLPerf requires: a functional test, not a submission"
-            yield finding("warning", "loadgen-duration", "600 s per scenario", actual)
-    if missing := set(settings.scenarios) - {result.scenario for result in serving.scenarios}:
-        yield finding("error", "loadgen-valid", "", f"no result for scenario {', '.join(sorted(missing))}")
+    results = [(result, result.tokens_per_second) for result in serving.scenarios]
+    yield from loadgen_findings(results, settings.scenarios)
 
 
 @for_each(_serving)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,7 +13,8 @@ import typer
 from accelmark.cli import completion
 from accelmark.cli.help import Verb, Verbs
 from accelmark.cli.options import echo_wrapped, setting_text, shipped_file
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.automl.controller.journal import SearchDirectory
@@ -133,28 +133,28 @@ def report(
     runs: Runs = Path("runs"),
     logs: Annotated[bool, typer.Option("--logs", help="Also write an archive of the search's logs.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Output:
     """Write a search's report: HTML, JSON and CSV."""
     from accelmark.report.search_page import write_report
 
-    written = write_report(_find(name, runs), logs=logs)
-    typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
+    written = [str(path) for path in write_report(_find(name, runs), logs=logs)]
+    return Output(written, lambda: typer.echo("\n".join(written)))
 
 
 @app.command(cls=Verb)
-def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> Output:
     """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
     from accelmark.automl.scoring.score import verify_search
 
     verified = verify_search(_find(name, runs))
-    if as_json:
-        typer.echo(verified.model_dump_json(indent=2))
-    else:
+
+    def show() -> None:
         echo_wrapped(f"{verified.verdict} by rules {verified.rules} (version {verified.version})")
-        for line in (*(f"not valid: {each}" for each in verified.reasons), *verified.disclosures, *verified.checked):
+        reasons = (f"not valid: {reason}" for reason in verified.reasons)
+        for line in (*reasons, *verified.disclosures, *verified.checked):
             echo_wrapped(f"  {line}")
-    if verified.verdict != "VALID":
-        raise typer.Exit(EXIT_FAILED)
+
+    return Output(verified, show, EXIT_OK if verified.verdict == "VALID" else EXIT_FAILED)
 
 
 @app.command(cls=Verb)
@@ -165,7 +165,7 @@ def count(
     mode: Annotated[str, typer.Option("--mode", help="aiperf-v1 or accelmark.")] = "accelmark",
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer too.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Output:
     """Count the operations of one image: forward, backward and update."""
     from collections import Counter
     from dataclasses import asdict
@@ -179,18 +179,18 @@ def count(
     figures = {"network": counted.network, "mode": counted.mode} | asdict(counted)
     by_layer, figures["update_per_step"] = figures.pop("layers"), figures.pop("update")
     kinds: Counter[str] = Counter()
-    for one in counted.layers:
-        kinds[one.kind] += one.forward
-    if as_json:
-        more = {"layers": by_layer} if layers else {}
-        typer.echo(json.dumps({**figures, "forward_by_kind": kinds, **more}, indent=2))
-        return
-    for key, value in figures.items():
-        typer.echo(f"{key:<20} {value:>24,}" if isinstance(value, int) else f"{key:<20} {value:>24}")
-    for kind, operations in kinds.items():
-        typer.echo(f"  forward, {kind:<14} {operations:>22,}")
-    for layer in counted.layers if layers else ():
-        typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
+    for layer in counted.layers:
+        kinds[layer.kind] += layer.forward
+
+    def show() -> None:
+        for key, value in figures.items():
+            typer.echo(f"{key:<20} {value:>24,}" if isinstance(value, int) else f"{key:<20} {value:>24}")
+        for kind, operations in kinds.items():
+            typer.echo(f"  forward, {kind:<14} {operations:>22,}")
+        for layer in counted.layers if layers else ():
+            typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
+
+    return Output({**figures, "forward_by_kind": kinds} | ({"layers": by_layer} if layers else {}), show)
 
 
 def _find(name: str, runs: Path) -> SearchDirectory:
@@ -209,25 +209,21 @@ def _shown(as_json: bool) -> Iterator[tuple[Callable[[SearchDirectory], None], A
         print(f"search: {found.path}", file=sys.stderr)  # not typer's echo, which a live display does not see
 
     try:
-        with _live(as_json) as observer:
-            yield announce, observer
+        if as_json or not sys.stderr.isatty():
+            yield announce, None
+        else:
+            from accelmark.report.search_terminal import live_view
+
+            with live_view() as observer:
+                yield announce, observer
     except KeyboardInterrupt:
         for found in announced:
             typer.echo(_resume_command(found), err=True)
         raise typer.Exit(EXIT_CANCELLED) from None
 
 
-def _resume_command(found: SearchDirectory) -> str:
-    return f"Continue with: accelmark automl resume {found.path}"
-
-
-def _live(as_json: bool) -> Any:
-    """Return a context that gives an observer which shows progress, or None where nothing is shown."""
-    if as_json or not sys.stderr.isatty():
-        return nullcontext()
-    from accelmark.report.search_terminal import live_view
-
-    return live_view()
+def _resume_command(search: SearchDirectory) -> str:
+    return f"Continue with: accelmark automl resume {search.path}"
 
 
 def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:

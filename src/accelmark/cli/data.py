@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Verb, Verbs
+from accelmark.cli.output import Output
 
 if TYPE_CHECKING:
     from accelmark.datasets.catalogue import Known
@@ -37,52 +38,42 @@ def list_(
         ),
     ] = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
-    from rich.console import Console
-
     from accelmark.datasets.catalogue import known_datasets, known_of
-    from accelmark.spec.number_format import quantity
 
     if name is not None:
-        one = known_of(name)
-        if as_json:
-            typer.echo(json.dumps(_row(one), indent=2))
-        else:
-            _show(one)
-        return
-    known = known_datasets()
-    if as_json:
-        typer.echo(json.dumps([_row(each) for each in known], indent=2))
-        return
+        dataset = known_of(name)
+        return Output(_row(dataset), lambda: _show(dataset))
+    datasets = known_datasets()
+    return Output([_row(known) for known in datasets], lambda: _list(datasets))
+
+
+def _list(datasets: Sequence[Known]) -> None:
+    from rich.console import Console
+
+    from accelmark.spec.number_format import quantity
+
     console = Console()
     licence = ["licence"] if console.width >= _WIDE else []
     table = options.plain_table("data set", "obtained", "size", "cases", *licence)
     for column in table.columns[:3]:
         column.no_wrap = True
     table.columns[3].min_width = 20
-    for each in known:
-        size = "-" if each.bytes is None else quantity(each.bytes / 2**20, "MiB", 3)
-        table.add_row(
-            each.spec.name, each.obtained, size, ", ".join(each.cases), *([each.spec.licence] if licence else [])
-        )
+    for known in datasets:
+        size = "-" if known.bytes is None else quantity(known.bytes / 2**20, "MiB", 3)
+        more = [known.spec.licence] if licence else []
+        table.add_row(known.spec.name, known.obtained, size, ", ".join(known.cases), *more)
     console.print(table)
 
 
 def _show(known: Known) -> None:
-    spec, path = known.spec, known.path
-    typer.secho(f"{spec.name}: {spec.title}", bold=True)
-    listed = {
-        "licence": spec.licence,
-        "cases": ", ".join(known.cases),
-        "obtained": known.obtained,
-        "cached in": str(path) if path else "",
-        "how to get it": " ".join(spec.how_to_get.split()),
-        "layout": "; ".join([part.describe() for part in spec.tree] or [file.path for file in spec.files]),
-    }
-    for what, text in listed.items():
-        if text:
-            options.echo_wrapped(f"  {what}: {text}")
+    row = _row(known) | {"how to get it": " ".join(known.spec.how_to_get.split()), "cases": ", ".join(known.cases)}
+    row["layout"] = "; ".join([part.describe() for part in known.spec.tree] or [file.path for file in known.spec.files])
+    typer.secho(f"{known.spec.name}: {known.spec.title}", bold=True)
+    for title in ("licence", "cases", "obtained", "path", "how to get it", "layout"):
+        if row[title]:
+            options.echo_wrapped(f"  {title}: {row[title]}")
 
 
 def _row(known: Known) -> dict[str, object]:
@@ -117,8 +108,8 @@ def prepare(
     from accelmark.datasets.prepare.preparation import prepare as make
 
     spec, preparation = preparation_of(name)
-    with _Line() as line:
-        used = make(spec, preparation, source.expanduser(), to.expanduser(), progress=line.show)
+    with _progress() as progress:
+        used = make(spec, preparation, source.expanduser(), to.expanduser(), progress=progress)
     left = [archive.name for archive in preparation.archives if archive.name not in used]
     typer.echo(f"{spec.title} is in {to}" + (f"; not found and left out: {', '.join(left)}" if left else ""))
 
@@ -137,36 +128,30 @@ def pack(
     from accelmark.datasets.pack import pack as make
 
     spec = dataset_of(name)
-    with _Line() as line:
-        count = make(spec, source.expanduser(), to.expanduser(), progress=line.show)
+    with _progress() as progress:
+        count = make(spec, source.expanduser(), to.expanduser(), progress=progress)
     typer.echo(f"{count:,} images of {spec.title} are in {to}")
 
 
-@final
-class _Line:
-    """A line of progress on the terminal, or one every ten seconds in a log."""
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Provide a function that shows an activity and the share that is done, on a terminal or every ten seconds."""
+    from rich.console import Console
 
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._shown_s, self._what = 0.0, ""
+    from accelmark.spec.number_format import percent, quantity
 
-    def show(self, what: str, done: int, total: int | None) -> None:
-        """Show the activity and the share that is done."""
-        from accelmark.spec.number_format import percent, quantity
+    console = Console(stderr=True, highlight=False)
+    last_s, last_what = 0.0, ""
+    with console.status("") as status:
 
-        now_s = time.monotonic()
-        if not self._is_terminal and what == self._what and now_s - self._shown_s < _INTERVAL_S:
-            return
-        self._shown_s, self._what = now_s, what
-        size = quantity((total or done) / 2**20, "MiB", 3)
-        text = f"{what}: {percent(done / total)} of {size}" if total else f"{what}: {size}"
-        typer.echo(f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal)
+        def show(what: str, done: int, total: int | None) -> None:
+            nonlocal last_s, last_what
+            size = quantity((total or done) / 2**20, "MiB", 3)
+            text = f"{what}: {percent(done / total)} of {size}" if total else f"{what}: {size}"
+            if console.is_terminal:
+                status.update(text)
+            elif what != last_what or time.monotonic() - last_s >= _INTERVAL_S:
+                last_s, last_what = time.monotonic(), what
+                console.print(text, markup=False)
 
-    def __enter__(self) -> _Line:
-        """Begin."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Clear the line."""
-        if self._is_terminal:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+        yield show

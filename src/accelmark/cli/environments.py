@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Verb, Verbs
+from accelmark.cli.output import Output
 
 if TYPE_CHECKING:
     from accelmark.run.environments.create import Recipe, Report
@@ -63,7 +63,7 @@ def create(
     versions = _on_hosts(cluster, body)
     for host, found in versions.items():
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
-        options.echo_in_rows(f"{host}: {place} has {listed}")
+        typer.echo(f"{host}: {place} has {listed}")
     if hosts is None:
         from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
 
@@ -76,27 +76,27 @@ def create(
         )
         if earlier is not None and earlier.path != place and earlier.path.exists():
             remover = shlex.join(["accelmark", "env", "remove", framework, "--path", str(earlier.path)])
-            options.echo_in_rows(f"runs do not use {earlier.path} any more; remove it: {remover}")
+            typer.echo(f"runs do not use {earlier.path} any more; remove it: {remover}")
     elif cluster.environments.get(framework) != place:
-        options.echo_in_rows(f"add to {hosts}:  environments: {{{framework}: {place}}}")
-        options.echo_in_rows(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
+        typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
+        typer.echo(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
 
 
 @app.command("list", cls=Verb)
-def list_environments(as_json: options.AsJson = False) -> None:
+def list_environments(as_json: options.AsJson = False) -> Output:
     """List the environments of this machine."""
     from accelmark.run.environments.registry import registered
 
-    found = registered().values()
-    if as_json:
-        typer.echo(json.dumps([one.to_json() for one in found], indent=2))
-        return
-    if not found:
-        options.echo_in_rows("no environment on this machine; create one: accelmark env create FRAMEWORK")
-        return
-    for one in found:
-        options.echo_in_rows(f"{one.framework}: {one.path}, created {one.created_at}")
-        options.echo_wrapped(f"  {one.title}")
+    environments = registered().values()
+
+    def show() -> None:
+        if not environments:
+            typer.echo("no environment on this machine; create one: accelmark env create FRAMEWORK")
+        for environment in environments:
+            typer.echo(f"{environment.framework}: {environment.path}, created {environment.created_at}")
+            options.echo_wrapped(f"  {environment.title}")
+
+    return Output([environment.to_json() for environment in environments], show)
 
 
 @app.command(cls=Verb)
@@ -119,7 +119,7 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
     if hosts is None and framework in known and known[framework].path == place:
         unregister(framework)  # first: what is left of an interrupted removal is no environment
     _on_hosts(cluster, body)
-    options.echo_in_rows(f"removed {place}")
+    typer.echo(f"removed {place}")
 
 
 def _cluster(file: Path | None) -> ClusterSpec:

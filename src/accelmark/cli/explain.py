@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from shutil import get_terminal_size
@@ -14,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
+from accelmark.cli.output import Output
 
 if TYPE_CHECKING:
     from accelmark.spec.cluster import ClusterSpec
@@ -32,34 +31,27 @@ def explain(
         ),
     ] = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Explain a figure, setting, key of a file, audit rule, verdict, end reason or mark; without a name, list all."""
     from accelmark.explain.entries import entries
     from accelmark.explain.entries import explain as find
 
-    if name is None:
-        known = list(entries())
-        if as_json:
-            typer.echo(json.dumps([asdict(entry) for entry in known], indent=2))
-            return
-        for kind, group in groupby(known, key=lambda entry: entry.kind):
-            names = _indented(", ".join(entry.name for entry in group))
+    found = list(entries()) if name is None else find(name)
+
+    def show() -> None:
+        for kind, group in groupby(found if name is None else (), key=lambda entry: entry.kind):
             typer.secho(f"{kind.capitalize()}:", bold=True)
-            typer.echo(names)
-        return
-    found = find(name)
-    if as_json:
-        typer.echo(json.dumps([asdict(entry) for entry in found], indent=2))
-        return
-    for entry in found:
-        typer.secho(f"{entry.name} ({entry.kind})", bold=True)
-        for text in filter(None, (entry.text, entry.remedy)):
-            typer.echo(_indented(text.replace("``", "`")))
+            typer.echo(_indented(", ".join(entry.name for entry in group)))
+        for entry in found if name is not None else ():
+            typer.secho(f"{entry.name} ({entry.kind})", bold=True)
+            for text in filter(None, (entry.text, entry.remedy)):
+                typer.echo(_indented(text.replace("``", "`")))
+
+    return Output(found, show)
 
 
 def _indented(text: str) -> str:
-    width = get_terminal_size().columns
-    indent = "  "
+    width, indent = get_terminal_size().columns, "  "
     return fill(
         text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -14,12 +11,14 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, nearest
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
-    from accelmark.cli.checks.trial import Check
+    from accelmark.cli.checks import Check
     from accelmark.compat.flagperf.convert import Converted
+    from accelmark.compat.flagperf.coverage import Coverage as Carried
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
     from accelmark.spec.plugins.catalog import Folder
 
@@ -53,13 +52,15 @@ def cases(
         bool, Option("--flagperf", help="List FlagPerf's models with the cases that carry them.")
     ] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """List the cases with their families, tasks, sizes and targets, or show one."""
     if flagperf:
         if name or family:
             raise RequestError("--flagperf lists all models of FlagPerf: give neither a case nor --family")
-        _list_flagperf(as_json=as_json)
-        return
+        from accelmark.compat.flagperf.coverage import coverage
+
+        carried = coverage()
+        return Output(carried, lambda: _list_flagperf(carried))
     from accelmark.spec.plugins.case import Family
     from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer, readable
 
@@ -69,36 +70,25 @@ def cases(
     for problem in unreadable:
         options.warn(f"a trainer is left out: {problem}")
     rows: list[dict[str, Any]] = []
-    for each, folder in ({name: find("cases", name)} if name else folders("cases")).items():
+    for case_name, folder in ({name: find("cases", name)} if name else folders("cases")).items():
         try:
-            case = load_case(each)
+            case = load_case(case_name)
             if family in (None, case.family):
-                own = [trainer for trainer, known in trainers.items() if case.name in known.cases]
-                rows.append(_row(case, folder) | {"trainers": own})
+                trained_by = [trainer for trainer, known in trainers.items() if case.name in known.cases]
+                rows.append(_row(case, folder) | {"trainers": trained_by})
         except AccelmarkError as error:
             if name:
                 raise
-            rows.append({"name": each, "problem": str(error), "from": folder.origin})
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-    elif name:
-        _show_case(load_case(name), rows[0])
-    else:
-        _list_cases(rows)
-    if any("problem" in row for row in rows):
-        raise typer.Exit(EXIT_FAILED)
+            rows.append({"name": case_name, "problem": str(error), "from": folder.origin})
+    exit_code = EXIT_FAILED if any("problem" in row for row in rows) else EXIT_OK
+    return Output(rows, lambda: _show_case(load_case(name), rows[0]) if name else _list_cases(rows), exit_code)
 
 
 def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
     from accelmark.spec.plugins.catalog import folders
 
     files = {file.stem.removeprefix("infer_").removeprefix("serve_") for file in folder.path.glob("*.py")}
-    return {
-        "name": case.name,
-        "version": case.version,
-        "title": case.title,
-        "family": case.family,
-        "size": case.size,
+    return case.model_dump(include={"name", "version", "title", "family", "size"}) | {
         "tasks": list(case.tasks),
         "frameworks": sorted(files & folders("frameworks").keys()),
         "target": _criterion(case.train) if case.train else None,
@@ -116,14 +106,12 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
     for column in table.columns[:-1]:
         column.no_wrap = bool(heads) or column.header != "tasks"
         column.max_width = None if column.no_wrap else len("train, infer,")
-    good = [row for row in rows if "problem" not in row]
     for size, title in _SIZES.items():
-        chosen = [row for row in good if row["size"] == size]
-        if chosen:
-            table.add_row(f"[bold]{title}[/bold]")
-        for row in chosen:
-            shown = (*(row[head] or "-" for head in heads), ", ".join(row["tasks"]), row["target"] or "-")
-            table.add_row(row["name"], *shown, row["title"])
+        table.add_row(f"[bold]{title}[/bold]")
+        for row in rows:
+            if row.get("size") == size:
+                shown = (*(row[head] or "-" for head in heads), ", ".join(row["tasks"]), row["target"] or "-")
+                table.add_row(row["name"], *shown, row["title"])
         table.add_section()
     console.print(table)
     for row in rows:
@@ -131,52 +119,43 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
             options.warn(f"case {row['name']} ({row['from']}) is left out: {row['problem']}")
 
 
-def _list_flagperf(*, as_json: bool) -> None:
+def _list_flagperf(carried: Sequence[Carried]) -> None:
     from rich.console import Console
 
-    from accelmark.compat.flagperf.coverage import coverage
-
-    if as_json:
-        typer.echo(json.dumps([asdict(row) for row in coverage()], indent=2))
-        return
     table = options.plain_table("FlagPerf", "task", "case", "note")
     for column in table.columns[:-1]:
         column.no_wrap = True
-    for row in coverage():
+    for row in carried:
         table.add_row(row.model, row.task, row.case or "-", row.note)
     Console().print(table)
 
 
 def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
+    typer.secho(f"{case.name}, version {case.version}: {case.title}", bold=True)
+    listed = {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}
+    listed |= {"external trainers": row["trainers"]} if row["trainers"] else {}
+    for line in (case.description, f"licence: {case.licence}"):
+        options.echo_wrapped(f"  {line}")
+    for title, names in listed.items():
+        options.echo_wrapped(f"  {title}: {', '.join(names) or 'none'}")
+    if (train := case.train) is not None:
+        options.echo_wrapped(f"train: {row['target']}" + (f" ({train.target.why})" if train.target else ""))
+        _show_settings(train.settings, train.mutable)
+    if (infer := case.infer) is not None:
+        options.echo_wrapped(f"infer: {infer.metric}, tolerance {infer.tolerance:g} ({infer.tolerance_why})")
+        _show_settings({**infer.configurations, **infer.parameters})
+    if (serve := case.serve) is not None:
+        options.echo_wrapped(f"serve: agreement >= {serve.min_agreement:g} ({serve.agreement_why})")
+        _show_settings(serve.settings, serve.mutable)
+
+
+def _show_settings(settings: Mapping[str, Any], mutable: Sequence[str] | None = None) -> None:
+    """Print settings, and which of them are not ``mutable``, where a list is given."""
     from accelmark.spec.layers import flatten, may_change
 
-    typer.secho(f"{case.name}, version {case.version}: {case.title}", bold=True)
-    options.echo_wrapped(f"  {case.description}")
-    options.echo_wrapped(f"  licence: {case.licence}")
-    listed = {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}
-    for title, names in (listed | ({"external trainers": row["trainers"]} if row["trainers"] else {})).items():
-        options.echo_wrapped(f"  {title}: {', '.join(names) or 'none'}")
-    if case.train is not None:
-        target = case.train.target
-        options.echo_wrapped(f"train: {row['target']}" + (f" ({target.why})" if target else ""))
-        for key, value in flatten(case.train.settings).items():
-            typer.echo(
-                f"  {key:<38} {options.setting_text(value)}"
-                + ("" if may_change(key, case.train.mutable) else "  (immutable)")
-            )
-    if case.infer is not None:
-        options.echo_wrapped(
-            f"infer: {case.infer.metric}, tolerance {case.infer.tolerance:g} ({case.infer.tolerance_why})"
-        )
-        for key, value in flatten({**case.infer.configurations, **case.infer.parameters}).items():
-            typer.echo(f"  {key:<38} {options.setting_text(value)}")
-    if case.serve is not None:
-        options.echo_wrapped(f"serve: agreement >= {case.serve.min_agreement:g} ({case.serve.agreement_why})")
-        for key, value in flatten(case.serve.settings).items():
-            typer.echo(
-                f"  {key:<38} {options.setting_text(value)}"
-                + ("" if may_change(key, case.serve.mutable) else "  (immutable)")
-            )
+    for key, value in flatten(settings).items():
+        is_fixed = mutable is not None and not may_change(key, mutable)
+        typer.echo(f"  {key:<38} {options.setting_text(value)}{'  (immutable)' if is_fixed else ''}")
 
 
 def _criterion(train: TrainCaseSpec) -> str:
@@ -261,7 +240,7 @@ def check(
         Path | None, Option("--out", metavar="DIR", help="Keep the compared weights and outputs here.")
     ] = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Check the folder of a vendor or a case for completeness.
 
     A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
@@ -271,39 +250,21 @@ def check(
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
-        from accelmark.cli.checks.equivalence import CheckRequest, compare_frameworks
+        from accelmark.cli.equivalence import CheckRequest, compare_frameworks
 
         request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
-        with _stop_told(f"{out} has what was computed" if out is not None else "nothing was kept"):
-            is_equivalent = compare_frameworks(request, out, as_json=as_json)
-        if not is_equivalent:
-            raise typer.Exit(EXIT_FAILED)
-        return
+        return compare_frameworks(request, out, as_json=as_json)
     if data or vendor or settings or synthetic or out:
         raise RequestError(
             "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
         )
-    from accelmark.cli.checks.conformance import case_checks, vendor_checks
+    from accelmark.cli.checks import case_checks, vendor_checks
 
     started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
-    with _stop_told("nothing was kept"):
-        if as_json:
-            checks = list(started)
-            typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
-        else:
-            checks = list(_shown(started, "training three steps on synthetic data" if run else "checking"))
-    if any(found.state == "missing" for found in checks):
-        raise typer.Exit(EXIT_FAILED)
-
-
-@contextmanager
-def _stop_told(kept: str) -> Iterator[None]:
-    """Where the user ends a check, print that it is not complete, and what was kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        options.echo_error(f"the check was stopped before its end; {kept}", fg="yellow")
-        raise
+    # A person sees each check when it is done.
+    checks = list(started if as_json else _shown(started, "training on synthetic data" if run else "checking"))
+    exit_code = EXIT_FAILED if any(check.state == "missing" for check in checks) else EXIT_OK
+    return Output(checks, lambda: None, exit_code)
 
 
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
@@ -316,11 +277,10 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     console = Console(highlight=False)
     signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
     with console.status(f"{doing} …"):
-        for found in checks:
-            sign, colour = signs[found.state]
-            what, do = Text.assemble((sign, colour), " ", found.what), Text(f"    {found.do}")
-            print_hanging(console, *([what, do] if found.do else [what]))
-            yield found
+        for check in checks:
+            what, do = Text.assemble(signs[check.state], " ", check.what), Text(f"    {check.do}")
+            print_hanging(console, *([what, do] if check.do else [what]))
+            yield check
 
 
 def import_files(
@@ -332,7 +292,7 @@ def import_files(
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
     from accelmark.compat.flagperf.convert import convert
     from accelmark.results.store.files import make_directory, write_atomic
@@ -343,30 +303,32 @@ def import_files(
         raise RequestError(what + (read if origin == "aiperf" else ""))
     converted = convert(files)
     texts = _files(converted)
-    taken = [name for name in texts if (out / name).exists()]
-    if taken and not force:
+    if (taken := [name for name in texts if (out / name).exists()]) and not force:
         raise RequestError(f"{out}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --out")
     if texts:
         make_directory(out)
     for name, text in texts.items():
         write_atomic(out / name, text)
-    if as_json:
-        left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
-        typer.echo(json.dumps({"written": [str(out / name) for name in texts], "left_over": left}))
-        return
-    for name in texts:
-        typer.echo(f"wrote {out / name}")
-    if not texts:
+    left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
+    written = [str(out / name) for name in texts]
+    return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
+
+
+def _show_import(converted: Converted, written: Sequence[str]) -> None:
+    for path in written:
+        typer.echo(f"wrote {path}")
+    if not written:
         typer.echo("wrote nothing: the files contain no setting that AccelMark has")
     if converted.left_over:
         typer.echo("not converted, or changed:")
-        for item in converted.left_over:
-            options.echo_wrapped(f"  {item}")
+    for item in converted.left_over:
+        options.echo_wrapped(f"  {item}")
     if converted.configs:
         place = f"vendors/{converted.cluster.get('vendor', '<vendor>')}/cases/<case>-<framework>/"
         options.echo_wrapped(f"runs read {', '.join(converted.configs)} from {place} of a clone or of your own vendor")
-    if "run.yaml" in texts:
-        typer.echo(f"Next:  accelmark run {out / 'run.yaml'} --dry-run")
+    for path in written:
+        if Path(path).name == "run.yaml":
+            typer.echo(f"Next:  accelmark run {path} --dry-run")
 
 
 def _files(converted: Converted) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -10,11 +9,13 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError, SpecError, nearest
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, SpecError, nearest
 
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
     from accelmark.spec.cluster import ClusterSpec
+    from accelmark.spec.log.records import Ceilings
     from accelmark.spec.plugins.vendor import VendorSpec
     from accelmark.telemetry.inventory import Inventory
 
@@ -25,7 +26,7 @@ def vendors(
         Argument(metavar="NAME", help="Vendor whose chips are shown.", autocompletion=completion.vendors),
     ] = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """List vendors, their chips and their devices on this machine, or the published figures of one vendor's chips."""
     from accelmark.spec.plugins.catalog import find, folders, load_vendor
     from accelmark.telemetry.declaration import telemetry_of
@@ -34,44 +35,38 @@ def vendors(
 
     if name is not None:
         find("vendors", name)
-        spec = load_vendor(name)
-        if as_json:
-            typer.echo(spec.model_dump_json(indent=2, include={"name", "title", "frameworks", "chips", "cannot_run"}))
-        else:
-            _show_vendor(spec)
-        return
+        described = load_vendor(name)
+        fields = {"name", "title", "frameworks", "chips", "cannot_run"}
+        return Output(described.model_dump(mode="json", include=fields), lambda: _show_vendor(described))
     present = {entry.vendor: entry for entry in detect()}
     rows: list[dict[str, Any]] = []
-    for name, folder in folders("vendors").items():
+    for vendor, folder in folders("vendors").items():
         try:
-            spec = load_vendor(name)
+            spec = load_vendor(vendor)
             telemetry = telemetry_of(spec, str(folder.path))
         except AccelmarkError as error:
-            rows.append({"name": name, "problem": str(error), "from": folder.origin})
+            rows.append({"name": vendor, "problem": str(error), "from": folder.origin})
             continue
-        found = present.get(name)
+        here = present.get(vendor)
         sources = ["library"] if (folder.path / MODULE_FILE).is_file() else []
         sources += [telemetry.tool.command[0]] if telemetry.tool else []
         sources += [telemetry.script.file] if telemetry.script else []
         rows.append(
             {
-                "name": name,
+                "name": vendor,
                 "title": spec.title,
                 "frameworks": {framework: device.device_type for framework, device in spec.frameworks.items()},
                 "chips": sorted({chip.name for chip in spec.chips}),
                 "read_by": sources,
-                "here": found is not None,
-                "devices": [device.name for device in found.devices] if found else [],
-                "hardware": found.hardware if found else None,
+                "here": here is not None,
+                "devices": [device.name for device in here.devices] if here else [],
+                "hardware": here.hardware if here else None,
                 "cannot_run": spec.cannot_run,
-                "problem": found.problem if found else None,
+                "problem": here.problem if here else None,
                 "from": folder.origin,
             }
         )
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-    else:
-        _show_vendors(rows)
+    return Output(rows, lambda: _show_vendors(rows))
 
 
 def _show_vendors(rows: list[dict[str, Any]]) -> None:
@@ -114,26 +109,32 @@ def _show_vendor(spec: VendorSpec) -> None:
         typer.echo("  no chips are described")
 
 
-def doctor(as_json: options.AsJson = False) -> None:
+def doctor(as_json: options.AsJson = False) -> Output:
     """Show devices, frameworks and engines, and what can run."""
     from accelmark.run.environments.inspect import broken_frameworks
     from accelmark.run.environments.registry import registered
+    from accelmark.telemetry.host.sysinfo import collect
     from accelmark.telemetry.inventory import inventory
 
     environments = registered().values()
     with options.working("importing the frameworks of this machine"):
         seen, broken = inventory({one.framework: one.path for one in environments if one.exists}), broken_frameworks()
+    content = seen.to_json() | {"broken_packages": broken, "environments": [one.to_json() for one in environments]}
     if as_json:
-        from accelmark.telemetry.host.sysinfo import collect
+        content["machine"] = collect([device for entry in seen.found for device in entry.devices])
+    sections = {
+        "Environments": [f"{one.framework}: {one.title} in {one.path}" for one in environments],
+        "Broken packages": broken,
+    }
 
-        devices = [device for entry in seen.found for device in entry.devices]
-        found = {"machine": collect(devices), **seen.to_json(), "broken_packages": broken}
-        typer.echo(json.dumps(found | {"environments": [one.to_json() for one in environments]}, indent=2))
-        return
-    listed = [f"  {one.framework}: {one.title} in {one.path}" for one in environments]
-    lines = [*inventory_lines(seen), *(["Environments", *listed] if listed else [])]
-    for line in [*lines, *(["Broken packages", *(f"  {each}" for each in broken)] if broken else [])]:
-        options.echo_wrapped(line)
+    def show() -> None:
+        lines = inventory_lines(seen)
+        for title, entries in sections.items():
+            lines += [title, *(f"  {entry}" for entry in entries)] if entries else []
+        for line in lines:
+            options.echo_wrapped(line)
+
+    return Output(content, show)
 
 
 def inventory_lines(seen: Inventory) -> list[str]:
@@ -177,10 +178,8 @@ def preflight(
     cluster: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
     vendor: options.Vendor = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
-    from dataclasses import asdict
-
     from accelmark.run.controller.cancellation import run_until_signal
     from accelmark.run.preflight.report import check_cluster
     from accelmark.spec.number_format import counted
@@ -194,22 +193,20 @@ def preflight(
         problems = run_until_signal(check_cluster(spec, note))
     bad = {problem.host for problem in problems if problem.severity == "error"}
     lacking = [host.name for host in spec.hosts if host.name in bad]
-    good_spares = [host.name for host in spec.spares if host.name not in bad]
-    named = {host.name for host in (*spec.hosts, *spec.spares)}
-    is_ready = len(lacking) <= len(good_spares) and bad <= named
-    if as_json:
-        found = {"hosts": num_hosts, "ready": is_ready, "problems": [asdict(problem) for problem in problems]}
-        typer.echo(json.dumps(found))
-    else:
+    spares = [host.name for host in spec.spares if host.name not in bad]
+    is_ready = len(lacking) <= len(spares) and bad <= {host.name for host in (*spec.hosts, *spec.spares)}
+
+    def show() -> None:
         options.print_problems(problems)
         if spec.vendor is None:
             options.warn("devices were not checked: name their vendor in the cluster file, or with --vendor")
         typer.echo(f"{num_hosts - len(bad)} of {num_hosts} hosts are ready")
         if lacking and is_ready:
-            pairs = ", ".join(f"{spare} for {host}" for host, spare in zip(lacking, good_spares, strict=False))
+            pairs = ", ".join(f"{spare} for {host}" for host, spare in zip(lacking, spares, strict=False))
             typer.echo(f"a run would use spares: {pairs}")
-    if not is_ready:
-        raise typer.Exit(EXIT_FAILED)
+
+    content = {"hosts": num_hosts, "ready": is_ready, "problems": problems}
+    return Output(content, show, EXIT_OK if is_ready else EXIT_FAILED)
 
 
 def monitor(
@@ -220,33 +217,35 @@ def monitor(
     log_path: Annotated[Path, Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
     interval: Annotated[float, Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Record telemetry in the background. Logs have FlagPerf's file names and formats."""
     from accelmark.spec.plugins.catalog import find
     from accelmark.telemetry import monitor as recorder
     from accelmark.telemetry.detect import default_vendor
 
-    log_path = log_path.absolute()
+    log_path, was_running = log_path.absolute(), False
     starts = operation in ("start", "restart")
     if vendor is not None:
         find("vendors", vendor, "--vendor")
         if starts:
             recorder.check_vendor(vendor)  # before the running monitor is stopped
     if operation in ("stop", "restart"):
-        stopped = recorder.stop(log_path)
-        if operation == "stop" and not as_json:
-            typer.echo("stopped" if stopped else f"no monitor is running for {log_path}")
+        was_running = recorder.stop(log_path)
     if starts:
         recorder.start(vendor or default_vendor(), log_path, interval)
     now = recorder.status(log_path)
-    if as_json:
-        entry = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
-        typer.echo(json.dumps(entry | {"problem": now.problem, "log_path": str(log_path)}))
-    elif operation != "stop":
+
+    def show() -> None:
+        if operation == "stop":
+            typer.echo("stopped" if was_running else f"no monitor is running for {log_path}")
+            return
         running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
         options.echo_wrapped(f"{running if now.running else 'not running'}, logs in {log_path}")
         if now.problem is not None:
             options.warn(f"only the host is recorded, devices of {now.vendor} cannot be read: {now.problem}")
+
+    content = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
+    return Output(content | {"problem": now.problem, "log_path": str(log_path)}, show)
 
 
 def probe(
@@ -258,12 +257,11 @@ def probe(
     only: Annotated[list[str] | None, Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
     budget: Annotated[float, Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.report.charts import size_text
     from accelmark.run.probe import probe as measure
     from accelmark.spec.log.records import ProbeItem
-    from accelmark.spec.number_format import duration, quantity
+    from accelmark.spec.number_format import duration
     from accelmark.spec.plugins.catalog import load_vendor
 
     known = get_args(ProbeItem)
@@ -288,28 +286,32 @@ def probe(
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
         effect = effect if hosts is None else "these rates are lower bounds"
         options.warn(f"other work ran meanwhile: {'; '.join(found.disturbed)}; {effect}. Repeat on idle hosts.")
-    if as_json:
-        typer.echo(found.model_dump_json(indent=2))
-        return
+    # A CPU's name is its architecture.
+    device = here.hardware if found.device_type == "cpu" else found.device_name
+    return Output(found, lambda: _show_rates(found, device))
+
+
+def _show_rates(rates: Ceilings, device: str) -> None:
     from rich.console import Console
 
+    from accelmark.report.charts import size_text
+    from accelmark.spec.number_format import counted, quantity
+
+    console = Console(highlight=False)
+    where = f" on {len(rates.hosts)} hosts" if len(rates.hosts) > 1 else ""
+    console.print(f"{device}, {counted(rates.world_size, 'rank')}{where}, {rates.framework}")
     table = options.plain_table("operation", "rate", "size or reason")
-    for kind in known:
-        for name, rate in getattr(found, kind).items():
+    from accelmark.spec.log.records import ProbeItem
+
+    for kind in get_args(ProbeItem):
+        for name, rate in getattr(rates, kind).items():
             table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
-    console = Console()
-    where = f" on {len(found.hosts)} hosts" if len(found.hosts) > 1 else ""
-    device = here.hardware if found.device_type == "cpu" else found.device_name  # a CPU's is its architecture
-    console.print(
-        f"{device}, {found.world_size} rank{'s' * (found.world_size > 1)}{where}, {found.framework}",
-        highlight=False,
-    )
     console.print(table)
-    if found.sweep:
+    if rates.sweep:
         sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")
-        for one in found.sweep:
-            rates = (quantity(one.algorithm_gb_s, "GB/s"), quantity(one.bus_gb_s, "GB/s"))
-            sizes.add_row(one.operation, size_text(one.size_bytes), quantity(one.time_us / 1e6, "s"), *rates)
+        for one in rates.sweep:
+            bandwidths = (quantity(one.algorithm_gb_s, "GB/s"), quantity(one.bus_gb_s, "GB/s"))
+            sizes.add_row(one.operation, size_text(one.size_bytes), quantity(one.time_us / 1e6, "s"), *bandwidths)
         console.print(sizes)
 
 

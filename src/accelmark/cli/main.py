@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final, cast
@@ -85,14 +84,6 @@ def _root(
     ] = False,
 ) -> None:
     """Benchmark AI chips with their software stack."""
-    keep_units_with_numbers()
-
-
-def keep_units_with_numbers() -> None:
-    """Make rich break lines at plain spaces only, not at the narrow no-break space between a number and its unit."""
-    from rich import _wrap
-
-    _wrap.re_word = re.compile(" *[^ ]+ *")
 
 
 def main() -> None:
@@ -102,7 +93,11 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except _USAGE_ERRORS as error:
-        sys.exit(_print_usage_error(error))
+        usage: Any = error
+        text = io.StringIO()
+        usage.show(text)
+        options.echo_error(text.getvalue().replace("Value error, ", "").rstrip())
+        sys.exit(int(usage.exit_code))
     except AccelmarkError as error:
         _print_error(error)
         sys.exit(error.exit_code)
@@ -111,15 +106,6 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the output has exited (``accelmark … | head``)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-def _print_usage_error(error: Any) -> int:
-    """Print it, on a terminal in whole words; returns its exit code."""
-    shown, code = io.StringIO(), int(error.exit_code)
-    error.show(shown)
-    for line in shown.getvalue().replace("Value error, ", "").splitlines():
-        options.echo_error(line)
-    return code
 
 
 def _print_error(error: AccelmarkError) -> None:

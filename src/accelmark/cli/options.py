@@ -92,36 +92,27 @@ def existing_run(given: Path) -> Path:
             return path
     plans = sorted(Path("runs").glob("*/plan.json"), key=lambda plan: plan.stat().st_mtime_ns, reverse=True)
     runs = [plan.parent for plan in plans]
-    if given == LATEST:
-        if not runs:
-            from accelmark.results.rounds.search import is_search
-
-            searches = ", but a search; use 'accelmark automl'" if any(map(is_search, Path("runs").glob("*"))) else ""
-            raise RequestError(f"there is no run in runs/{searches or '; name its directory'}")
+    if given == LATEST and runs:
         typer.echo(f"latest: {runs[0]}", err=True)
         return runs[0]
     runs.sort(key=lambda run: given.name not in run.name)
-    there = f"; in runs/: {', '.join(run.name for run in runs[:_MAX_RUNS])}" if runs else ""
-    raise RequestError(f"{given}: no such run directory or bundle{there}")
+    listed = f"; in runs/: {', '.join(run.name for run in runs[:_MAX_RUNS])}" if runs else ""
+    raise RequestError(f"{given}: no such run directory or bundle{listed}")
 
 
 def own_run(given: Path) -> Path:
     """Return what :func:`existing_run` does, for a verb that does not read searches.
 
     Raises:
-        RequestError: it is a search or a directory of runs, or there is no such run.
+        RequestError: it is a search, or there is no such run.
     """
-    found = existing_run(given)
-    if not (found / "plan.json").is_file():
-        from accelmark.results.rounds.search import is_search
-        from accelmark.spec.errors import RequestError
+    from accelmark.results.rounds.search import is_search
+    from accelmark.spec.errors import RequestError
 
-        if is_search(found):
-            raise RequestError(f"{found}: is a search; use 'accelmark automl' (status, stop, resume, report, verify)")
-        if runs := sorted((plan.parent for plan in found.glob("*/plan.json")), reverse=True):
-            named = ", ".join(map(str, runs[:_MAX_RUNS]))
-            raise RequestError(f"{found}: is a directory of runs, not a run; name one of them: {named}")
-    return found
+    run = existing_run(given)
+    if is_search(run):
+        raise RequestError(f"{run}: is a search; use 'accelmark automl' (status, stop, resume, report, verify)")
+    return run
 
 
 def warn(text: str) -> None:
@@ -130,25 +121,8 @@ def warn(text: str) -> None:
 
 
 def echo_error(text: str, fg: str | None = None) -> None:
-    """Print lines to stderr, on a terminal in whole words."""
-    echo_in_rows(text, fg, err=True)
-
-
-def echo_in_rows(text: str, fg: str | None = None, *, err: bool = False) -> None:
-    """Print lines to stdout or stderr, on a terminal in whole words, so that each can be copied as one line."""
-    stream = sys.stderr if err else sys.stdout
-    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    for line in text.split("\n"):
-        typer.secho(in_rows(line, width) if width else line, fg=fg, err=err)
-
-
-def in_rows(line: str, width: int) -> str:
-    """Return a line of which a terminal of ``width`` columns breaks no word, and which can be copied as one line.
-
-    The rows are filled with blanks up to the width of the terminal, which continues in the next row by itself.
-    """
-    *full, last = _wrapped(line, width)
-    return "".join(row + " " * (-len(row) % width) for row in full) + last
+    """Print lines to stderr."""
+    typer.secho(text, fg=fg, err=True)
 
 
 def plain_table(*headings: str) -> Table:
@@ -168,15 +142,11 @@ def setting_text(value: Any) -> str:
 
 def echo_wrapped(line: str, fg: str | None = None) -> None:
     """Print a line of prose, on a terminal wrapped between words to its width."""
-    is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-    for part in _wrapped(line, shutil.get_terminal_size().columns) if is_terminal else [line]:
-        typer.secho(part, fg=fg)
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(line) or [""]
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    typer.secho(line, fg=fg)
 
 
 @contextmanager

@@ -153,7 +153,10 @@ class _Planner:
             problems=self.problems,
             missing=self.missing,
         )
+        num_problems = len(self.problems)
         planned = _PLANNERS[request.task](asked)
+        if len(self.problems) > num_problems:
+            return
         if planned.directory in self.planned:
             what = f"is requested twice (also as {self.planned[planned.directory]!r})"
             self.problems.append(Problem(self.run.where, request.key, what, "raise its repeat instead"))

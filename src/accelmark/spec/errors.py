@@ -14,8 +14,6 @@ EXIT_CANCELLED: Final = 130
 _MAX_LISTED: Final = 30
 _CLOSE: Final = 0.65
 """Least similarity (``difflib``) of a name that is suggested."""
-_ALMOST: Final = 0.85
-"""Similarity of a whole dotted name that counts more than an equal last part."""
 _MAX_CLOSE: Final = 3
 
 
@@ -69,48 +67,36 @@ class SpecError(RequestError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known names closest to ``name``, else the list of known names.
 
-    Of a name that is a section (``optimizer``), the names in it are listed.
+    For a section (``optimizer``), the names in it are listed.
     """
     names = sorted(set(known))
-    if within := [each for each in names if each.startswith(f"{name}.")]:
+    if within := [other for other in names if other.startswith(f"{name}.")]:
         return f"it has {_listed(within)}"
     if close := closest(name, names):
-        *others, final_one = map(repr, close)
-        return f"did you mean {' or '.join(filter(None, (', '.join(others), final_one)))}?"
-    listed = _of_section(name, names) or names
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    section = name.rpartition(".")[0]
+    listed = [other for other in names if section and other.startswith(f"{section}.")] or names
     return f"known: {_listed(listed)}" if listed else "none are known"
 
 
 def closest(name: str, names: Sequence[str]) -> list[str]:
     """Return the names closest to ``name``, at most three; none if none is close.
 
-    Of a dotted name, the last part, its initials or some of its words may be enough: ``lr`` and ``learning_rate`` are
-    close to ``optimizer.lr``, ``bs`` to ``batch_size``, ``c4`` to ``c4_llama3``. Names in the section of ``name`` come
-    before others.
+    A name is close if its last part equals or contains that of ``name`` (``lr`` and ``optimizer.lr``), has it as its
+    initials (``bs`` and ``batch_size``), or if both are spelt alike.
     """
-    last, inside = name.rpartition(".")[2], _of_section(name, names)
-    same = [each for each in names if each.rpartition(".")[2] == last][:_MAX_CLOSE]
-    almost = difflib.get_close_matches(name, names, n=1, cutoff=_ALMOST) if last != name else []
-    return almost or same or _close(last, last, inside) or _close(last if inside else name, last, names)
-
-
-def _of_section(name: str, names: Iterable[str]) -> list[str]:
-    section = name.rpartition(".")[0]
-    return [each for each in names if section and each.startswith(f"{section}.")]
-
-
-def _close(name: str, last: str, among: Sequence[str]) -> list[str]:
-    """Return the closest of ``among``, at most ``_MAX_CLOSE``; the first kind of likeness that any has decides."""
-    ends = {each: each.rpartition(".")[2] for each in among}
-    words = [each for each, end in ends.items() if f"_{last}_" in f"_{end}_"]
-    like = difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
+    section, _, last = name.rpartition(".")
+    ends = {other: other.rpartition(".")[2] for other in names}
+    alike = difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
     kinds = (
-        difflib.get_close_matches(name, among, n=1, cutoff=_CLOSE),
-        sorted(words, key=len),
-        [each for each, end in ends.items() if end in like],
-        [each for each, end in ends.items() if end == _initials(last) or _initials(end) == last],
+        [other for other, end in ends.items() if end == last],
+        difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE),
+        [other for other, end in ends.items() if f"_{last}_" in f"_{end}_"],
+        [other for other, end in ends.items() if end in alike],
+        [other for other, end in ends.items() if _initials(last) == end or _initials(end) == last],
     )
-    return next(filter(None, kinds), [])[:_MAX_CLOSE]
+    found = next(filter(None, kinds), [])
+    return ([other for other in found if section and other.startswith(f"{section}.")] or found)[:_MAX_CLOSE]
 
 
 def _initials(name: str) -> str:

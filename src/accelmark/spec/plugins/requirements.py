@@ -117,55 +117,16 @@ def pip_install(wanted: Iterable[str], python: str = sys.executable, index: str 
 
 
 def install_command(found: Iterable[Missing], python: str = sys.executable, index: str | None = None) -> str:
-    """Return the command that installs what a Python lacks, with AccelMark's extras where they have several of it.
+    """Return the command that installs what a Python lacks; a need that names an extra of AccelMark installs it.
 
     ``index`` is a further package index.
     """
-    found = list(found)
-    lacking = {group[0].name: str(group[0]) for one in found for group in _groups(one.requirement)}
-    extras = _covering(set(lacking), {extra for one in found for extra in _named_extras(one.need.requirement)})
-    covered = {one.name for extra in extras for one in _own_extra(extra)}
-    wanted = [f"{_OWN}[{','.join(extras)}]"] if extras else []
-    wanted += [requirement for name, requirement in lacking.items() if name not in covered]
+    wanted = {}
+    for missed in found:
+        is_extra = missed.need.requirement.startswith(f"{_OWN}[")
+        for group in _groups(missed.requirement):
+            wanted[missed.need.requirement if is_extra else str(group[0])] = None
     return pip_install(wanted, python, index)
-
-
-def _covering(lacking: set[str], named: set[str]) -> list[str]:
-    """Return the ``named`` extras and those that have three of the ``lacking`` packages, without superfluous ones.
-
-    Beside a named one, two are enough. The extra with the largest share of lacking packages is taken first, so that
-    little else is installed.
-    """
-    packages = {extra: {one.name for one in _own_extra(extra)} for extra in {*_own_extras(), *named}}
-    enough = 2 if named else 3
-    chosen = sorted(named)
-    while rest := lacking.difference(*(packages[extra] for extra in chosen)):
-        several = [extra for extra in packages if len(packages[extra] & rest) >= enough]
-        if not several:
-            break
-        left = rest
-        chosen.append(max(several, key=lambda extra: len(packages[extra] & left) / len(packages[extra])))
-    for extra in list(chosen):
-        others = set().union(*(packages[other] for other in chosen if other != extra))
-        if packages[extra] & lacking <= others:
-            chosen.remove(extra)
-    return sorted(chosen)
-
-
-def _named_extras(requirement: str) -> set[str]:
-    from packaging.requirements import Requirement
-
-    first = Requirement(requirement.partition("|")[0])
-    return first.extras if first.name == _OWN else set()
-
-
-def _own_extras() -> list[str]:
-    """Return the extras of AccelMark for its parts."""
-    try:
-        names = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    except (OSError, KeyError, ValueError):
-        names = importlib.metadata.metadata(_OWN).get_all("Provides-Extra") or []
-    return [name for name in names if name not in ("all", "dev")]
 
 
 def base_requirements() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from accelmark.cli import options
 from accelmark.cli.machine import detect_devices
+from accelmark.cli.output import Output
 from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.equivalence import describe
@@ -26,7 +26,7 @@ from accelmark.run.equivalence import check_equivalence
 from accelmark.run.preflight.report import run_preflight
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError, nearest
 from accelmark.spec.layers import flatten
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_framework
 from accelmark.spec.runfile import CaseRequest, RunSpec
@@ -71,8 +71,8 @@ class CheckRequest:
     num_steps: int
 
 
-def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool) -> bool:
-    """Check that each framework computes the same as the reference; returns whether all do.
+def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool) -> Output:
+    """Check that each framework computes the same as the reference.
 
     ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
     """
@@ -105,8 +105,9 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
         raise RequestError(
             f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
         )
-    _show(checks, as_json=as_json)
-    return all(check.equivalent for check in checks)
+    values = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
+    exit_code = EXIT_OK if all(check.equivalent for check in checks) else EXIT_FAILED
+    return Output(values, lambda: _show(checks), exit_code)
 
 
 def _frameworks(request: CheckRequest) -> list[str]:
@@ -151,11 +152,7 @@ def _plan(request: CheckRequest, frameworks: Sequence[str], changed: Mapping[str
     return plan
 
 
-def _show(checks: Sequence[EquivalenceCheck], *, as_json: bool) -> None:
-    if as_json:
-        values = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
-        typer.echo(json.dumps(values, indent=2))
-        return
+def _show(checks: Sequence[EquivalenceCheck]) -> None:
     table = options.plain_table("framework", "ranks", "precision", *Errors.model_fields, "verdict")
     for column in table.columns:
         column.no_wrap = True

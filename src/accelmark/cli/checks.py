@@ -1,0 +1,482 @@
+"""Check the folder of a vendor or a case: description, settings, code, telemetry; with a trial, also training."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+from accelmark.datasets.spec import dataset_specs
+from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.serving import adapted_server, option_layer
+from accelmark.plan.training import without_effect
+from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.record.registry import STATE_VARIABLE
+from accelmark.spec.errors import AccelmarkError, RequestError, SpecError, nearest
+from accelmark.spec.layers import Layer, resolve, resolve_as, resolve_inference
+from accelmark.spec.model import read_yaml
+from accelmark.spec.number_format import counted
+from accelmark.spec.plugins import catalog
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import find, folders, hooks_file, load_case, load_server, load_vendor
+from accelmark.spec.plugins.launcher import option_names
+from accelmark.spec.plugins.vendor import VendorSpec
+from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
+from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.sources import MODULE_FILE
+
+_HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
+_READ: Final = (
+    "config*.yaml", "infer*.yaml", "serve*.yaml", "environment_variables.sh", "requirements.txt", "extern", "csrc",
+    "README.md", "__*",
+)  # fmt: skip
+"""Names in a vendor's folder for a case that have a meaning."""
+_FILE: Final = "case.yaml"
+_TIMEOUT_S: Final = 600.0
+_STOP_TIMEOUT_S: Final = 60.0
+_EXPECTED: Final = frozenset(
+    {"declared-open", "real-data", "whole-evaluation", "target-reached", "rounds-complete", "enough-rounds",
+     "enough-duration", "source-tree", "telemetry-present"}
+)  # fmt: skip
+"""Audit rules that three open steps on synthetic data always break, or that the checks of the folder cover."""
+
+
+State = Literal["good", "missing", "advice"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    state: State
+    what: str
+    do: str = ""
+    """How to correct it."""
+
+
+Checks = Iterator[Check]
+
+
+def vendor_checks(name: str, *, run: bool = False) -> Checks:
+    """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them.
+
+    Each check is yielded when it is done; a training takes seconds, on a busy machine a minute.
+    """
+    folder = find("vendors", name).path
+    described = list(_vendor_description(name, folder))
+    yield from described
+    if not run:
+        yield Check("advice", "not tried: reading its devices, training on them", f"accelmark check vendor {name}")
+    elif all(check.state != "missing" for check in described):
+        yield from _vendor_trials(name, folder)
+
+
+def _vendor_description(name: str, folder: Path) -> Checks:
+    try:
+        spec = load_vendor(name)
+        has_telemetry = _has_telemetry(name, folder)
+    except AccelmarkError as error:
+        yield from (Check("missing", line, "correct this key") for line in str(error).splitlines())
+        return
+    devices = ", ".join(f"{framework} device {device.device_type!r}" for framework, device in spec.frameworks.items())
+    rules: tuple[tuple[bool, State, str, str], ...] = (
+        (not spec.frameworks, "missing", "vendor.yaml lists no framework", "declare the device under frameworks"),
+        (spec.cannot_run is not None, "missing", "nothing can run on its chips", spec.cannot_run or ""),
+        (
+            bool(spec.frameworks) and spec.cannot_run is None,
+            "good", f"vendor.yaml describes {spec.title}: {devices}", "",
+        ),
+        (
+            not spec.chips, "advice", "no chip is described",
+            "add chips, each with its dense peak rates and their source; MFU is null until then",
+        ),
+        (
+            spec.visible_devices_env is None and not spec.uses_host_cpu,
+            "missing", "a job cannot be limited to some devices",
+            "set visible_devices_env to the variable that limits the devices a process can use",
+        ),
+        (has_telemetry, "good", "has a telemetry source for its devices", ""),
+        (
+            not has_telemetry, "advice" if spec.uses_host_cpu else "missing",
+            "no telemetry source for utilisation, memory, temperature and power",
+            f"add telemetry.tool, telemetry.script, or {MODULE_FILE} with a class Source",
+        ),
+        (
+            not (folder / "README.md").is_file(),
+            "missing", "no README.md", "describe what runs, with which driver and framework version",
+        ),
+    )  # fmt: skip
+    for applies, state, what, do in rules:
+        if applies:
+            yield Check(state, what, do)
+    known = folders("frameworks")
+    for framework in spec.frameworks.keys() - known.keys():
+        yield Check("missing", f"frameworks.{framework}: unknown framework", nearest(framework, known))
+    for chip in spec.chips:
+        if any(peak is not None for peak in chip.peaks.model_dump().values()):
+            yield Check("good", f"chip {chip.title}: peaks from {chip.source}")
+        else:
+            yield Check("advice", f"chip {chip.name}: no peak rate", "MFU is null until a peak is added")
+    for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
+        yield from _adaptation_checks(adaptation, spec)
+    for engine in sorted(catalog.engine_files(folder / "engines")):
+        tree = _parsed(folder / "engines" / f"{engine}.py", f"engines/{engine}.py", "correct the file")
+        yield from [tree] if isinstance(tree, Check) else []
+    yield from _problems("engines/engines.yaml", lambda: catalog.engine_specs(folder))
+    for file in sorted((folder / "servers").glob("*.yaml")):
+        yield from _problems(f"servers/{file.name}", partial(_resolved_server, file.stem, folder))
+
+
+def _has_telemetry(name: str, folder: Path) -> bool:
+    telemetry = telemetry_of(load_vendor(name), str(folder / "vendor.yaml"))
+    return bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
+
+
+def _vendor_trials(name: str, folder: Path) -> Checks:
+    """Read the vendor's devices on this machine, and train three steps of each adapted case on them."""
+    from accelmark.telemetry.detect import detect
+
+    found = next(iter(detect([name])), None)
+    if found is None:
+        do = "repeat the check on a machine that has one, or correct telemetry.detect"
+        yield Check("advice", "not tried: no device of this vendor on this machine", do)
+        return
+    if _has_telemetry(name, folder):
+        names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
+        if found.problem is not None:
+            yield Check("missing", f"cannot read its devices: {found.problem}", found.hint or "correct telemetry")
+        else:
+            yield Check("good", f"reads {counted(len(found.devices), 'device')} of this machine: {names}")
+    adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
+    for model, _, framework in adapted:
+        if load_case(model).train is not None and (find("cases", model).path / f"{framework}.py").is_file():
+            yield from trial(model, name, framework, untried="advice")
+    if not adapted:
+        yield from trial("resnet_mini", name)
+
+
+def _resolved_server(name: str, folder: Path) -> object:
+    find("servers", name, f"servers/{name}.yaml")
+    server, layers = adapted_server(load_server(name), folder)
+    base, declared = Layer(_FILE, {}), option_layer(server)
+    return resolve_as(ServeSettings, base, layers, mutable=("server_options",), is_open=False, beneath=declared)
+
+
+def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
+    where = f"cases/{folder.name}"
+    model, dash, framework = folder.name.rpartition("-")
+    try:
+        find("cases", model, where)
+        case = load_case(model)
+    except AccelmarkError as error:
+        yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
+        return
+    files = [find("cases", model).path / f"{prefix}{framework}.py" for prefix in ("", "infer_")]
+    if not dash or not any(file.is_file() for file in files):
+        yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
+        return
+    try:
+        catalog.framework_device(vendor, framework)
+    except AccelmarkError as error:
+        what, _, do = str(error).partition("; ")
+        yield Check("missing", f"{where}: {what}", do)
+    for path in sorted(folder.iterdir()):
+        # Which files apply beneath an infer_*.yaml depends on the device.
+        if path.match("config*.yaml") or path.match("serve*.yaml") or path.name == "infer.yaml":
+            yield from _settings_checks(path, f"{where}/{path.name}", case)
+        elif not any(path.match(pattern) for pattern in _READ):
+            yield Check("advice", f"{where}/{path.name} is not read", f"names that are: {', '.join(_READ)}")
+    contents = adaptation_files(folder)
+    if contents is not None and (folder / "csrc").is_dir() and not contents.has_build:
+        yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
+    if (folder / "extern").is_dir() and hooks_file(framework) is None:
+        yield Check("missing", f"{where}/extern: framework {framework} has no hooks to replace", "remove the folder")
+    elif (folder / "extern").is_dir():
+        yield from _extern_checks(folder / "extern" / "__init__.py", f"{where}/extern", framework)
+
+
+def _settings_checks(file: Path, name: str, case: CaseSpec) -> Checks:
+    """Check a vendor's settings on the case alone: which of the vendor's other files apply depends on the device."""
+    advice: list[Check] = []
+
+    def read() -> None:
+        layer = Layer.of(name, read_yaml(file))
+        if file.name.startswith("infer") and case.infer is not None:
+            notes = resolve_inference(case.infer, _FILE, vendor=[layer], reserved=option_names()).notes
+            doubtful = (f"{name}: {note.key} {note.what}" for note in notes if note.severity == "warning")
+            advice.extend(Check("advice", what, "correct it, unless it is an option") for what in doubtful)
+        elif file.name.startswith("serve") and case.serve is not None:
+            _resolved_serving(layer, case.serve)
+        elif file.name.startswith("config") and case.train is not None:
+            resolve(Layer.of(_FILE, case.train.settings), [layer], mutable=case.train.mutable, is_open=False)
+        if not advice:
+            advice.append(Check("good", f"{name}: {counted(len(layer.values), 'setting')}, all mutable"))
+
+    yield from _problems(name, read)
+    yield from advice
+
+
+def _resolved_serving(layer: Layer, case: ServeCaseSpec) -> object:
+    """Return the settings of serving; without a server in the layer, its options are not checked."""
+    values, server = layer.values, layer.values.get("server")
+    declared = None
+    if isinstance(server, str):
+        find("servers", server, layer.name)
+        declared = option_layer(load_server(server))
+    else:
+        values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
+    base, over = Layer.of(_FILE, case.settings), [Layer(layer.name, values)]
+    return resolve_as(ServeSettings, base, over, mutable=case.mutable, is_open=False, beneath=declared)
+
+
+def _extern_checks(file: Path, where: str, framework: str) -> Checks:
+    extern = _class_in(file, f"{where}/__init__.py", "Extern", f"accelmark.frameworks.{framework}.hooks.Hooks")
+    if isinstance(extern, Check):
+        yield extern
+        return
+    allowed = allowed_hooks(framework)
+    names = [node.name for node in extern.body if isinstance(node, ast.FunctionDef)]
+    forbidden = [name for name in names if not name.startswith("_") and name not in allowed]
+    for name in forbidden:
+        yield Check("missing", f"{where} replaces {name!r}, which is not a hook", nearest(name, allowed))
+    hooks = [name for name in names if name in allowed]
+    if hooks or not forbidden:
+        yield Check("good", f"{where} replaces {', '.join(hooks) or 'nothing'}")
+
+
+def case_checks(name: str, *, run: bool) -> Checks:
+    """Check a case's folder; with ``run`` also train three steps on synthetic data. Yields as ``vendor_checks``."""
+    described = list(_case_description(name, find("cases", name).path))
+    yield from described
+    if not run:
+        what = "not tried: the imports and results of its code, its model's parameters, the metric of its target"
+        yield Check("advice", what, f"accelmark check case {name}")
+    elif all(check.state != "missing" for check in described) and load_case(name).train is not None:
+        yield from trial(name, "cpu", evaluate=True)
+
+
+def _case_description(name: str, folder: Path) -> Checks:
+    try:
+        case = load_case(name)
+    except AccelmarkError as error:
+        yield from (Check("missing", line, "correct this key") for line in str(error).splitlines())
+        return
+    train, infer = case.train, case.infer
+    yield Check("good", f"case.yaml describes {case.title}, version {case.version}")
+    yield from _problems(_FILE, lambda: dataset_specs(case.data, _FILE), "data.")
+    if train is not None:
+        yield from _problems(_FILE, lambda: _resolved(train.settings), "train.settings.")
+    if infer is not None:
+        yield from _problems(_FILE, lambda: resolve_inference(infer, _FILE, reserved=option_names()), "infer.")
+        compiler = infer.configurations.get("compiler")
+        engines = set().union(*(catalog.known_engines(vendor.path) for vendor in folders("vendors").values()))
+        if compiler is not None and compiler not in engines:
+            what = f"case.yaml: infer.configurations.compiler: unknown engine {compiler!r}"
+            yield Check("missing", what, nearest(str(compiler), engines))
+    if train is not None:
+        if train.target is None and train.reference_loss is None:
+            do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
+            yield Check("missing", "no criterion for correct training", do)
+        frameworks = [framework for framework in folders("frameworks") if (folder / f"{framework}.py").is_file()]
+        if not frameworks:
+            do = f"add a file named after a framework: {', '.join(f'{known}.py' for known in folders('frameworks'))}"
+            yield Check("missing", "no implementation in any framework", do)
+        for framework in frameworks:
+            yield from _code_checks(folder / f"{framework}.py", framework)
+    readme = folder / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    if absent := [heading for heading in _HEADINGS if f"## {heading}" not in text]:
+        yield Check("advice", "README.md lacks headings", f"add ## {', ## '.join(absent)}")
+
+
+def _resolved(settings: Mapping[str, Any]) -> object:
+    """Return the settings of training; raise SpecError with those that are wrong or have no effect."""
+    resolved = resolve(Layer.of(_FILE, settings), [], mutable=(), is_open=False)
+    if unused := list(without_effect(resolved.provenance, (_FILE,))):
+        raise SpecError(unused)
+    return resolved
+
+
+def _problems(file: str, read: Callable[[], object], prefix: str = "") -> Checks:
+    """Yield the problems that ``read`` raises for ``file``, with their keys below ``prefix``."""
+    try:
+        read()
+    except SpecError as error:
+        for problem in error.problems:
+            key = f"{prefix}{problem.key.removeprefix(prefix)}"
+            where = f"{file}: {key}" if key else file
+            yield Check("missing", f"{where}: {problem.what}", problem.hint or "correct this key")
+    except RequestError as error:
+        yield Check("missing", str(error), "correct this name")
+
+
+def _code_checks(file: Path, framework: str) -> Checks:
+    code = _class_in(file, file.name, "Case", f"accelmark.frameworks.{framework}.case.TrainCase")
+    if isinstance(code, Check):
+        yield code
+        return
+    methods = {node.name for node in ast.walk(code) if isinstance(node, ast.FunctionDef)}
+    is_derived = any(not (isinstance(base, ast.Name) and base.id == "TrainCase") for base in code.bases)
+    absent = [] if is_derived else [method for method in required_methods(framework) if method not in methods]
+    for method in absent:
+        yield Check("missing", f"{file.name}: class Case has no {method}()", "docs/case.md describes all methods")
+    if not absent:
+        yield Check("good", f"{file.name}: class Case has all required methods")
+
+
+def _class_in(file: Path, where: str, name: str, base: str) -> ast.ClassDef | Check:
+    """Return a class of a Python file without executing it, or the reason why there is none."""
+    do = f"define class {name}({base})"
+    tree = _parsed(file, where, do)
+    if isinstance(tree, Check):
+        return tree
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return classes[0] if classes else Check("missing", f"{where} has no class {name}", do)
+
+
+def _parsed(file: Path, where: str, do: str) -> ast.Module | Check:
+    """Return the syntax tree of a Python file, or the reason why there is none."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except OSError:
+        return Check("missing", f"no {where}", do)
+    except SyntaxError as error:
+        return Check("missing", f"{where}:{error.lineno}: {error.msg}", "correct the file")
+
+
+def allowed_hooks(framework: str) -> tuple[str, ...]:
+    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py``, or nothing, without importing the framework."""
+    file = hooks_file(framework)
+    for node in ast.parse(file.read_text(encoding="utf-8")).body if file is not None else ():
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED_HOOKS" and node.value is not None:
+            return tuple(ast.literal_eval(node.value))
+    return ()
+
+
+def required_methods(framework: str) -> tuple[str, ...]:
+    """Return the abstract methods of ``TrainCase`` in a framework's ``case.py`` without importing the framework."""
+    contract = _class_in(find("frameworks", framework).path / "case.py", f"{framework}/case.py", "TrainCase", "ABC")
+    nodes = [] if isinstance(contract, Check) else contract.body
+    return tuple(
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and "abstractmethod" in map(ast.unparse, node.decorator_list)
+    )
+
+
+def trial(
+    name: str,
+    vendor: str,
+    framework: str | None = None,
+    *,
+    untried: State = "missing",
+    evaluate: bool = False,
+) -> Checks:
+    """Train three steps on synthetic data and report problems of the run and its audit.
+
+    ``framework``: train in this one instead of the default one, and name it. ``untried`` is the state of the check
+    where this machine lacks what the training needs. ``evaluate``: also run the case's evaluation.
+    """
+    key, title = (name, name) if framework is None else (f"{name}:{framework}", f"{name}-{framework}")
+    with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
+        run = Path(directory) / "run"
+        arguments = ["train", key, "--vendor", vendor, "--synthetic", "--open", "--set", "end.max_steps=3"]
+        command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
+        code, lines = _execute([*command, "--out", str(run), "--json"])
+        if code is None:
+            do = f"it was stopped; to see where it hangs: accelmark {' '.join(arguments)}"
+            yield Check("missing", f"{title} did not train three steps on {vendor} within {_TIMEOUT_S:g} s", do)
+            return
+        error, last = "", "; ".join(lines[-3:])
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            report = json.loads(lines[-1])
+            error, last = str(report["error"]), "; ".join(report["problems"])
+        if error == HostsNotReadyError.__name__:
+            yield Check(untried, f"{title}: not tried: this machine lacks what it needs", last)
+        elif (problem := _problem(run, last)) is not None:
+            yield Check("missing", f"{title} cannot be trained on synthetic data", problem)
+        else:
+            yield Check("good", f"{title} trains three steps on synthetic data")
+            yield from _findings(title, run)
+            if evaluate:
+                yield from _evaluation(name, run)
+
+
+def _execute(command: Sequence[str]) -> tuple[int | None, list[str]]:
+    """Return exit code and lines of output of a command; the code is None after a timeout."""
+    with (
+        tempfile.TemporaryDirectory(prefix="accelmark-check-state-") as state,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=os.environ | {STATE_VARIABLE: state},  # a check is no run of the user's registry
+        ) as process,
+    ):  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # a coordinator that is killed at once cannot stop its ranks
+            try:
+                process.communicate(timeout=_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return None, []
+    lines = (line.strip() for line in output.decode(errors="replace").splitlines())
+    return process.returncode, [line for line in lines if line] or ["it ended without output"]
+
+
+def _problem(run: Path, last: str) -> str | None:
+    """Return why the training failed: the reasons of its rounds, else ``last``, which its command printed."""
+    from accelmark.results.store.loaded_run import load_run
+
+    try:
+        loaded = load_run(run, curves=False)
+    except AccelmarkError:
+        return last
+    failed = [result for result in loaded.rounds.values() if result.state != "succeeded"]
+    if not failed and loaded.rounds:
+        return None
+    return "; ".join(dict.fromkeys(f"{result.state}: {result.reason}" for result in failed)) or last
+
+
+def _findings(name: str, run: Path) -> Checks:
+    """Yield the audit findings that a full run would have too."""
+    from accelmark.results.store.loaded_run import load_summary
+
+    findings = (finding for case in load_summary(run / "summary.json").cases for finding in case.findings)
+    broken = [entry for entry in findings if entry.severity in ("error", "open") and entry.rule not in _EXPECTED]
+    for entry in dict.fromkeys(broken):
+        verdict = "INVALID" if entry.severity == "error" else "OPEN"
+        do = f"results would be {verdict}; expected: {entry.expected}"
+        yield Check("missing", f"{name}: {entry.actual} [{entry.rule}]", do)
+    if not broken:
+        not_tried = "data, target, speed and replay were not tried"
+        yield Check("good", f"{name}: no audit rule was broken in three steps on synthetic data; {not_tried}")
+
+
+def _evaluation(name: str, run: Path) -> Checks:
+    job = next(run.glob("*/round1/job.json"))
+    code, lines = _execute([sys.executable, "-m", "accelmark.probe.evaluation", str(job)])
+    if code != 0:
+        places = [line for line in lines if line.startswith("File ")]
+        why = f"not finished within {_TIMEOUT_S:g} s" if code is None else "; ".join([*places[-1:], lines[-1]])
+        yield Check("missing", f"{name}: eval_sums() and metrics() fail on a synthetic batch", why)
+        return
+    names: list[str] = json.loads(lines[-1])
+    train = load_case(name).train
+    target = train.target if train is not None else None
+    if target is not None and target.metric not in names:
+        do = f"use one of its metrics ({nearest(target.metric, names)})"
+        given = ", ".join(names) or "none"
+        yield Check("missing", f"target.metric is {target.metric!r}, which metrics() does not return: {given}", do)
+    else:
+        yield Check("good", f"{name}: evaluation returns {', '.join(names)}")

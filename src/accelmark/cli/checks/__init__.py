@@ -1,1 +1,0 @@
-"""``accelmark check``: conformance of cases and vendors, equivalence of frameworks."""
