@@ -177,18 +177,6 @@ def test_the_graph_decides_on_a_declared_precision(run: Path, declared: str, tol
     assert found == ({severity} if severity else set())
 
 
-@pytest.mark.parametrize("told", ["torch.float16", "<Type: 'bfloat16'>"])
-def test_what_an_engine_of_an_earlier_version_reported_counts(run: Path, told: str) -> None:
-    def earlier(event: str, value: dict[str, Any]) -> None:
-        if event == "INIT_END":
-            del value["isolated"]
-
-    change_events(run, earlier)
-    assert rules(judged(run), "open") == set()
-    change_step(run, "compile", precision=told)
-    assert rules(judged(run), "error") == {"precision"}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -278,12 +266,6 @@ def test_an_engine_whose_accuracy_was_not_measured_is_invalid(run: Path) -> None
     assert "accuracy-gate" in rules(judged(run), "error")
 
 
-def test_a_short_pass_and_a_skipped_cache_check_are_reported(run: Path) -> None:
-    assert "enough-duration" in rules(judged(run), "warning")
-    change_infer(run, settings={"repeat_check": False})
-    assert "cache-check" in rules(judged(run), "open")
-
-
 @pytest.mark.parametrize(
     ("scenario", "severity", "rule"),
     [
@@ -352,12 +334,3 @@ def test_settings_fixed_by_the_case_may_not_differ(run: Path, tmp_path: Path, mo
     assert rules(judged(run), "open") >= {"flops"}
     change_infer(run, tolerance=0.5, parameters={"items": 50})
     assert rules(judged(run), "error") == {"target", "settings-fixed"}
-
-
-def test_a_vendors_own_engine_is_recorded_and_counted_as_adaptation_cost(run: Path) -> None:
-    change_step(run, "compile", engine_code="engines/fast.py", engine_code_lines=40, engine_code_sha256="cd" * 32)
-    case = judged(run)
-    assert rules(case, "error") == set()
-    assert any("engines/fast.py, 40 lines" in str(finding) for finding in case.findings)
-    assert case.adaptation is not None
-    assert case.adaptation.engines == {"engines/fast.py": 40}

@@ -149,15 +149,6 @@ def test_a_recomputation_of_an_edited_run_is_refused(run: Path) -> None:
     assert log.name in str(done.exception)
 
 
-def test_tables_mark_an_edited_run_next_to_its_figures(run: Path) -> None:
-    measure_run(run)
-    assert "edited" not in runner.invoke(app, ["results", str(run)]).stdout
-    summary = run / "summary.json"
-    summary.write_text(summary.read_text().replace('"INVALID"', '"VALID"') + " ")
-    (row,) = json.loads(runner.invoke(app, ["results", str(run), "--json"]).stdout)["results"]
-    assert "edited" in row["marks"]
-
-
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     key = tmp_path / "key"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -11,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, Standard
 from accelmark.audit.outcome import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figures import FigureName
-from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
+from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.schema import CaseResult, Figure, Finding, Point, RoundResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
-from accelmark.run.display.summary import print_summary
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.job import NodeExit
 from accelmark.spec.log.events import CheckpointHashes, Evaluated, Replayed, UpdateSquares
@@ -29,7 +26,7 @@ from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import load_case
-from tests.audit.test_rules import SLUG, change_job, change_started
+from tests.audit.test_rules import SLUG, change_job
 from tests.made_run import Made, make_run
 
 HONEST = UpdateSquares(replayed=4.0, saved=4.0, difference=0.0)
@@ -189,14 +186,6 @@ def test_rounds_that_were_not_checked_completely_say_so(
     assert rule in rules(case)
 
 
-def test_a_run_of_an_earlier_version_with_hooks_is_open(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", Made())
-    assert judged(run).verdict == "VALID"
-    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
-    case = judged(run)
-    assert (case.verdict, rules(case)) == ("OPEN", {"reevaluation"})
-
-
 def test_a_bundle_has_the_evaluation_that_its_figures_come_from(run: Path, tmp_path: Path) -> None:
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     assert judged(run).verdict == "VALID"
@@ -224,17 +213,6 @@ def test_data_that_was_changed_while_it_was_evaluated_on_is_an_error(run: Path) 
     case = judged(run)
     assert case.verdict == "INVALID"
     assert any("data was changed" in str(finding.actual) for finding in case.findings), case.findings
-
-
-def test_an_interrupted_evaluation_is_said_to_be_repeated_by_a_resumed_run(run: Path) -> None:
-    write_evaluation(run, problem="was cancelled")
-    assert not was_cancelled(run / SLUG / "round1"), "a failed one would fail again"
-    (end,) = reevaluation_dir(run / SLUG / "round1").glob("*/exit.json")
-    end.write_text(end.read_text().replace('"failed"', '"cancelled"'))
-    assert was_cancelled(run / SLUG / "round1")
-    out = io.StringIO()
-    print_summary(measure_run(run), run, None, Console(file=out, width=120))
-    assert f"accelmark resume {run}\n" in out.getvalue()
 
 
 @pytest.mark.parametrize(("metric", "is_plausible"), [(0.92, True), (0.923, False)])
@@ -285,16 +263,6 @@ def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
     return list(plausible_convergence(Evidence([RoundEvidence(entry, None, folders)], 1, folders, None)))
 
 
-@pytest.mark.parametrize(
-    ("precision", "origin"), [("fp16", "1\u202f% (measured)"), ("tf32", "0.5\u202f% (not measured)")]
-)
-def test_a_finding_says_whether_its_tolerance_was_measured(run: Path, precision: str, origin: str) -> None:
-    change_job(run, 1, lambda job: job["work"]["settings"].update(precision=precision))
-    write_evaluation(run, evaluated(metric_of(run)), replayed([loss * 1.1 for loss in losses_of(run)]))
-    found = next(finding for finding in judged(run).findings if finding.rule == "replayed-losses")
-    assert found.expected == f"equal within {origin}"
-
-
 @pytest.mark.parametrize("has_hooks", [False, True])
 def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
     run: Path, monkeypatch: pytest.MonkeyPatch, has_hooks: bool
@@ -307,14 +275,6 @@ def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
     (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
     assert found.severity == ("open" if has_hooks else "warning")
     assert "no pair of checkpoints was kept within checkpoint.replay_mib (512)" in found.actual
-
-
-def test_an_interrupted_evaluation_says_nothing_about_checkpoints(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
-    write_evaluation(run, problem="was cancelled")
-    found = {finding.rule: finding.actual for finding in judged(run).findings}
-    assert "replay" not in found
-    assert found["reevaluation"] == "the evaluation job did not complete: was cancelled"
 
 
 def resume_after(run: Path, num_windows: int, pairs: tuple[tuple[str | None, str], ...] | None = None) -> None:

@@ -122,14 +122,6 @@ def test_a_device_of_another_name_than_a_key_that_names_no_variant_is_found(
     assert found == ([severity] if severity else [])
 
 
-def test_a_reason_of_several_rounds_is_stated_once(run: Path) -> None:
-    for number in (1, 2):
-        change_started(run, number, compute_type="float16")
-    (reason,) = judged(run).reasons
-    assert reason.startswith("rounds 1, 2: ")
-    assert reason.endswith(" [precision]")
-
-
 def test_the_same_change_is_open_in_a_run_started_with_open(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(is_open=True))
     change_started(run, 1, compute_type="float16")
@@ -173,10 +165,6 @@ def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plug
     assert any("[target]" in reason for reason in judged(run).reasons)
 
 
-def test_a_missing_case_is_an_error_and_not_guessed(run: Path) -> None:
-    assert any("no case 'toy' of version 1" in warning for warning in judged(run).warnings)
-
-
 @pytest.mark.parametrize(
     ("factor", "verdict"), [(1.0, "VALID"), (1.01, "VALID"), (1.05, "INVALID")], ids=["on it", "within", "beyond"]
 )
@@ -189,12 +177,6 @@ def test_a_loss_outside_its_reference_band_has_a_rule_of_its_own(tmp_path: Path,
     assert [finding.rule for finding in case.findings if finding.severity == "error"] == (
         ["reference-loss"] if verdict == "INVALID" else []
     )
-
-
-def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) -> None:
-    reference = ReferenceLoss(steps=(10, 500), loss=(3.0, 0.1), source="made up for tests")
-    case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
-    assert any("no finite loss at step 500" in reason for reason in case.reasons)
 
 
 def test_target_and_band_are_judged_separately(tmp_path: Path) -> None:
@@ -217,20 +199,6 @@ def test_generation_that_exceeds_the_peak_of_its_chip_is_invalid(tmp_path: Path,
     result = result.model_copy(update={"figures": {**result.figures, name: Figure(value=1.2)}})
     case = audit_case(run, {place: result}, 1)
     assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]
-
-
-@pytest.mark.parametrize(("rate", "is_told"), [(80.0, False), (3.0, True)])
-def test_a_disturbed_probe_is_a_warning(run: Path, rate: float, is_told: bool) -> None:
-    def probed(job: dict[str, Any]) -> None:
-        job["ceilings"] = {
-            "device_type": "acme", "device_name": "X1", "world_size": 1, "framework": "pytorch", "measured_at": "",
-            "matmul": {"bf16": {"value": rate, "unit": "TFLOP/s"}},
-        }  # fmt: skip
-
-    change_job(run, 1, probed)
-    case = judged(run)
-    assert case.verdict == "VALID"
-    assert any("probe again" in warning for warning in case.warnings) is is_told
 
 
 def test_a_run_without_a_record_of_its_source_is_invalid(run: Path) -> None:
@@ -295,13 +263,6 @@ def test_a_checkout_is_compared_with_the_commit_it_names(run: Path) -> None:
     assert (verdict, "the commit is not in this checkout" in found) == ("OPEN", True)
 
 
-def test_sources_that_cannot_be_compared_are_an_info(run: Path) -> None:
-    head()
-    for source in ({"kind": "wheel"}, {"kind": "folder", "version": "0.0.0"}):
-        verdict, (found,) = source_findings(run, **source)
-        assert (verdict, "not compared" in found) == ("VALID", True)
-
-
 def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "pkg" / "accelmark"
     (package / "a" / "__pycache__").mkdir(parents=True)
@@ -327,14 +288,6 @@ def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
             change_job(run, number, partial(with_files, sha256))
         found = [finding for finding in judged(run).findings if "files on this machine" in finding.expected]
         assert [finding.severity for finding in found] == ([severity] if severity else [])
-
-
-def test_modified_files_of_the_source_are_listed(run: Path) -> None:
-    source = {"kind": "checkout", "version": "1", "sha256": "00", "commit": "c" * 40, "modified": ["train/hooks.py"]}
-    (run / "source.json").write_text(json.dumps(source))
-    case = judged(run)
-    assert case.verdict == "VALID"
-    assert any("train/hooks.py" in warning and "cccccccccccc" in warning for warning in case.warnings)
 
 
 def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
@@ -364,14 +317,6 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
         {"gelu.cpp": 80},
         ("torch_acme==2.1",),
     )
-
-
-def add_event(run: Path, number: int, event: str, value: dict[str, Any]) -> None:
-    """Have rank 0 of a round tell something more, before it ends."""
-    log = run / SLUG / f"round{number}" / "node00_noderank0" / "rank0.out.log"
-    *lines, last = log.read_text().splitlines()
-    record = json.loads(last.removeprefix(PERFLOG_PREFIX)) | {"event": event, "value": value}
-    log.write_text("\n".join([*lines, PERFLOG_PREFIX + json.dumps(record), last]) + "\n")
 
 
 def test_a_vendors_variables_and_module_are_counted_as_adaptation_cost(run: Path) -> None:
@@ -428,16 +373,3 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
     assert case.verdict == "OPEN"
     (found,) = [finding for finding in case.findings if finding.rule == "telemetry-present"]
     assert (found.severity, reason in found.actual) == ("open", True)
-
-
-def test_the_page_shows_findings_and_the_cost(run: Path) -> None:
-
-    from accelmark.report.run_page import render_page
-    from accelmark.results.store.loaded_run import load_run
-
-    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:7"}, seed=2000)
-    judged(run)
-    page = render_page(load_run(run))
-    assert "Adaptation cost" in page
-    assert "acme/extern/__init__.py:7" in page
-    assert "the seed is that of round 1" in page

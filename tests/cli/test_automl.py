@@ -16,9 +16,8 @@ from accelmark.automl.controller import session
 from accelmark.automl.model.layers import Convolution, GlobalPool, Layer, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.model.seeds import small
-from accelmark.automl.trial.module import GraphModule, to_weights
 from accelmark.cli.automl import app
-from accelmark.spec.errors import AccelmarkError, DataError, RequestError
+from accelmark.spec.errors import AccelmarkError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
@@ -128,40 +127,6 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
         with pytest.raises(AccelmarkError, match=message):
             output_of("run", "-c", str(path), "--runs", str(tmp_path / "runs"), *dry)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_dry_run_refuses_more_trials_than_cores_and_lists_what_it_cannot_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "default_vendor", lambda: "cpu")  # as on a machine without accelerators
-    (tmp_path / "net.json").write_text(tiny_network().to_json())
-    np.savez(tmp_path / "seed.npz", **to_weights(GraphModule(tiny_network())))  # type: ignore[arg-type]
-    request = {
-        "network": "net.json",
-        "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
-        "schedule": {"concurrency": 4096, "max_trials": 1},
-        "search": {"initial_weights": "seed.npz"},
-        "training": {"batch_size": 64},
-        "tuning": {"storage": f"sqlite:///{tmp_path / 'study.db'}"},
-    }
-    path = tmp_path / "search.json"
-    path.write_text(json.dumps(request))
-    with pytest.raises(RequestError, match=r"4096 concurrent trials .* processor cores"):
-        output_of("run", "-c", str(path), "--dry-run")
-    path.write_text(json.dumps(request | {"cluster": {"kind": "address", "address": "192.0.2.1:1"}}))
-    message = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"], catch_exceptions=False).stderr
-    assert "not checked: the cluster" in message
-    assert "not checked: the study" in message
-    assert not (tmp_path / "study.db").exists()
-
-
-def test_data_on_the_command_line_override_the_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "config.yml"
-    path.write_text(
-        "trialConcurrency: 1\ntrial:\n command: python3 x.py --train_data_dir /a/train --val_data_dir /a/val\n"
-    )
-    with pytest.raises(DataError, match=rf"{tmp_path}/other/train: a split is missing"):
-        output_of("run", "-c", str(path), "--data", str(tmp_path / "other"), "--dry-run")
 
 
 @pytest.mark.parametrize(

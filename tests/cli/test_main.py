@@ -8,14 +8,8 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import get_args
 
 import pytest
-import yaml
-
-from accelmark.spec.plugins.case import Family
-from accelmark.spec.plugins.catalog import load_case
-from tests.made_run import make_run
 
 ROOT = Path(__file__).parents[2]
 CODE = "import sys; from accelmark.cli import main; main()"
@@ -157,32 +151,6 @@ def test_flagperfs_files_are_imported_and_the_rest_is_listed(tmp_path: Path) -> 
     assert "use --force to overwrite" in again.stderr
 
 
-def test_an_imported_flagperf_run_uses_several_hosts(tmp_path: Path) -> None:
-    (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nHOSTS_PORTS = ["2222"]\n')
-    (tmp_path / "test_conf.py").write_text(
-        'VENDOR = "nvidia"\nACCE_CONTAINER_OPT = " --gpus all"\nSHM_SIZE = None\nFLAGPERF_LOG_LEVEL = "warn"\n'
-        'CASES = {"resnet_mini:pytorch:A100:2:8:1": ""}\n'
-    )
-    files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
-    done = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
-    assert done.returncode == 0, done.stderr
-    assert "FLAGPERF_LOG_LEVEL: input should be" in " ".join(done.stdout.split())
-    shown = accelmark("run", str(tmp_path / "site" / "run.yaml"), "--dry-run", "--set", "loader.synthetic=true")
-    assert shown.returncode == 0, shown.stderr
-    agents = [line for line in shown.stdout.splitlines() if "docker run" in line and "accelmark.run.agent" in line]
-    assert len(agents) == 2
-    assert all(line.count("--gpus") == 1 for line in agents)
-
-
-@pytest.mark.parametrize("name", [*get_args(Family), "standard"])
-def test_a_suite_has_standard_training_cases_of_its_family(name: str) -> None:
-    suite = yaml.safe_load((ROOT / "src/accelmark/suites" / f"{name}.yaml").read_text(encoding="utf-8"))
-    chosen = [load_case(case["key"]) for case in suite["cases"]]
-    families = set(get_args(Family)) if name == "standard" else {name}
-    assert {case.family for case in chosen} == families
-    assert all(case.size == "standard" and case.train is not None for case in chosen)
-
-
 def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],
@@ -222,9 +190,6 @@ def test_one_case_is_shown_with_its_settings() -> None:
     assert any(line.startswith("serve: agreement >= 0.9") for line in narrow)
 
 
-_LISTED = ("on two CPU cores:", "detection_mini", "llama_mini", "resnet_mini", "on accelerators:", "bert ")
-
-
 @pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle", "compare"])
 def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_there(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -241,24 +206,6 @@ def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_ther
     assert "no such run" not in accelmark(verb, "20261122T000000Z-toy").stderr, (
         "its plan is unreadable, but it is there"
     )
-
-
-@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle"])
-def test_a_search_is_referred_to_its_own_verbs(verb: str, tmp_path: Path) -> None:
-    (tmp_path / "automl.json").write_text("{}")
-    done = accelmark(verb, str(tmp_path))
-    assert done.returncode == 2
-    assert "is a search; use 'accelmark automl'" in done.stderr
-
-
-def test_a_bundle_replaces_no_file(tmp_path: Path) -> None:
-    run, notes = make_run(tmp_path / "run"), tmp_path / "notes.txt"
-    assert accelmark("report", str(run)).returncode == 0
-    notes.write_text("mine")
-    refused = accelmark("bundle", str(run), "-o", str(notes))
-    assert (refused.returncode, notes.read_text()) == (2, "mine")
-    assert f"{notes}: exists already; remove it, or choose another name with --output" in refused.stderr
-    assert accelmark("bundle", str(run), "-o", str(tmp_path / "run.tar")).returncode == 0
 
 
 @pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle"])

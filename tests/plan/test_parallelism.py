@@ -118,16 +118,6 @@ def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
     assert "ep=3 does not divide model.num_experts 8" in problem
 
 
-@pytest.mark.parametrize("mesh", [{"cp": 2, "pp": 2}, {"cp": 2, "fsdp": 2, "ep": 2}])
-def test_parts_of_sequences_go_without_stages_and_spread_experts(mesh: dict[str, int]) -> None:
-    train = load_case("llama2_7b").train
-    assert train is not None
-    layer = Layer.of("run.yaml", {"parallelism": mesh, "batch_size": 2})
-    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
-    (problem,) = mesh_problems(resolved.settings, resolved.provenance)
-    assert "cp goes with dp, fsdp and tp, not with pp or ep" in str(problem)
-
-
 def test_a_batch_has_the_fewest_microbatches_with_which_each_stage_has_one() -> None:
     given = settings("pp=8").model_copy(update={"batch_size": 12, "gradient_accumulation_steps": 2})
     assert given.microbatches(8) == 4
@@ -143,14 +133,6 @@ def test_settings_of_a_pipeline_go_with_pp_only() -> None:
     assert "pipeline.schedule: applies to parallelism pp, found tp=2 (set parallelism=pp=2, for example)" in str(
         problem
     )
-
-
-@pytest.mark.parametrize(("setting", "value"), [("precision", "fp16"), ("compile", "default")])
-def test_pytorch_refuses_what_its_pipelines_lack(setting: str, value: str) -> None:
-    values = {"compile": "off", "precision": "fp32", "parallelism": "dp=2,pp=2", setting: value}
-    refused = [each for each in load_framework("pytorch").refused_settings if "parallelism" in each.when]
-    (found,) = [each for each in refused if each.applies(lambda key: values.get(key), ())]
-    assert found.when["parallelism"] == "pp"
 
 
 def test_ranks_of_a_pipeline_and_of_split_layers_have_the_same_samples() -> None:

@@ -154,12 +154,6 @@ def test_only_installed_engines_precisions_of_the_device_and_settings_that_were_
     assert len(latency.tuning.choices) == 2, "engine and precision, threads: a smaller batch answers sooner by itself"
 
 
-def test_answers_of_dependent_steps_are_tried_with_engines_that_compute_them(plugins: Any) -> None:
-    file = plugins / "cases" / "toy" / "case.yaml"
-    file.write_text(file.read_text() + _INFER + "  iterative: true\n")
-    assert tried_values(planned(plugins))[0] == [("eager", "fp32"), ("eager", "int8")], "other is one static graph"
-
-
 def test_a_search_needs_an_engine_and_something_to_try(plugins: Any) -> None:
     with pytest.raises(RequestError, match="compiler is null"):
         planned(plugins, compiler=None)

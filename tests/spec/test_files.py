@@ -31,12 +31,6 @@ def test_a_bad_file_is_named_with_its_place(tmp_path: Path, content: str, expect
     assert str(path) in str(caught.value)
 
 
-def test_numbers_with_exponents_are_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("a: 1e-3\nb: 4.12e9\nc: '1e3'\nd: 1e\n")
-    assert read_yaml(path) == {"a": 1e-3, "b": 4.12e9, "c": "1e3", "d": "1e"}
-
-
 @given(st.binary(max_size=60))
 def test_no_bytes_make_the_reader_crash(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("yaml") / "x.yaml"

@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.spec.errors import SpecError
-from accelmark.spec.layers import Layer, flatten, may_change, nest, resolve
+from accelmark.spec.layers import Layer, may_change, resolve
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.case import MUTABLE_GROUPS, TrainCaseSpec
 
@@ -20,11 +19,6 @@ words = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=5)
 trees: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
     words, st.recursive(st.integers(), lambda inner: st.dictionaries(words, inner, min_size=1, max_size=3)), max_size=4
 )
-
-
-@given(trees)
-def test_flattening_and_nesting_are_inverse(tree: dict[str, Any]) -> None:
-    assert nest(flatten(tree)) == tree
 
 
 def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from() -> None:
@@ -41,13 +35,6 @@ def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from()
     assert resolved.provenance["optimizer.momentum"].layer == "default"
 
 
-def test_yaml_off_is_the_word_off() -> None:
-    off = resolve(BASE, [Layer("command line", {"compile": False})], mutable=["compile"], is_open=False)
-    assert (off.settings.compile, off.provenance["compile"].value) == ("off", "off")
-    with pytest.raises(SpecError, match="compile"):
-        resolve(BASE, [Layer("command line", {"compile": True})], mutable=["compile"], is_open=False)
-
-
 def test_changing_what_the_case_fixes_is_an_error_that_names_the_layer() -> None:
     with pytest.raises(SpecError) as caught:
         resolve(BASE, [Layer("vendors/acme/config.yaml", {"optimizer.lr": 0.2})], mutable=["batch_size"], is_open=False)
@@ -58,10 +45,6 @@ def test_an_open_run_may_change_it_and_is_marked() -> None:
     resolved = resolve(BASE, [Layer("command line", {"optimizer.lr": 0.2})], mutable=[], is_open=True)
     assert resolved.settings.optimizer.lr == 0.2
     assert resolved.provenance["optimizer.lr"].forced
-
-
-def test_restating_an_immutable_value_changes_nothing() -> None:
-    resolve(BASE, [Layer("vendor", {"optimizer.lr": 0.1, "seed": 1})], mutable=[], is_open=False)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, "inf", "nan"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accelmark.results.figures import FIGURES, FigureName
-from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of, signed_percent, subtracted
+from accelmark.spec.number_format import THIN, duration, quantity, subtracted
 
 
 @pytest.mark.parametrize(
@@ -56,23 +56,6 @@ def test_two_numbers_are_shown_so_that_they_give_their_difference(
     first: float, second: float, shown: tuple[str, str, str]
 ) -> None:
     assert subtracted(first, second) == shown
-
-
-def test_rounds_share_the_scale_of_their_mean() -> None:
-    scale = scale_of(700.0, "s")
-    assert (scale.unit, scale.number(590.0)) == ("min", "9.833")
-
-
-def test_values_are_rounded_before_their_digits_are_counted() -> None:
-    assert [digits(9.9996), digits(0.99996), digits(999_960.0)] == ["10.00", "1.000", "999,960"]
-
-
-def test_fewer_digits_where_asked() -> None:
-    assert quantity(34_912.0, "MiB", 3).replace(THIN, " ") == "34.1 GiB"
-    assert percent(0.9312).replace(THIN, " ") == "93 %"
-    assert percent(-4e-7).replace(THIN, " ") == "< 0.001 %"
-    assert percent(4.9e21).replace(THIN, " ") == "> 100,000,000 %"
-    assert signed_percent(4.9e21).replace(THIN, " ") == "> +100,000,000 %", "an interval of two noisy rounds"
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(8.2, "8 s"), (125, "2 m 05 s"), (11_070, "3 h 04 m")])

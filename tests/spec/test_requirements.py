@@ -62,9 +62,6 @@ def test_an_extra_of_accelmark_stands_for_its_packages() -> None:
     assert missing([need]) == []
 
 
-SERVER = ("transformers>=5.20", "fastapi>=0.115", "uvicorn>=0.32", "openai>=2.0", "accelerate>=1.1")
-
-
 def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
     require("accelmark view", "pydantic>=2")
     with pytest.raises(RequestError) as caught:
