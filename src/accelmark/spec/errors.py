@@ -87,11 +87,12 @@ def closest(name: str, names: Sequence[str]) -> list[str]:
     """
     section, _, last = name.rpartition(".")
     ends = {other: other.rpartition(".")[2] for other in names}
+    is_inside = any(other.startswith(f"{section}.") for other in names) if section else False
     alike = difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
     kinds = (
         [other for other, end in ends.items() if end == last],
-        difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE),
-        [other for other, end in ends.items() if f"_{last}_" in f"_{end}_"],
+        difflib.get_close_matches(last if is_inside else name, names, n=1, cutoff=_CLOSE),
+        sorted((other for other, end in ends.items() if f"_{last}_" in f"_{end}_"), key=len),
         [other for other, end in ends.items() if end in alike],
         [other for other, end in ends.items() if _initials(last) == end or _initials(end) == last],
     )
