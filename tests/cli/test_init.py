@@ -29,7 +29,7 @@ def test_init_refuses_a_chip_that_the_vendor_does_not_have_and_says_which_it_ass
     [
         (["--vendor", "nvidai"], "unknown vendor 'nvidai' (did you mean 'nvidia'?)"),
         (["--vendor", "tsingmicro"], "--vendor tsingmicro: no device of it was found on this machine"),
-        (["--vendor", "cpu", "--chip", "H100"], "--chip H100: this machine has CPU"),
+        (["--vendor", "cpu", "--chip", "H100"], "names H100, but this machine has CPU"),
         (["a", "--vendor", "zixiao"], "vendor zixiao: nothing can run on it yet"),
         (["a", "--vendor", "nvidia", "--chip", "nosuch"], "known: A10, A100, A30, "),
         (["bad host!", "--vendor", "cpu"], "HOST: hosts.0.address: is no host name or IP address, found 'bad host!'"),
@@ -55,4 +55,4 @@ def test_init_writes_the_number_of_ranks_and_the_vendor_for_this_machine(
     assert [case.key for case in request.cases][:2] == ["resnet_mini:pytorch:CPU:1:1", "resnet_mini:pytorch:CPU:1:2"]
     monkeypatch.setattr("accelmark.cli.machine.detect_devices", lambda vendor: Detected("nvidia", "H100", None, 1))
     more = CliRunner().invoke(app, ["init", *arguments[2:], "--force"])
-    assert str(more.exception) == "--devices 2: this machine has 1 of nvidia"
+    assert "requests 2 devices a host, this one has 1" in str(more.exception)

@@ -13,7 +13,7 @@ from accelmark.results.schema import ServingRound, ServingStage, finding
 from accelmark.spec.job import InferJob, ServeJob
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.number_format import percent
-from accelmark.spec.settings.benchmarks import BENCHMARK_DATA
+from accelmark.spec.settings.inference import BENCHMARK_DATA
 from accelmark.spec.settings.serving import LoadSettings, ServeSettings, generation_load
 
 MAX_FAILED_SHARE: Final = 0.01

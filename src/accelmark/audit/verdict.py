@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, reevaluation, registration, serving, workload
+from accelmark.audit import inference, outcome, provenance, reevaluation, serving, workload
 from accelmark.audit.evidence import Evidence, Rule, gather_evidence
 from accelmark.results.rounds.summary import finding_texts
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
-    outcome.rounds_complete, registration.planned_rounds, registration.registered,
+    outcome.rounds_complete, outcome.planned_rounds, outcome.registered,
     outcome.target_reached, outcome.plausible_convergence, outcome.real_data,
     workload.settings, workload.case_known, workload.external_trainer, workload.one_model, workload.dataset,
     workload.same_dataset, workload.precision, workload.seeds, reevaluation.reproduced,

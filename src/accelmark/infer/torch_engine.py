@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.engine import DTYPES, Engine, EngineRequest, Source
-from accelmark.spec.settings.engine_options import switch_option
-from accelmark.spec.settings.inference import InferPrecision
+from accelmark.spec.settings.inference import InferPrecision, switch_option
 
 
 class TorchEngine(Engine):

@@ -20,7 +20,7 @@ from accelmark.spec.plugins.catalog import Folder, folders, load_case
 from accelmark.spec.plugins.launcher import LauncherSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
 from accelmark.spec.runfile import CaseRequest, RunOptions
-from accelmark.spec.settings.benchmarks import BENCHMARK_DATA, BenchmarkSettings
+from accelmark.spec.settings.inference import BENCHMARK_DATA, BenchmarkSettings
 
 S = TypeVar("S")
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import SCORES_FILE, BenchmarkScore
-from accelmark.spec.settings.benchmarks import BenchmarkSettings
+from accelmark.spec.settings.inference import BenchmarkSettings
 
 LOG_FILE: Final = "harness.log"
 """In the node's directory: output of the harness."""

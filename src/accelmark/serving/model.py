@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import folder_module
-from accelmark.spec.settings.benchmarks import BENCHMARK_DATA
+from accelmark.spec.settings.inference import BENCHMARK_DATA
 
 _MODULE: Final = "serve"
 _BLOCK: Final = 1 << 20

@@ -7,18 +7,16 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from accelmark.spec.clocks import HostClocks
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.log.records import AdaptationFiles, Ceilings, ProbeItem
+from accelmark.spec.log.records import AdaptationFiles, Ceilings, HostClocks, ProbeItem
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
-from accelmark.spec.settings.benchmarks import Benchmark
-from accelmark.spec.settings.inference import InferPrecision, InferSettings, Note, Reference
+from accelmark.spec.settings.inference import Benchmark, InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import Precision, Scalar, TrainSettings
 from accelmark.spec.settings.tuning import TrialRole

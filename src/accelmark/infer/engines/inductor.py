@@ -12,7 +12,7 @@ from torch import Tensor
 from accelmark.infer.case import IterativeModel
 from accelmark.infer.engine import EngineRequest, as_list
 from accelmark.infer.torch_engine import TorchEngine
-from accelmark.spec.settings.engine_options import choice_option
+from accelmark.spec.settings.inference import choice_option
 
 _MODES: Final = {name: name for name in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}
 GraphKey = tuple[tuple[torch.Size, bool], ...]

@@ -14,7 +14,7 @@ from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.onnx_files import matrix_types, write_fp16, write_int8
 from accelmark.spec.errors import RequestError, nearest
-from accelmark.spec.settings.engine_options import (
+from accelmark.spec.settings.inference import (
     choice_option,
     number_option,
     streams_option,

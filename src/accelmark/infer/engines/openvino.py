@@ -17,8 +17,7 @@ from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, TimedCall
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.onnx_files import write_int8
-from accelmark.spec.settings.engine_options import streams_option, text_options
-from accelmark.spec.settings.inference import InferPrecision
+from accelmark.spec.settings.inference import InferPrecision, streams_option, text_options
 
 _HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
 _DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}

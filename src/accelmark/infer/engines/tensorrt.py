@@ -13,7 +13,7 @@ from accelmark.frameworks.pytorch.model.cuda_graphs import Compute, GraphCalls
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
-from accelmark.spec.settings.engine_options import number_option, streams_option, switch_option
+from accelmark.spec.settings.inference import number_option, streams_option, switch_option
 
 _FLAGS: Final = {"tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}
 """The builder's flag for each precision; TF32 is on unless cleared."""

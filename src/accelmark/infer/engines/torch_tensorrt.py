@@ -6,7 +6,7 @@ from torch import Tensor
 
 from accelmark.infer.engine import EngineRequest, as_list
 from accelmark.infer.torch_engine import TorchEngine
-from accelmark.spec.settings.engine_options import number_option
+from accelmark.spec.settings.inference import number_option
 
 
 class Engine(TorchEngine):

@@ -14,8 +14,8 @@ from accelmark.results.read.telemetry import Samples
 from accelmark.results.rounds.consumption import HostSamples
 from accelmark.results.rounds.timeline import Timeline
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.job import ExternalJob, JobSpec
+from accelmark.spec.log.records import ClockReading, HostClocks
 from accelmark.spec.number_format import limit_percent
 from accelmark.spec.plugins.vendor import Chip
 

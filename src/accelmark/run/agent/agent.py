@@ -66,10 +66,9 @@ from accelmark.run.processes import (
     signal_all,
 )
 from accelmark.run.record.states import utc_now
-from accelmark.spec.clocks import ClockReading, HostClocks
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord
-from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord
+from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, ClockReading, HostClocks
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
 

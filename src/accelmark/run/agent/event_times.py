@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.run.agent.inotify import IN_MODIFY, Inotify
-from accelmark.spec.clocks import ClockReading
 from accelmark.spec.log.perflog import event_names
+from accelmark.spec.log.records import ClockReading
 
 _MAX_READ_BYTES: Final = 2**20
 _MAX_LATE_S: Final = 5.0

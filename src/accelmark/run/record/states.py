@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from accelmark.results.schema import JobState
 from accelmark.results.store.files import write_errors
-from accelmark.spec.clocks import ClockReading
 from accelmark.spec.errors import RunError
+from accelmark.spec.log.records import ClockReading
 from accelmark.spec.model import Spec
 
 ENDS: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "timed_out", "lost", "cancelled"})

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from accelmark.spec.log.events import StartedBase
 from accelmark.spec.model import Spec
-from accelmark.spec.settings.benchmarks import Benchmark
-from accelmark.spec.settings.inference import ScenarioName
+from accelmark.spec.settings.inference import Benchmark, ScenarioName
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
 RequestStatus = Literal["ok", "http_error", "malformed", "dropped", "timed_out", "cancelled"]

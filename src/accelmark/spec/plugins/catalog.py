@@ -231,21 +231,10 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
         if hint.startswith("known"):  # none is close
             hint = f"'accelmark {kind}' lists them" if kind in ("cases", "vendors") else hint
             hint += f"; folders of your own: {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE) or 'not set'}"
-        hint = "; ".join([hint, *_wrong_directories()])
         if kind == "cases" and Path(name).suffix in (".yaml", ".yml"):
             hint = f"a run file is run with 'accelmark run {name}'"
         raise RequestError(f"{where}: unknown {singular} {name!r} ({hint})")
     return known[name]
-
-
-def _wrong_directories() -> Iterator[str]:
-    """Yield what is wrong with directories of the environment variable: absent, or inside the folder of a kind."""
-    for directory in map(Path, filter(None, os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep))):
-        above = next((path for path in (directory, *directory.parents) if path.name in _PACKAGE), None)
-        if not directory.is_dir():
-            yield f"{directory} is no directory"
-        elif above is not None and not any((directory / kind).is_dir() for kind in _PACKAGE):
-            yield f"{PLUGINS_VARIABLE} names the directory above {above.name!r}: {above.parent}, not {directory}"
 
 
 def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line") -> M:

@@ -121,7 +121,7 @@ def install_command(found: Iterable[Missing], python: str = sys.executable, inde
 
     ``index`` is a further package index.
     """
-    wanted = {}
+    wanted: dict[str, None] = {}
     for missed in found:
         is_extra = missed.need.requirement.startswith(f"{_OWN}[")
         for group in _groups(missed.requirement):

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.model import FiniteSpec
-from accelmark.spec.settings.benchmarks import Benchmark, BenchmarkSettings
 from accelmark.spec.settings.training import Scalar
 
 InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
@@ -85,6 +85,36 @@ def _value(node: ast.expr, num_signs: int = 0) -> float:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
             return float(_OPERATORS[type(sign)](_value(left), _value(right)))
     raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")
+
+
+Benchmark = Literal["mmlu", "gsm8k"]
+"""Tasks of lm-evaluation-harness, by their names there."""
+
+
+class BenchmarkData(NamedTuple):
+    """The published data set of a task."""
+
+    repository: str
+    """On Hugging Face."""
+    num_questions: int
+    """Questions that are asked: the data set's split ``test``."""
+
+
+BENCHMARK_DATA: Final[Mapping[Benchmark, BenchmarkData]] = {
+    "mmlu": BenchmarkData("cais/mmlu", 14_042),
+    "gsm8k": BenchmarkData("openai/gsm8k", 1_319),
+}
+
+
+class BenchmarkSettings(FiniteSpec):
+    """Which tasks measure the accuracy of an engine or a server, in part of its settings."""
+
+    benchmarks: tuple[Benchmark, ...] = ()
+    """Tasks of lm-evaluation-harness that the engine or server answers; needs ``--data`` with their data."""
+    benchmark_limit: PositiveInt | None = None
+    """Questions of each task or subject; null: all, without which the result is OPEN."""
+    benchmark_timeout_s: PositiveFloat = 14_400.0
+    """Longest duration of a task."""
 
 
 class InferStep(StrEnum):
@@ -309,3 +339,56 @@ def file_at(path: str | None) -> Path | None:
         return None
     file = Path(path).expanduser()
     return file if file.is_file() else None
+
+
+def number_option(options: Mapping[str, EngineOption], name: str, default: int, *, least: int = 0) -> int:
+    """Return an integer option of an engine.
+
+    Raises:
+        RequestError: it is not an integer of at least ``least``.
+    """
+    value = options.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise RequestError(f"engine_options.{name} must be an integer of at least {least}, found {value!r}")
+    return value
+
+
+def text_options(options: Mapping[str, EngineOption], name: str) -> tuple[str, ...]:
+    """Return an option that is one string or a list as a tuple of strings; empty if it is not set."""
+    value = options.get(name)
+    if value is None:
+        return ()
+    return tuple(str(each) for each in value) if isinstance(value, tuple) else (str(value),)
+
+
+def switch_option(options: Mapping[str, EngineOption], name: str, *, default: bool = False) -> bool:
+    """Return an option that is on or off.
+
+    Raises:
+        RequestError: it is neither true nor false.
+    """
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(f"engine_options.{name} must be true or false, found {value!r}")
+    return value
+
+
+def choice_option(options: Mapping[str, EngineOption], name: str, choices: Mapping[str, str], default: str) -> str:
+    """Return what ``choices`` has for the value of an option.
+
+    Raises:
+        RequestError: it is none of them.
+    """
+    value = options.get(name, default)
+    if not isinstance(value, str) or value not in choices:
+        raise RequestError(f"engine_options.{name}: unknown value {value!r} ({nearest(str(value), choices)})")
+    return choices[value]
+
+
+def streams_option(options: Mapping[str, EngineOption]) -> int:
+    """Return ``engine_options.streams``, the number of calls at the same time (1).
+
+    Raises:
+        RequestError: it is not an integer of at least 1.
+    """
+    return number_option(options, "streams", 1, least=1)

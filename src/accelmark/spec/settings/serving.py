@@ -18,8 +18,7 @@ from pydantic import (
 
 from accelmark.spec.errors import nearest
 from accelmark.spec.model import FiniteSpec
-from accelmark.spec.settings.benchmarks import Benchmark, BenchmarkSettings
-from accelmark.spec.settings.inference import InferPrecision, InferSettings, Reference
+from accelmark.spec.settings.inference import Benchmark, BenchmarkSettings, InferPrecision, InferSettings, Reference
 from accelmark.spec.settings.training import Scalar
 
 Arrival = Literal["closed", "constant", "poisson", "gamma", "trace"]
