@@ -18,6 +18,7 @@ from accelmark.datasets.spec import DataEntry
 from accelmark.explain.entries import entries, explain
 from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields
 from accelmark.explain.schemas import FILES, schemas
+from accelmark.explain.terms import all_terms
 from accelmark.results.schema import JobState, Mark, Verdict
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
@@ -71,31 +72,30 @@ def test_a_name_is_explained_as_pages_write_it(typed: str, name: str) -> None:
     assert [entry.name for entry in explain(typed)] == [name]
 
 
-def rule_names() -> set[str]:
-    """Return the names of all rules that the source passes to ``finding`` and ``deviation``."""
-    names: set[str] = set()
+def found_severities() -> dict[str, set[str]]:
+    """Return rule -> severities that the source passes to ``finding`` and ``deviation`` as texts."""
+    rules: dict[str, set[str]] = {}
     for path in (ROOT / "src").rglob("*.py"):
         tree = ast.parse(path.read_text())
-        texts = {
-            node.target.id: node.value.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        }
+        assigned = (node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign))
+        texts = {ast.unparse(node.target): node.value for node in assigned if isinstance(node.value, ast.Constant)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("finding", "deviation"):
-                for each in ast.walk(node.args[1]):
-                    names |= {each.value} if isinstance(each, ast.Constant) and isinstance(each.value, str) else set()
-                    names |= {texts[each.id]} if isinstance(each, ast.Name) and each.id in texts else set()
-    return names
+                first, rule = node.args[0], texts.get(ast.unparse(node.args[1]), node.args[1])
+                if isinstance(rule, ast.Constant):
+                    severities = {"error", "open"} if ast.unparse(node.func) == "deviation" else set()
+                    texts_in = {str(part.value) for part in ast.walk(first) if isinstance(part, ast.Constant)}
+                    severities |= texts_in & {"error", "open", "warning", "info"}
+                    rules.setdefault(str(rule.value), set()).update(severities)
+    return rules
 
 
-def test_every_rule_of_the_audit_is_explained() -> None:
+def test_every_rule_of_the_audit_is_declared_with_its_severities() -> None:
     written_through_variables = {"foreign-process", "telemetry-note"}  # results/rounds/hosts.py
-    explained = {entry.name for entry in entries() if entry.kind == "audit rule"}
-    assert explained == rule_names() | written_through_variables
+    declared, found = all_terms()["audit rule"], found_severities()
+    assert declared.keys() == found.keys() | written_through_variables
+    assert all(severities <= set(declared[rule].severity) for rule, severities in found.items())
+    assert all(term.severity for term in declared.values())
 
 
 def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest() -> None:

@@ -204,3 +204,7 @@ def test_one_port_is_shared_and_as_many_ports_as_hosts_are_one_each(
     converted = site(tmp_path, "".join(texts if hosts_first else reversed(texts)))
     assert [host.get("service_ports") for host in converted.cluster["hosts"]] == dealt
     assert converted.left_over == []
+
+
+def left_in(converted: Converted) -> dict[str, str]:
+    return {problem.key: problem.what for problem in converted.left_over}

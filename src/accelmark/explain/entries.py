@@ -75,7 +75,8 @@ def entries() -> Iterator[Entry]:
         yield Entry(group, "name in mutable", f"In ``mutable`` of case.yaml it stands for {', '.join(names)}.")
     for kind, terms in all_terms().items():
         for name, term in terms.items():
-            yield Entry(name, kind, term.text, term.remedy)
+            severity = f" Severity: {', '.join(term.severity)}." if term.severity else ""
+            yield Entry(name, kind, term.text + severity, term.remedy)
 
 
 def explain(name: str) -> list[Entry]:

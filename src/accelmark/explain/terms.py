@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -17,6 +18,8 @@ class Term(Spec):
     """What it means, as a sentence."""
     remedy: str = ""
     """What to do; empty where nothing is to be done."""
+    severity: tuple[Literal["error", "open", "warning", "info"], ...] = ()
+    """Of an audit rule: severities that its findings may have."""
 
 
 @cache
