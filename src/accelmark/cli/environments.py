@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -155,6 +154,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
     Raises:
         HostsNotReadyError: with the error of each host where it failed.
     """
+    import asyncio
     import tempfile
 
     from rich.console import Console

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import typer
-from pydantic_core import to_json
 
 from accelmark.spec.errors import EXIT_OK
 
@@ -26,6 +25,8 @@ class Output:
     def emit(self, *, as_json: bool) -> None:
         """Print the content. Raises typer.Exit where the exit code is not 0."""
         if as_json:
+            from pydantic_core import to_json
+
             typer.echo(to_json(self.content).decode())
         else:
             self.show()
