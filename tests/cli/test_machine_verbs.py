@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from accelmark.cli.cluster import cluster
+from accelmark.cli.help import Verb
 from accelmark.cli.machine import doctor, inventory_lines, monitor, preflight, vendors
 from accelmark.cli.main import app
 from accelmark.results.read.telemetry import read_samples
@@ -24,7 +25,7 @@ from tests.telemetry.recorder import SRC, num_lines, until
 
 APP = typer.Typer(pretty_exceptions_enable=False)
 for verb in (monitor, vendors, doctor, cluster):
-    APP.command()(verb)
+    APP.command(cls=Verb)(verb)
 
 
 def _call(*arguments: str) -> Result:

@@ -95,6 +95,8 @@ def existing_run(given: Path) -> Path:
     if given == LATEST and runs:
         typer.echo(f"latest: {runs[0]}", err=True)
         return runs[0]
+    if given == LATEST:
+        raise RequestError("there is no run in runs/; name its directory")
     runs.sort(key=lambda run: given.name not in run.name)
     listed = f"; in runs/: {', '.join(run.name for run in runs[:_MAX_RUNS])}" if runs else ""
     raise RequestError(f"{given}: no such run directory or bundle{listed}")
