@@ -105,7 +105,7 @@ def test_the_table_of_errors_fits_80_columns(
     }  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
     found = EquivalenceCheck.model_validate(check)
-    _show([found], as_json=False)
+    _show([found])
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines]
     assert max(map(len, lines)) <= 80

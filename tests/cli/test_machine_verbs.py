@@ -179,7 +179,7 @@ def test_the_host_side_imports_no_framework_to_inspect_the_host() -> None:
 def test_preflight_of_this_machine_takes_its_own_vendor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "local.yaml"
     file.write_text("launcher: local\nmin_disk_mib: 0\n")
-    preflight(file)
+    preflight(file).show()
     shown = capsys.readouterr()
     assert shown.out == "1 of 1 hosts are ready\n"
     assert "devices were not checked" not in shown.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -253,7 +254,8 @@ def check(
         from accelmark.cli.equivalence import CheckRequest, compare_frameworks
 
         request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
-        return compare_frameworks(request, out, as_json=as_json)
+        with report_interruption(f"{out} has the computed results" if out is not None else "nothing was kept"):
+            return compare_frameworks(request, out, as_json=as_json)
     if data or vendor or settings or synthetic or out:
         raise RequestError(
             "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
@@ -261,10 +263,20 @@ def check(
     from accelmark.cli.checks import case_checks, vendor_checks
 
     started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
-    # A person sees each check when it is done.
-    checks = list(started if as_json else _shown(started, "training on synthetic data" if run else "checking"))
+    with report_interruption("nothing was kept"):  # a person sees each check when it is done
+        checks = list(started if as_json else _shown(started, "training on synthetic data" if run else "checking"))
     exit_code = EXIT_FAILED if any(check.state == "missing" for check in checks) else EXIT_OK
     return Output(checks, lambda: None, exit_code)
+
+
+@contextmanager
+def report_interruption(kept: str) -> Iterator[None]:
+    """Where the user stops a check, print that it is not complete, and what was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        options.echo_error(f"the check was stopped before its end; {kept}", fg="yellow")
+        raise
 
 
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
