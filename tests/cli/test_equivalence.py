@@ -82,7 +82,7 @@ def test_a_check_that_the_user_ends_says_what_was_kept(monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(equivalence, "check_equivalence", interrupted)
-    for more, kept in ((), "nothing was kept"), (("--out", "there"), "there has what was computed"):
+    for more, kept in ((), "nothing was kept"), (("--out", "there"), "there has the computed results"):
         arguments = ["check", "case", "llama_mini", "--frameworks", "pytorch", "--synthetic", "--vendor", "cpu", *more]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code != 0
