@@ -105,9 +105,9 @@ def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool
         raise RequestError(
             f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
         )
-    values = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
+    results = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
     exit_code = EXIT_OK if all(check.equivalent for check in checks) else EXIT_FAILED
-    return Output(values, lambda: _show(checks), exit_code)
+    return Output(results, lambda: _show(checks), exit_code)
 
 
 def _frameworks(request: CheckRequest) -> list[str]:
