@@ -19,140 +19,17 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.frameworks.pytorch.model.identity import count_flops
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
-from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.layers import Layer, flatten, resolve
 from accelmark.spec.plugins.catalog import folders, load_case
 from accelmark.tasks.text.pytorch import SequenceToSequence
 from accelmark.train.formulas import attention_flops
 from tests.cases.flops import FORMULAS, published_flops
 
 SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
-CASES = [name for name in SHIPPED if load_case(name).train is not None]
-DECODER: Mapping[str, Any] = {
-    "model.num_layers": 3,
-    "model.hidden_size": 64,
-    "model.intermediate_size": 80,
-    "model.num_heads": 4,
-    "model.vocab_size": 100,
-    "model.seq_length": 48,
-}
-ENCODER: Mapping[str, Any] = {
-    "model.num_layers": 2,
-    "model.hidden_size": 32,
-    "model.intermediate_size": 48,
-    "model.num_heads": 2,
-}
-STAGES: Mapping[str, Any] = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}
-QUERIES: Mapping[str, Any] = {"model.hidden_size": 32, "model.decoder_layers": 2, "model.num_queries": 12}
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "resnet50": {f"model.stage{stage}_blocks": stage for stage in (1, 2, 3, 4)} | {"model.image_size": 45},
-    "bert": {"model.num_layers": 2, "model.hidden_size": 64, "model.intermediate_size": 96, "model.num_heads": 4},
-    "llama2_7b": {**DECODER, "model.num_kv_heads": 2},
-    "llama3_1_8b": {**DECODER, "model.num_kv_heads": 2},
-    "llama2_7b_finetune": {**DECODER, "model.num_kv_heads": 4, "model.lora_rank": 4},
-    "llama2_70b_lora": {**DECODER, "model.num_kv_heads": 2, "model.lora_rank": 4},
-    "llama3_70b": {**DECODER, "model.num_kv_heads": 2},
-    "aquila2_7b": {**DECODER, "model.num_kv_heads": 4},
-    "gpt3_6_7b": DECODER,
-    "mixtral_8x7b": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
-    "lora_mini": {"model.num_layers": 2, "model.pretrained": False, "model.lora_rank": 4},
-    "moe_mini": {**DECODER, "model.num_kv_heads": 2, "model.num_experts": 5},
-    "qwen1_5_moe": {
-        **{key: value for key, value in DECODER.items() if key != "model.intermediate_size"},
-        "model.num_kv_heads": 4,
-        "model.num_experts": 5,
-        "model.num_active_experts": 2,
-        "model.moe_intermediate_size": 24,
-        "model.shared_expert_intermediate_size": 48,
-    },
-    "grpo_mini": {"model.num_layers": 1, "model.pretrained": False},
-    "gpt_oss_20b": {**DECODER, "model.num_kv_heads": 2, "model.head_dim": 8, "model.num_experts": 5},
-    "deepseek_v3": {
-        **DECODER,
-        "model.num_kv_heads": 4,
-        "model.first_k_dense_replace": 1,
-        "model.moe_intermediate_size": 24,
-        "model.q_lora_rank": 20,
-        "model.kv_lora_rank": 16,
-        "model.qk_nope_head_dim": 12,
-        "model.qk_rope_head_dim": 8,
-        "model.v_head_dim": 12,
-        "model.num_experts": 16,
-        "model.num_active_experts": 4,
-    },
-    "resnet_mini": {"model.num_stages": 2, "model.blocks_per_stage": 3},
-    "llama_mini": {"model.num_layers": 2, "model.seq_length": 24},
-    "minilm_finetune": {"model.num_layers": 2, "model.seq_length": 24},
-    "mobilenetv2": {"model.image_size": 32, "model.width_percent": 10},
-    "efficientnet": {"model.image_size": 32, "model.width_percent": 10, "model.depth_percent": 10},
-    "vit": {**ENCODER, "model.image_size": 32},
-    "swin": {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {"model.hidden_size": 24},
-    "distilbert": {**ENCODER, "model.seq_length": 24},
-    "gpt2": {**DECODER, "model.eval_length": 48},
-    "t5_small": {**ENCODER, "model.source_length": 24, "model.target_length": 6, "model.vocab_size": 100},
-    "transformer": {**ENCODER, "model.source_length": 24, "model.target_length": 6, "model.vocab_size": 100},
-    "translation_mini": ENCODER,
-    "wav2vec2": {**ENCODER, "model.conv_width": 8, "model.train_seconds": 1.0, "model.most_letters": 20},
-    "whisper_small": {"model.num_layers": 2, "model.hidden_size": 24, "model.num_heads": 2, "model.target_length": 6},
-    "detr": {**STAGES, **QUERIES, "model.shorter_side": 64, "model.longer_side": 107, "model.encoder_layers": 1},
-    "rt_detr": {**STAGES, **QUERIES, "model.image_size": 128},
-    "segformer": {"model.image_size": 64, "model.hidden_size": 16, "model.stage_blocks": 1},
-    "stable_diffusion": {
-        "model.latent_size": 16,
-        "model.width": 64,
-        "model.text_width": 32,
-        "model.text_layers": 1,
-        "model.text_heads": 2,
-        "model.text_length": 12,
-        "model.vocab_size": 400,
-    },
-    "dlrm_dcnv2": {
-        "model.table_rows": "50,3,20",
-        "model.table_ids": "2,1,4",
-        "model.dense_widths": "16,8",
-        "model.over_widths": "16,8",
-        "model.cross_rank": 4,
-    },
-    "recommendation_mini": {"model.eval_samples": 400, "model.dense_widths": "8,4", "model.over_widths": "8"},
-    "llava1_5_7b": {
-        **{key: value for key, value in DECODER.items() if key != "model.num_layers"},
-        "model.num_layers": 2,
-        "model.vision_width": 32,
-        "model.vision_intermediate_size": 48,
-        "model.vision_layers": 2,
-        "model.vision_heads": 2,
-        "model.image_size": 28,
-    },
-    "rgat": {"model.num_features": 12, "model.hidden_size": 16, "model.num_heads": 2, "model.fan_out": "3,2"},
-    "flux": {
-        "model.latent_size": 8,
-        "model.double_layers": 1,
-        "model.single_layers": 2,
-        "model.num_heads": 2,
-        "model.head_dim": 16,
-        "model.text_length": 6,
-        "model.text_width": 24,
-        "model.pooled_width": 12,
-    },
-    "graph_mini": {"model.hidden_size": 16, "model.fan_out": "3,2"},
-    "flow_mini": {"model.num_heads": 1},
-    "speech_mini": {
-        "model.num_layers": 2,
-        "model.hidden_size": 16,
-        "model.train_seconds": 1.0,
-        "model.most_letters": 20,
-    },
-    "detection_mini": {"model.hidden_size": 8},
-    "segmentation_mini": {"model.hidden_size": 8},
-    "multimodal_mini": {"model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 1},
-    "mask2former": {
-        **STAGES,
-        **QUERIES,
-        "model.image_size": 64,
-        "model.backbone_width": 24,
-        "model.encoder_layers": 1,
-        "model.num_points": 64,
-    },
-}
+TRAINED = {name: train for name in SHIPPED if (train := load_case(name).train) is not None}
+CASES = list(TRAINED)
+SMALL: Mapping[str, Mapping[str, Any]] = {name: flatten(train.reduced) for name, train in TRAINED.items()}
+"""Case -> the settings of its reduced size, by dotted key."""
 NEEDS: Mapping[str, str] = {
     "t5_small": "rouge_score",
     "transformer": "sacrebleu",

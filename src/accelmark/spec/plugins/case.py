@@ -111,6 +111,8 @@ class TrainCaseSpec(Spec):
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.training.TrainSettings`, for every framework."""
+    reduced: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a model so small that it trains a few steps on any machine; tests and campaigns use them."""
     mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
     """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]
