@@ -1,4 +1,4 @@
-"""``bash benchmarks/gpu.sh CALL``: measure the items of one call on the accelerator here, within eight minutes."""
+"""``bash benchmarks/gpu.sh run``: measure the campaign's items in order of value, within a budget of seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.gpu.session import BUDGET_S, CallFile, ItemError, LeftOutError, Session, bundle_logs
+from benchmarks.gpu.session import BUDGET_S, RESERVE_S, ItemError, LeftOutError, ResultsFile, Session, pack_logs
 
 if TYPE_CHECKING:
     from benchmarks.gpu.items import Item
@@ -35,14 +35,14 @@ SLOW: Final = ("torch", "transformers")
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    parser.add_argument("call", type=int, help="which items to measure: 1, 2, ... in order of value")
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh run", description=__doc__)
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds that the call may take")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/gpu"), help="files to keep, and what earlier calls left"
     )
     parser.add_argument("--data", type=Path, help="directory with fashion_mnist/ and shakespeare/")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds that the call may take")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these items only")
+    parser.add_argument("--list", action="store_true", help="print the items in order of value, with their limits")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the script on any machine")
     return parser.parse_args()
 
@@ -63,33 +63,34 @@ def main() -> int:
     began = time.monotonic()
     options = parse_arguments()
     if missing := list(filter(None, map(problem_of, REQUIRED))):
-        advice = "pass --wheels DIR (benchmarks/gpu/README.md)"
+        advice = "run from an archive made by `gpu.sh pack`"
         print(f"{sys.executable} lacks {', '.join(missing)}: {advice}", file=sys.stderr)
         return 2
     # Imported here: they need the packages above.
     from benchmarks.gpu.device import device_here
-    from benchmarks.gpu.items import CALLS
+    from benchmarks.gpu.items import ITEMS
 
-    if options.call not in CALLS:
-        print(f"There is no call {options.call}; there are 1 to {max(CALLS)}.", file=sys.stderr)
-        return 2
+    if options.list:
+        for item in ITEMS:
+            print(f"{item.name}: at most {item.limit_s:.0f} s")
+        return 0
     device = device_here()
     if not device.is_accelerator and not options.tiny:
         print("No accelerator was found here. `--tiny` tries the script on the CPU.")
         return 2
     output = options.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    root = output / f"work{options.call}"
-    session = Session(device, output, root, began + options.budget_s, options.tiny, options.data)
-    record = CallFile(session, options.call)
-    items = [item for item in CALLS[options.call] if not options.only or item.name in options.only]
-    for item in items:
-        if record.is_done(item.name):
+    deadline = began + options.budget_s - RESERVE_S
+    session = Session(device, output, output / "work", deadline, options.tiny, options.data)
+    record = ResultsFile(session)
+    session.root = output / f"work{record.call}"
+    for item in ITEMS:
+        if record.is_done(item.name) or (options.only and item.name not in options.only):
             continue
         record.items[item.name] = measured(session, item)
         record.write()
         print(line_of(item.name, record.items[item.name]), flush=True)
-    print(f"Written to {record.path} and {bundle_logs(session, options.call)}")
+    print(f"Written to {record.path} and {pack_logs(session, record.call)}")
     return 1 if any(entry["state"] == "failed" for entry in record.items.values()) else 0
 
 
@@ -98,21 +99,21 @@ def measured(session: Session, item: Item) -> dict[str, Any]:
     if item.memory_gib > session.device.memory_gib and not session.tiny:
         reason = f"needs {item.memory_gib:g} GiB of device memory, there are {session.device.memory_gib:.0f}"
         return {"state": "left out", "reason": reason}
-    about_s = min(item.about_s, 5.0) if session.tiny else item.about_s
-    if session.left_s() < about_s:
-        return {
-            "state": "left out",
-            "reason": f"takes about {about_s:.0f} s, {session.left_s():.0f} are left: call again",
-        }
+    needed_s = min(item.about_s, 5.0) if session.tiny else item.about_s
+    if session.left_s() < needed_s:
+        reason = f"takes about {needed_s:.0f} s, {max(session.left_s(), 0):.0f} are left: call again"
+        return {"state": "left out", "reason": reason}
     began = time.monotonic()
-    session.begin(item.name)
+    session.begin(item.name, float("inf") if session.tiny else item.limit_s)
     try:
         entry = {"state": "succeeded", **item.measure(session, item.name)}
     except LeftOutError as error:
         entry = {"state": "left out", "reason": str(error)}
     except (ItemError, OSError, ValueError, KeyError, TypeError) as error:
         entry = {"state": "failed", "reason": f"{type(error).__name__}: {error}"[:1500]}
-    return {**entry, "commands": list(session.commands), "took_s": round(time.monotonic() - began, 1)}
+    took_s = round(time.monotonic() - began, 1)
+    session.end()
+    return {**entry, "commands": list(session.commands), "took_s": took_s}
 
 
 def line_of(name: str, entry: dict[str, Any]) -> str:

@@ -1,18 +1,19 @@
-"""The items, in order of value, and the calls that measure them."""
+"""The items of the campaign, in order of value."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
 from benchmarks.gpu import recovery
 from benchmarks.gpu.images import make_images
-from benchmarks.gpu.session import BUDGET_S, ItemError, LeftOutError, Session
+from benchmarks.gpu.session import ItemError, LeftOutError, Session
+from benchmarks.gpu.sweep import sweep
 from benchmarks.gpu.training import LLAMA, LLAMA_1B, LLAMA_3B, RESNET, TINY_RESNET, Workload, train
 
 Measure = Callable[[Session, str], dict[str, Any]]
@@ -26,9 +27,14 @@ class Item:
     name: str
     measure: Measure
     about_s: float
-    """Seconds that it takes on a Hopper GPU, process starts included. It is left out where less is left."""
+    """Seconds that it takes on an H100, process starts included. It is left out where less is left."""
     memory_gib: float = 0.0
     """Device memory that it needs."""
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds after which it is ended."""
+        return 1.6 * self.about_s + 10
 
 
 def trained(case: str, settings: Mapping[str, Any], **more: Any) -> Measure:
@@ -157,14 +163,43 @@ def ablation(name: str, case: str, base: Mapping[str, Any], change: Mapping[str,
     return Item(f"without_{name}", trained(case, {**base, **change}), 80, memory_gib)
 
 
-def packed(items: Sequence[Item]) -> dict[int, tuple[Item, ...]]:
-    """Divide items, in their order, into calls (from 1) that each take at most ``BUDGET_S`` by their estimates."""
-    calls: list[list[Item]] = [[]]
-    for item in items:
-        if sum(each.about_s for each in (*calls[-1], item)) > BUDGET_S:
-            calls.append([])
-        calls[-1].append(item)
-    return {number: tuple(call) for number, call in enumerate(calls, start=1)}
+def quickstart(session: Session, name: str) -> dict[str, Any]:
+    """Run the quick-start suite on its real data: verdicts, times to target, replay."""
+    out = session.work / name
+    suite = session.work / "quickstart.run.json"
+    cases: list[dict[str, Any]] = [{"key": "resnet_mini"}, {"key": "llama_mini"}]
+    for case, data in zip(cases, ("fashion_mnist", "shakespeare"), strict=True):
+        if session.tiny:
+            case["settings"] = {"end.max_epochs": None, "end.max_steps": 6, "loader.synthetic": True}
+        elif session.data is not None:
+            case["data"] = str((session.data / data).absolute())
+    suite.write_text(json.dumps({"name": "quickstart", "open": session.tiny, "cases": cases}), encoding="utf-8")
+    session.python(name, "accelmark", "run", str(suite), "--out", str(out), expect=(0, 1))
+    return {"cases": [read_case(case) for case in json.loads((out / "summary.json").read_text("utf-8"))["cases"]]}
+
+
+def read_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a case of a summary with its verdict, reasons and headline figures."""
+    return {name: case[name] for name in ("key", "state", "verdict", "reasons", "figures")}
+
+
+def serving(session: Session, name: str) -> dict[str, Any]:
+    """Serve llama_mini alone on the device, and return its figures."""
+    out = session.work / name
+    arguments = ["accelmark", "serve", "llama_mini", "--synthetic", "--out", str(out)]
+    session.python(name, *arguments, expect=(0, 1))
+    results = sorted(out.glob("*/round*/result.json"))
+    if not results:
+        raise ItemError(f"accelmark serve wrote no result.json: {session.errors(name)}")
+    result = json.loads(results[0].read_text(encoding="utf-8"))
+    if result["state"] != "succeeded":
+        raise ItemError(str(result["reason"]))
+    return {"figures": result["figures"]}
+
+
+def gradients(attention: str) -> Measure:
+    """Return the measurement that names the first gradient of flux that is not finite, with one attention kernel."""
+    return program("gradients", "flux", "--attention", attention)
 
 
 _SHARDED: Final = {"parallelism": "fsdp2", "compile": "default", "activation_checkpointing": "off"}
@@ -181,45 +216,48 @@ _7B_COMPILED: Final = {**_7B, "compile": "default", "batch_size": 4}
 _FIXED_SEGMENTS: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
 
 ITEMS: Final = (
-    Item("probe", probe, 60),
-    Item("resnet_mini", mini("resnet_mini", "fashion_mnist"), 110),
-    Item("llama_mini", mini("llama_mini", "shakespeare"), 110),
-    Item("resnet50_eager", with_bare_loop("resnet50", {**RESNET, "batch_size": 256, "end.max_steps": 120}), 120, 24),
+    # First call: is all of it correct?
+    Item("probe", probe, 45),
+    Item("quickstart", quickstart, 60),
+    Item("sweep", sweep, 90),
+    *(Item(f"flux_gradients_{kernel}", gradients(kernel), 20) for kernel in ("auto", "cudnn", "flash")),
+    Item("resume", partial(recovery.resume, parallelism="ddp"), 60),
+    Item("resume_fsdp2", partial(recovery.resume, parallelism="fsdp2"), 60),
+    Item("out_of_memory", recovery.out_of_memory, 35),
+    Item("infer_aotinductor_32", inference("aotinductor", 32), 60, 8),
+    Item("serving", serving, 60),
+    # Second call: how fast is it?
+    Item("llama_1b_compiled", trained("llama2_7b", _1B), 60, 70),
+    Item("llama_1b_profile", program("kernels"), 50, 70),
+    Item("resnet50_eager", with_bare_loop("resnet50", {**RESNET, "batch_size": 256, "end.max_steps": 120}), 110, 24),
     Item("resnet50_compiled", trained("resnet50", _RESNET), 90, 24),
-    Item("llama_1b_compiled", trained("llama2_7b", _1B), 90, 70),
-    Item("llama_7b", trained("llama2_7b", _7B), 150, 128),
-    Item("llama_1b_fp8", trained("llama2_7b", {**_1B, "precision": "fp8"}), 90, 70),
-    Item("llama_7b_compiled", trained("llama2_7b", _7B_COMPILED), 180, 135),
-    Item("llama_7b_fp8", trained("llama2_7b", {**_7B_COMPILED, "precision": "fp8"}), 180, 135),
-    Item("resnet_mini_jax", jax_mini, 60),
-    *(Item(f"resnet50_jpeg_{count}", from_jpegs(count), 90, 24) for count in (8, 12, 16)),
+    Item("llama_3b_best", trained("llama2_7b", _3B), 80, 78),
+    Item("llama_1b_fp8", trained("llama2_7b", {**_1B, "precision": "fp8"}), 80, 70),
+    *(Item(f"resnet50_jpeg_{count}", from_jpegs(count), 80, 24) for count in (12, 16)),
+    Item("energy", program("energy"), 60),
     *(
-        Item(f"infer_{engine}_{size}", inference(engine, size), 50 if engine == "eager" else 80, 8)
+        Item(f"infer_{engine}_{size}", inference(engine, size), 40 if engine == "eager" else 60, 8)
+        for size in (32, 1, 256)
         for engine in ("eager", "inductor", "tensorrt")
-        for size in (1, 32, 256)
     ),
-    Item("llama_7b_decode", program("decode"), 120, 40),
-    Item("resnet50_jpeg_16_draft", from_jpegs(16, draft=True), 90, 24),
-    Item("changes", program("changes"), 60, 20),
-    Item("llama_1b_best", trained("llama2_7b", _1B_SHORT), 80, 70),
+    # More calls: each change taken back, and what takes longer.
+    Item("resnet_mini", mini("resnet_mini", "fashion_mnist"), 80),
+    Item("llama_mini", mini("llama_mini", "shakespeare"), 80),
+    Item("resnet_mini_jax", jax_mini, 60),
+    Item("llama_1b_best", trained("llama2_7b", _1B_SHORT), 60, 70),
     ablation("llama_1b_compile", "llama2_7b", _1B_SHORT, {"compile": "off"}, 70),
     ablation("llama_1b_bf16_weights", "llama2_7b", _1B_SHORT, {"parallelism": "ddp"}, 70),
     ablation("llama_1b_flash_attention", "llama2_7b", _1B_SHORT, {"attention": "cudnn"}, 70),
-    Item("llama_3b_best", trained("llama2_7b", _3B), 100, 80),
-    ablation("llama_3b_selective", "llama2_7b", _3B, {"activation_checkpointing": "full"}, 80),
-    Item(
-        "without_expandable_segments",
-        trained("llama2_7b", _7B, environment=_FIXED_SEGMENTS),
-        150,
-        128,
-    ),
+    ablation("llama_3b_selective", "llama2_7b", _3B, {"activation_checkpointing": "full"}, 78),
     ablation("resnet50_channels_last", "resnet50", _RESNET_SHORT, {"channels_last": False}, 24),
-    Item("energy", program("energy"), 60),
-    Item("resume", partial(recovery.resume, parallelism="ddp"), 60),
-    Item("resume_fsdp2", partial(recovery.resume, parallelism="fsdp2"), 60),
+    Item("resnet50_jpeg_16_draft", from_jpegs(16, draft=True), 80, 24),
+    Item("changes", program("changes"), 60, 20),
     Item("fp16_scaler", recovery.fp16, 40),
-    Item("out_of_memory", recovery.out_of_memory, 40),
+    Item("llama_7b_decode", program("decode"), 120, 40),
+    # These need more memory than 80 GB.
+    Item("llama_7b", trained("llama2_7b", _7B), 150, 128),
+    Item("llama_7b_compiled", trained("llama2_7b", _7B_COMPILED), 180, 135),
+    Item("llama_7b_fp8", trained("llama2_7b", {**_7B_COMPILED, "precision": "fp8"}), 180, 135),
+    Item("without_expandable_segments", trained("llama2_7b", _7B, environment=_FIXED_SEGMENTS), 150, 128),
 )
 """All items in order of value."""
-CALLS: Final = packed(ITEMS)
-"""Call -> its items."""

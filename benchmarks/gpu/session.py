@@ -1,4 +1,4 @@
-"""One call: its time budget, its output files, and the commands that its items run."""
+"""One call of the campaign: its time budget, its output files, and the commands that its items run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, final
 
-BUDGET_S: Final = 440.0
-"""Seconds of a call: less than eight minutes by twice ``_END_GRACE_S``, to end an item and to bundle the logs."""
+BUDGET_S: Final = 540.0
+"""Seconds of a call by default, with ``RESERVE_S``."""
+RESERVE_S: Final = 40.0
+"""Seconds of a call that no item may use: to end the last one and to pack the logs."""
 _END_GRACE_S: Final = 20.0
 """From SIGTERM to SIGKILL: time for a run to stop its agents and to write its results."""
 _ROOT: Final = Path(__file__).parents[2]
@@ -54,28 +56,34 @@ class Session:
 
     device: Device
     output: Path
-    """The files to keep: one JSON file and one archive of logs per call."""
+    """The files to keep: ``results.json`` and an archive of logs for each call."""
     root: Path
     """Run directories and logs of commands, a directory per item."""
     deadline: float
-    """On the clock of ``time.monotonic``."""
+    """End of the call, on the clock of ``time.monotonic``."""
     tiny: bool
     data: Path | None = None
     """Directory with fashion_mnist/ and shakespeare/ (see README.md)."""
     commands: list[str] = field(default_factory=list)
     work: Path = field(init=False)
     """The directory of the item that is measured."""
+    _item_deadline: float = field(init=False, default=float("inf"))
 
-    def begin(self, item: str) -> None:
-        """Give an item an empty directory to work in."""
+    def begin(self, item: str, limit_s: float) -> None:
+        """Give an item an empty directory to work in, and at most ``limit_s`` seconds."""
         self.commands.clear()
+        self._item_deadline = time.monotonic() + limit_s
         self.work = self.root / item
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
 
+    def end(self) -> None:
+        """End the item's time limit."""
+        self._item_deadline = float("inf")
+
     def left_s(self) -> float:
-        """Return the seconds that are left of the budget."""
-        return self.deadline - time.monotonic()
+        """Return the seconds that are left to the item, or of the budget."""
+        return min(self.deadline, self._item_deadline) - time.monotonic()
 
     def python(self, name: str, *arguments: str, expect: tuple[int, ...] = (0,)) -> str:
         """Run ``python -m ...`` within the budget and return its standard output.
@@ -125,15 +133,17 @@ class Session:
 
 
 @final
-class CallFile:
-    """``call<N>.json``: what the items of a call measured. An item that succeeded is not measured again."""
+class ResultsFile:
+    """``results.json``: what all calls measured. An item that succeeded is not measured again on the same device."""
 
-    def __init__(self, session: Session, call: int) -> None:
-        self.path = session.output / f"call{call}.json"
+    def __init__(self, session: Session) -> None:
+        self.path = session.output / "results.json"
         self._session = session
         self.items: dict[str, dict[str, Any]] = {}
+        self.call = 1
         if self.path.is_file():
             before = json.loads(self.path.read_text(encoding="utf-8"))
+            self.call = before["calls"] + 1
             if before["device"] == session.device.name and before["tiny"] == session.tiny:
                 self.items = before["items"]
 
@@ -145,8 +155,9 @@ class CallFile:
         """Write the file whole, so that an interrupted call keeps what was measured."""
         device = self._session.device
         content = {
-            "schema_version": 2,
+            "schema_version": 3,
             "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "calls": self.call,
             "device": device.name,
             "device_memory_gib": device.memory_gib,
             "peaks_tflops": device.peaks_tflops,
@@ -159,10 +170,10 @@ class CallFile:
         part.rename(self.path)
 
 
-def bundle_logs(session: Session, call: int) -> Path:
+def pack_logs(session: Session, call: int) -> Path:
     """Pack the logs and results of the call's runs into one archive in the output directory."""
-    path = session.output / f"logs{call}.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
+    path = session.output / f"logs{call}.tar.xz"
+    with tarfile.open(path, "w:xz", preset=1) as archive:
         for pattern in _BUNDLED:
             for file in sorted(session.root.rglob(pattern)):
                 if file.is_file() and file.stat().st_size <= _MOST_BUNDLED_BYTES:

@@ -1,4 +1,4 @@
-"""The GPU benchmark at toy size on the CPU: every call's items, its state, its limits."""
+"""The campaign on an accelerator at toy size on the CPU: its archive, its items, its limits."""
 
 from __future__ import annotations
 
@@ -12,95 +12,109 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
+from benchmarks.gpu import pack
 from benchmarks.gpu.energy import Samples, compare
-from benchmarks.gpu.items import CALLS, ITEMS
-from benchmarks.gpu.session import BUDGET_S
+from benchmarks.gpu.items import ITEMS
 
 ROOT = Path(__file__).parents[2]
-SAMPLED = ("infer_eager_1", "infer_tensorrt_1", "changes", "energy", "out_of_memory")
-"""Items that stand for their kinds in a quick run of the tests, besides ``llama_7b``; the heavy test runs all."""
-CALL_OF = {item.name: number for number, items in CALLS.items() for item in items}
-LATER = CALLS[CALL_OF["llama_7b"]][-1].name
-SLOW = (CALL_OF["infer_eager_1"], CALL_OF["out_of_memory"])
-SAMPLE = {number: [name for name in SAMPLED if CALL_OF[name] == number] for number in map(CALL_OF.get, SAMPLED)}
+SAMPLED = ("flux_gradients_cudnn", "llama_1b_compiled", "energy")
+"""Items that stand for their kinds in a quick run of the tests; the heavy test runs all."""
 
 
-def call(number: int, output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(number), "--output", str(output), *arguments]
+def campaign(output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), "run", "--output", str(output), *arguments]
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, cwd=output.parent, capture_output=True, text=True, check=False)
-    path = output / f"call{number}.json"
+    path = output / "results.json"
     return ended, json.loads(path.read_text()) if path.is_file() else {}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.heavy) if n in SLOW else n for n in SAMPLE])
-def test_a_call_measures_and_keeps_few_flat_files(number: int, tmp_path: Path) -> None:
+def test_a_second_call_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    ended, content = call(number, output, "--tiny", "--budget-s", "500", "--only", *SAMPLE[number])
+    ended, first = campaign(output, "--tiny", "--budget-s", "500", "--only", *SAMPLED[:2])
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    measured = {name for name in SAMPLE[number] if "tensorrt" not in name}
-    assert {name for name, entry in content["items"].items() if entry["state"] != "left out"} == measured
+    assert {name: entry["state"] for name, entry in first["items"].items()} == dict.fromkeys(SAMPLED[:2], "succeeded")
+    assert first["items"]["llama_1b_compiled"]["rounds"][0]["steady"]["units_per_s"] > 0
+    assert first["items"]["flux_gradients_cudnn"]["first_nonfinite"] is None
+    ended, second = campaign(output, "--tiny", "--budget-s", "41", "--only", *SAMPLED)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert {name: second["items"][name] for name in SAMPLED[:2]} == first["items"]
+    assert second["items"]["energy"]["state"] == "left out"
+    assert "call again" in second["items"]["energy"]["reason"]
     kept = sorted(path.name for path in output.iterdir() if path.is_file())
-    assert kept == [f"call{number}.json", f"logs{number}.tar.gz"]
-    with tarfile.open(output / f"logs{number}.tar.gz") as archive:
-        assert any(name.endswith("stderr.txt") for name in archive.getnames()) == bool(measured)
-
-
-@pytest.mark.timeout(600)
-def test_finished_items_are_skipped_and_items_over_budget_left_out(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    ended, first = call(CALL_OF["llama_7b"], output, "--tiny", "--budget-s", "300", "--only", "llama_7b")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    entry = first["items"]["llama_7b"]
-    assert entry["rounds"][0]["steady"]["units_per_s"] > 0
-    assert not [reason for reason in entry["reasons"] if "PYTHONPATH" in reason]
-    assert "OPEN" in entry["verdict"] or "INVALID" in entry["verdict"]
-    ended, second = call(CALL_OF["llama_7b"], output, "--tiny", "--budget-s", "2", "--only", "llama_7b", LATER)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert second["items"]["llama_7b"] == entry
-    assert second["items"][LATER]["state"] == "left out"
-    assert "call again" in second["items"][LATER]["reason"]
+    assert kept == ["logs1.tar.xz", "logs2.tar.xz", "results.json"]
+    with tarfile.open(output / "logs1.tar.xz") as archive:
+        assert any(name.endswith("stderr.txt") for name in archive.getnames())
 
 
 @pytest.mark.timeout(3000)
 @pytest.mark.skipif("ACCELMARK_HEAVY_TESTS" not in os.environ, reason="takes half an hour; set ACCELMARK_HEAVY_TESTS")
-@pytest.mark.parametrize("number", CALLS)
-def test_every_item_of_every_call_runs_on_the_cpu(number: int, tmp_path: Path) -> None:
-    ended, content = call(number, tmp_path / "out", "--tiny", "--budget-s", "2500")
+def test_every_item_runs_on_the_cpu(tmp_path: Path) -> None:
+    ended, content = campaign(tmp_path / "out", "--tiny", "--budget-s", "2500")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     states = {name: entry["state"] for name, entry in content["items"].items()}
-    assert set(states) == {item.name for item in CALLS[number]}
+    assert set(states) == {item.name for item in ITEMS}
     left_out = {name for name, state in states.items() if state == "left out"}
     assert left_out <= {"resnet_mini_jax", "infer_tensorrt_1", "infer_tensorrt_32", "infer_tensorrt_256"}
 
 
-def test_wheels_are_installed_beside_the_interpreters_packages(tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    info = "toy_wheel-1.0.dist-info"
-    with zipfile.ZipFile(wheels / "toy_wheel-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("sitecustomize.py", "import sys; print('from the wheel', file=sys.stderr)\n")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: toy-wheel\nVersion: 1.0\n")
+def wheel_of(directory: Path, name: str, *requires: str, content: str = "") -> Path:
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    lines = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{lines}")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-    ended, _ = call(1, tmp_path / "out", "--tiny", "--wheels", str(wheels), "--only", "none")
+    return path
+
+
+def test_wheels_of_the_archive_are_installed_beside_the_interpreters_packages(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel_of(tmp_path / "wheels", "sitecustomize", content="import sys; print('from the wheel', file=sys.stderr)\n")
+    with tarfile.open(tmp_path / "campaign.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "wheels", "wheels")
+        for name in ("src", "benchmarks"):
+            archive.add(ROOT / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
+    arguments = ("--archive", str(tmp_path / "campaign.tar.xz"), "--tiny", "--only", "none")
+    ended, _ = campaign(tmp_path / "out", *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "from the wheel" in ended.stderr
 
 
+def test_what_a_wheel_requires_is_packed_unless_the_image_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requires = {"a": ("b>=1", "torch", "c; extra == 'all'"), "b": ("numpy>=2",)}
+
+    def download(requirement: str, into: Path) -> None:
+        wheel_of(into, name := Requirement(requirement).name, *requires[name])
+
+    monkeypatch.setattr(pack, "download", download)
+    image = pack.image_packages("# a comment\ntorch==2.11.0\nnumpy==2.5.2\n")
+    pack.resolve([Requirement("a")], image, {}, tmp_path)
+    assert {path.name[0] for path in tmp_path.iterdir()} == {"a", "b"}
+    with pytest.raises(pack.PackError, match=r"the image has torch 2\.11\.0"):
+        pack.resolve([Requirement("torch>=3")], image, {}, tmp_path)
+
+
 @pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="there is an accelerator here")
 def test_a_missing_accelerator_is_reported(tmp_path: Path) -> None:
-    ended, _ = call(1, tmp_path / "out")
+    ended, _ = campaign(tmp_path / "out")
     assert ended.returncode == 2
     assert "No accelerator was found here" in ended.stdout
 
 
-def test_each_call_fits_into_eight_minutes_by_its_estimates_and_every_item_is_in_one() -> None:
-    assert [item.name for items in CALLS.values() for item in items] == [item.name for item in ITEMS]
-    assert len(CALL_OF) == len(ITEMS)
-    assert all(sum(item.about_s for item in items) <= BUDGET_S < 480 for items in CALLS.values())
+def test_the_first_two_calls_have_a_limit_for_each_item_and_fit_by_their_estimates() -> None:
+    names = [item.name for item in ITEMS]
+    assert len(set(names)) == len(names)
+    first = names.index("llama_1b_compiled")
+    assert sum(item.about_s for item in ITEMS[:first]) <= 540
+    assert all(item.about_s < item.limit_s for item in ITEMS)
 
 
 def test_trapezoids_over_sparse_samples_miss_short_loads_and_the_counter_does_not() -> None:

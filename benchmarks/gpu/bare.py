@@ -1,0 +1,36 @@
+"""Build a case's model for programs that look inside a training step, without the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from accelmark.frameworks.pytorch.case import Place, TrainCase
+from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.plugins.catalog import folder_module, load_case
+
+KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def build(name: str, settings: Mapping[str, Any], device: torch.device) -> TrainCase:
+    """Return the case in PyTorch on one rank, with synthetic data and ``settings`` over those of ``case.yaml``."""
+    train = load_case(name).train
+    assert train is not None
+    layers = [Layer("benchmark", {"loader.synthetic": True, **settings})]
+    resolved = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
+    case: TrainCase = folder_module(name, "pytorch").Case(resolved, {}, Place(0, 1, device, 1, 1))
+    return case
+
+
+def attention(kernel: str) -> AbstractContextManager[object]:
+    """Return a context in which attention uses ``kernel`` alone, or what PyTorch chooses (``auto``)."""
+    return nullcontext() if kernel == "auto" else sdpa_kernel(KERNELS[kernel])
