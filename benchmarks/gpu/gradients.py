@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from accelmark.spec.layers import flatten
 from accelmark.spec.plugins.catalog import load_case
 from benchmarks.gpu.bare import attention, build
 from benchmarks.gpu.decode import device_here
@@ -23,7 +24,7 @@ def measure(name: str, kernel: str, num_steps: int) -> dict[str, Any]:
     assert train is not None
     device = device_here()
     torch.manual_seed(1)
-    case = build(name, {**train.reduced, "precision": "bf16", "batch_size": 4}, device)
+    case = build(name, {**flatten(train.reduced), "precision": "bf16", "batch_size": 4}, device)
     model = case.build_model().to(device)
     batch = {key: tensor.to(device) for key, tensor in case.synthetic_batch(4).items()}
     optimizer = case.build_optimizer(model)
@@ -35,7 +36,7 @@ def measure(name: str, kernel: str, num_steps: int) -> dict[str, Any]:
             loss = case.loss(model, batch)
         with attention(kernel):
             torch.autograd.backward(loss)
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         grads = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
         norms.append({key: float(grad.norm()) for key, grad in grads.items()})
         bad = [key for key, grad in grads.items() if not bool(grad.isfinite().all())]

@@ -7,6 +7,7 @@ import subprocess
 import time
 from typing import Any, Final
 
+from accelmark.spec.layers import flatten
 from accelmark.spec.plugins.catalog import folders, load_case
 from benchmarks.gpu.session import Session
 
@@ -39,7 +40,7 @@ def _command(session: Session, name: str, case: str) -> list[str]:
     train = load_case(case).train
     assert train is not None
     settings = {
-        **train.reduced,
+        **flatten(train.reduced),
         "batch_size": 4,
         "gradient_accumulation_steps": 1,
         "end.max_epochs": "null",

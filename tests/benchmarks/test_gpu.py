@@ -92,7 +92,8 @@ def test_what_a_wheel_requires_is_packed_unless_the_image_has_it(
     requires = {"a": ("b>=1", "torch", "c; extra == 'all'"), "b": ("numpy>=2",)}
 
     def download(requirement: str, into: Path) -> None:
-        wheel_of(into, name := Requirement(requirement).name, *requires[name])
+        name = Requirement(requirement).name
+        wheel_of(into, name, *requires[name])
 
     monkeypatch.setattr(pack, "download", download)
     image = pack.image_packages("# a comment\ntorch==2.11.0\nnumpy==2.5.2\n")
