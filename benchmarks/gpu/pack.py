@@ -30,7 +30,8 @@ SOURCES: Final = ("src", "benchmarks", "pyproject.toml", "constraints.txt", "LIC
 MOST_BYTES: Final = 60 * 2**20
 _PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 _ENVIRONMENT: Final[dict[str, str]] = {
-    **{key: str(value) for key, value in default_environment().items()}, "python_version": "3.12", "python_full_version": "3.12.3", "sys_platform": "linux",
+    **{key: str(value) for key, value in default_environment().items()},
+    "python_version": "3.12", "python_full_version": "3.12.3", "sys_platform": "linux",
     "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython", "extra": "",
 }  # fmt: skip
 
