@@ -334,3 +334,17 @@ def test_settings_fixed_by_the_case_may_not_differ(run: Path, tmp_path: Path, mo
     assert rules(judged(run), "open") >= {"flops"}
     change_infer(run, tolerance=0.5, parameters={"items": 50})
     assert rules(judged(run), "error") == {"target", "settings-fixed"}
+
+
+def test_a_short_pass_and_a_skipped_cache_check_are_reported(run: Path) -> None:
+    assert "enough-duration" in rules(judged(run), "warning")
+    change_infer(run, settings={"repeat_check": False})
+    assert "cache-check" in rules(judged(run), "open")
+
+
+def test_a_vendors_own_engine_is_recorded_and_counted_as_adaptation_cost(run: Path) -> None:
+    change_step(run, "compile", engine_code="engines/fast.py", engine_code_lines=40, engine_code_sha256="cd" * 32)
+    case = judged(run)
+    assert any("engines/fast.py, 40 lines" in str(finding) for finding in case.findings)
+    assert case.adaptation is not None
+    assert case.adaptation.engines == {"engines/fast.py": 40}

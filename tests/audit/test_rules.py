@@ -373,3 +373,17 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
     assert case.verdict == "OPEN"
     (found,) = [finding for finding in case.findings if finding.rule == "telemetry-present"]
     assert (found.severity, reason in found.actual) == ("open", True)
+
+
+def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) -> None:
+    reference = ReferenceLoss(steps=(10, 500), loss=(3.0, 0.1), source="made up for tests")
+    case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
+    assert any("no finite loss at step 500" in reason for reason in case.reasons)
+
+
+def test_modified_files_of_the_source_are_listed(run: Path) -> None:
+    source = {"kind": "checkout", "version": "1", "sha256": "00", "commit": "c" * 40, "modified": ["train/hooks.py"]}
+    (run / "source.json").write_text(json.dumps(source))
+    case = judged(run)
+    assert case.verdict == "VALID"
+    assert any("train/hooks.py" in warning and "cccccccccccc" in warning for warning in case.warnings)

@@ -268,3 +268,8 @@ def test_loadgens_verdict_counts(
     assert what in "".join(actual for _, actual in judgement)
     figure = case.figures[FigureName.LOADGEN_SERVER_TOKENS].mean
     assert figure == (result["tokens_per_second"] if result else None)
+
+
+def test_a_request_with_two_records_makes_a_run_invalid(tmp_path: Path) -> None:
+    case = judged(tmp_path, change=lambda records: [*records, records[-1]])
+    assert "1 records contradict each other" in found(case, "request-records")[0][1]

@@ -208,3 +208,10 @@ def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
     assert planned.exit_code == 1, planned.output
     assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
     assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr
+
+
+def test_a_killed_monitor_is_not_running_even_if_its_pid_is_reused(tmp_path: Path) -> None:
+    (tmp_path / "monitor.json").write_text(json.dumps({"pid": os.getpid(), "started": "1", "vendor": "cpu"}))
+    assert not status(tmp_path).running
+    _call("monitor", "stop", "-l", str(tmp_path))
+    os.kill(os.getpid(), 0)  # it is still here

@@ -193,3 +193,15 @@ def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
         new_folder("vendors", "cpu", bench)
     with pytest.raises(RequestError, match="cannot be a name"):
         new_folder("cases", "../evil", bench)
+
+
+@pytest.mark.heavy
+def test_another_optimizer_of_a_vendor_is_found_by_its_trial(bench: Path) -> None:
+    new_folder("cases", "line6", bench)
+    folder = new_folder("vendors", "acme7", bench)
+    (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "line6-pytorch")
+    (folder / "cases" / "line6-pytorch" / "extern" / "__init__.py").write_text(
+        "import torch\nfrom accelmark.frameworks.pytorch.hooks import Hooks\n\n\nclass Extern(Hooks):\n"
+        "    def create_optimizer(self, model):\n        return torch.optim.RMSprop(model.parameters(), lr=0.5)\n"
+    )
+    assert "[replayed-update]" in missing(vendor_checks("acme7", run=True))
