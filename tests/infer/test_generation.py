@@ -155,7 +155,7 @@ def infer(tmp_path: Path, model: str, *arguments: str) -> tuple[int, dict[str, A
 def test_a_run_without_its_weights_is_refused_before_it_starts(tmp_path: Path) -> None:
     code, case, output = infer(tmp_path, "qwen2_5_7b", "--data", str(tmp_path), "--dry-run")
     assert (code, case) == (2, {}), output
-    assert f"no weights: {tmp_path}/qwen2_5_7b/ has to be a directory with config.json" in output
+    assert f"no weights: {tmp_path}/qwen2_5_7b/" in output
 
 
 @pytest.mark.heavy
