@@ -88,7 +88,7 @@ def build_plan(
     for case_request in request.cases:
         planner.add(case_request)
     if planner.problems or (planner.missing and not allow_missing_data):
-        raise SpecError(dict.fromkeys([*planner.problems, *planner.missing]))
+        raise SpecError(dict.fromkeys([*planner.problems, *planner.missing, *planner.absent]))
     return Plan(
         **{name: getattr(request, name) for name in RunOptions.model_fields},
         name=request.name,
@@ -116,6 +116,8 @@ class _Planner:
     problems: list[Problem]
     missing: list[Problem] = field(default_factory=list)
     """Missing data, devices and framework versions."""
+    absent: list[Problem] = field(default_factory=list)
+    """Data directories that do not exist here; preflight reports them where nothing else is wrong."""
     warnings: list[str] = field(default_factory=list)
     jobs: list[PlannedJob] = field(default_factory=list)
     planned: dict[str, str] = field(default_factory=dict)
@@ -132,8 +134,7 @@ class _Planner:
             data = request.data
             if data is not None and self.run.launcher.is_localhost and not data.exists():
                 what = f"the data directory {data} does not exist"
-                self.missing.append(Problem(where, request.key, what, "correct data, or --data"))
-                request = request.model_copy(update={"data": None})
+                self.absent.append(Problem(where, request.key, what, "correct data, or --data"))
             self._plan(key, request)
         except SpecError as error:
             self.problems.extend(error.problems)
