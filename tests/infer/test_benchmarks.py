@@ -54,8 +54,7 @@ def test_an_engine_that_generates_no_text_is_refused_for_benchmarks(tmp_path: Pa
     settings = ["--set", "benchmarks=[mmlu]", "--set", "precision=fp32"]
     (tmp_path / "mmlu").mkdir()
     output, _ = infer(tmp_path, "llama_mini", "--data", str(tmp_path), "--compiler", "inductor", "--dry-run", *settings)
-    assert "inductor generates no text and cannot answer mmlu" in output
-    assert "engines that generate: eager" in output
+    assert "inductor generates no text (engines that do: eager" in output
 
 
 @pytest.fixture(scope="module")
