@@ -92,7 +92,7 @@ def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterato
     key = CaseKey(model=name, framework="pytorch", hardware="CPU")
     adaptation = find("vendors", "cpu").path / "cases" / f"{name}-pytorch"
     capabilities = Capabilities(host_capabilities(load_vendor("cpu")))
-    layers, _ = vendor_layers(adaptation, "cpu", key, capabilities, "infer")
+    layers, _ = vendor_layers([adaptation], "cpu", key, capabilities, "infer")
     values = dict(case.infer.configurations)
     for layer in (*(each.values for each in layers), settings):
         values |= layer

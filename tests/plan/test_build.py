@@ -92,6 +92,28 @@ def test_the_vendors_layers_lie_between_case_and_run_file(plugins: Path) -> None
     assert job.provenance["precision"].layer == "run.yaml"
 
 
+def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extension = tmp_path / "more/vendors/acme/cases/toy-pytorch"
+    extension.mkdir(parents=True)
+    (extension / "config_X1x1x1.yaml").write_text("batch_size: 64\n")
+    (extension / "environment_variables.sh").write_text("export A=1\n")
+    (extension.parent / "top-pytorch").mkdir()
+    monkeypatch.setenv("ACCELMARK_PLUGINS", f"{plugins}:{tmp_path / 'more'}:/missing")
+    planned = plan({"cases": [{"key": "toy"}]})
+    job = planned.jobs[0].job
+    assert isinstance(job.work, TrainJob)
+    assert job.work.settings.batch_size == 64
+    assert job.provenance["batch_size"].layer.endswith(f"config_X1x1x1.yaml in {tmp_path / 'more'}")
+    assert job.adaptation is not None
+    assert (job.adaptation.path, job.adaptation.is_extension) == (extension, True)
+    assert [warning.partition(": ")[0] for warning in planned.warnings] == [
+        str(extension.parent / "top-pytorch"),
+        "/missing",
+    ]
+
+
 def test_all_problems_of_every_key_are_reported_at_once(plugins: Path) -> None:
     run = {
         "cases": [

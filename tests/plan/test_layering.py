@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scale(folder: Path) -> None:
-    layers, files = vendor_layers(folder, "acme", KEY, HERE, "config")
+    layers, files = vendor_layers([folder], "acme", KEY, HERE, "config")
     names = [layer.name.rpartition("/")[2] for layer in layers]
     assert names == ["config.yaml", "config_amx_bf16.yaml", "config_fp8.yaml", "config_X1x2x8.yaml"]
     assert layers[2].name == f"vendors/acme/cases/{folder.name}/config_fp8.yaml"
@@ -38,9 +38,18 @@ def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scal
 
 
 def test_unknown_facts_of_other_machines_are_part_of_the_reason(folder: Path) -> None:
-    _, files = vendor_layers(folder, "acme", KEY, Capabilities(unknown="not detected there"), "config")
+    _, files = vendor_layers([folder], "acme", KEY, Capabilities(unknown="not detected there"), "config")
     (reason,) = (file.reason for file in files if file.file.endswith("config_fp8.yaml"))
     assert reason == "the device is not known to have fp8 (known: none); not detected there"
+
+
+def test_a_file_of_an_extension_is_stronger_than_the_vendors_own(folder: Path) -> None:
+    extension = folder / "plugins/vendors/acme/cases" / folder.name
+    extension.mkdir(parents=True)
+    (extension / "config.yaml").write_text("batch_size: 9\n")
+    layers, _ = vendor_layers([folder, extension], "acme", KEY, HERE, "config")
+    assert layers[-1].values == {"batch_size": 9}
+    assert layers[-1].name == f"vendors/acme/cases/{folder.name}/config.yaml in {folder / 'plugins'}"
 
 
 def test_capabilities_of_a_host_are_read_from_its_files(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.record.source import require_unchanged, source_record
-from accelmark.spec.errors import SpecError
-from tests.run.fakes import make_plan
+from accelmark.run.record.source import source_record
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,13 +101,3 @@ def test_a_plain_directory_has_no_known_modifications(tmp_path: Path) -> None:
     record = source_record(package)
     assert (record.kind, record.modified) == ("folder", ())
     assert "neither installed from a wheel nor a git checkout" in str(record.reason)
-
-
-def test_a_plan_whose_vendor_is_no_longer_found_names_its_folder_and_what_to_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACCELMARK_PLUGINS", "/other")
-    plan = make_plan(()).model_copy(update={"vendor": "acme", "vendor_folder": Path("/bench/vendors/acme")})
-    with pytest.raises(SpecError, match=r"unknown vendor 'acme'") as raised:
-        require_unchanged(plan, "runs/x")
-    assert "it was in /bench/vendors/acme: export ACCELMARK_PLUGINS=/bench:/other" in str(raised.value)

@@ -10,7 +10,7 @@ import io
 import re
 import subprocess
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
@@ -108,10 +108,12 @@ def case_folder(evidence: Evidence) -> Findings:
         yield finding("open", "case-folder", f"the files on this machine, hash {standard.sha256[:12]}", actual)
 
 
-def _vendor_code(jobs: Iterable[JobSpec], copies: Mapping[str, str]) -> Findings:
+def _vendor_code(jobs: Sequence[JobSpec], copies: Mapping[str, str]) -> Findings:
     files = {job.adaptation.name: job.adaptation.sha256 for job in jobs if job.adaptation is not None}
     if len({job.adaptation.sha256 for job in jobs if job.adaptation is not None}) > 1:
         yield finding("error", "case-folder", "", "the vendor's files changed between rounds")
+    for folder in dict.fromkeys(job.adaptation.path for job in jobs if job.adaptation and job.adaptation.is_extension):
+        yield finding("info", "vendor-code", "", f"{folder} extends the vendor that AccelMark ships")
     for name, sha256 in files.items():
         if copies.get(name, sha256) != sha256:
             actual = f"the copy of {name} in the run has hash {copies[name][:12]}"

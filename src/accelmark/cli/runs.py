@@ -328,9 +328,11 @@ def read_run_file(path: Path) -> RunSpec:
     """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
     from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import parse, read_yaml
+    from accelmark.spec.plugins.catalog import add_plugins
     from accelmark.spec.plugins.launcher import launcher_problems
     from accelmark.spec.runfile import RunSpec
 
+    add_plugins(path.parent)
     values = read_yaml(path)
     if "hosts" in values and "cases" not in values:
         raise SpecError([Problem(str(path), "", "is a cluster file", "name it as 'cluster' in a run file")])

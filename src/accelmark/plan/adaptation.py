@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
@@ -29,7 +29,8 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
         return None
     csrc = folder / "csrc"
     return AdaptationFiles(
-        name=folder.name,
+        path=folder,
+        is_extension=not (folder.parents[1] / "vendor.yaml").is_file(),
         sha256=tree_hash(folder),
         extern={name: _lines(path, "#") for name, path in _files(folder / "extern") if path.suffix == ".py"},
         kernels={name: _lines(path, "//") for name, path in _files(csrc) if path.name not in BUILD_FILES},
@@ -88,29 +89,31 @@ def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
 
 
 def vendor_layers(
-    adaptation: Path, vendor: str, key: CaseKey, capabilities: Capabilities, stem: str
+    adaptations: Sequence[Path], vendor: str, key: CaseKey, capabilities: Capabilities, stem: str
 ) -> tuple[list[Layer], tuple[LayerFile, ...]]:
     """Return the vendor's layers for ``key``, weakest first, and which files were applied.
 
     ``<stem>.yaml`` applies at every scale, ``<stem>_<capability>.yaml`` where the device has the capability (several in
     alphabetical order), ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale; ``stem`` is ``config`` or ``infer``. The
-    folder ``adaptation`` need not exist. Raises SpecError if a file that applies cannot be read.
+    folders ``adaptations``, weakest first, need not exist; files of the second and later ones are named with their
+    directory. Raises SpecError if a file that applies cannot be read.
     """
     scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
-    files: list[tuple[int, LayerFile, Path]] = []
-    for path in sorted(adaptation.glob(f"{stem}*.yaml")):
-        name = f"vendors/{vendor}/cases/{adaptation.name}/{path.name}"
-        suffix = path.stem.removeprefix(stem)
-        if not suffix:
-            files.append((0, LayerFile(file=name, applied=True, reason="applies at every scale"), path))
-        elif _SCALE.fullmatch(suffix[1:]):
-            is_scale = suffix[1:] == scale
-            reason = f"the scale is {scale}"
-            files.append((2, LayerFile(file=name, applied=is_scale, reason=reason), path))
-        elif suffix.startswith("_"):
-            files.append((1, _capability_file(name, suffix[1:], capabilities), path))
-    applied = sorted(((rank, path, file) for rank, file, path in files if file.applied), key=lambda entry: entry[:2])
-    return [Layer.of(file.file, read_yaml(path)) for _, path, file in applied], tuple(file for _, file, _ in files)
+    files: list[tuple[tuple[int, int], LayerFile, Path]] = []
+    for place, folder in enumerate(adaptations):
+        for path in sorted(folder.glob(f"{stem}*.yaml")):
+            name = f"vendors/{vendor}/cases/{folder.name}/{path.name}"
+            name += f" in {folder.parents[3]}" if place else ""
+            suffix = path.stem.removeprefix(stem)
+            if not suffix:
+                files.append(((place, 0), LayerFile(file=name, applied=True, reason="applies at every scale"), path))
+            elif _SCALE.fullmatch(suffix[1:]):
+                file = LayerFile(file=name, applied=suffix[1:] == scale, reason=f"the scale is {scale}")
+                files.append(((place, 2), file, path))
+            elif suffix.startswith("_"):
+                files.append(((place, 1), _capability_file(name, suffix[1:], capabilities), path))
+    applied = sorted((entry for entry in files if entry[1].applied), key=lambda entry: (entry[0], entry[2]))
+    return [Layer.of(file.file, read_yaml(path)) for _, file, path in applied], tuple(file for _, file, _ in files)
 
 
 def _capability_file(name: str, capability: str, capabilities: Capabilities) -> LayerFile:

@@ -25,7 +25,9 @@ from accelmark.spec.plugins.catalog import (
     load_case,
     load_framework,
     load_vendor,
+    plugin_directories,
     tree_hash,
+    unread_plugins,
 )
 from accelmark.spec.plugins.launcher import load_launcher, unusable_parts
 from accelmark.spec.plugins.requirements import Need, installed_version, requirement_names
@@ -85,6 +87,7 @@ def build_plan(
             f"container.engine: AccelMark was not run with {cluster.container.engine}; its commands follow its "
             "documentation: look at them with --dry-run"
         )
+    planner.warnings += unread_plugins()
     for case_request in request.cases:
         planner.add(case_request)
     if planner.problems or (planner.missing and not allow_missing_data):
@@ -97,7 +100,7 @@ def build_plan(
         source_sha256=tree_hash(Path(accelmark.__file__).parent),
         vendor=vendor_name,
         vendor_sha256=tree_hash(run.vendor_folder),
-        vendor_folder=run.vendor_folder,
+        plugins=tuple(plugin_directories()),
         cluster=cluster,
         jobs=tuple(planner.jobs),
         missing_data=tuple(dict.fromkeys(planner.missing)),

@@ -47,7 +47,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     chosen = next((layer.values["compiler"] for layer in reversed(over) if "compiler" in layer.values), None)
     chosen = ENGINE_ALIASES.get(str(chosen), chosen)
     warnings = list(_unknown_engine(request, chosen))
-    layers, applied = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "infer")
+    layers, applied = vendor_layers(request.adaptations, run.vendor.name, request.key, request.capabilities, "infer")
     layers, applied = _computable(layers, applied, str(chosen), engines.get(str(chosen)))
     resolved = resolve_inference(case, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings

@@ -63,8 +63,8 @@ class Plan(RunOptions):
     """Hash over AccelMark's files."""
     vendor: str
     vendor_sha256: str
-    vendor_folder: Path | None = None
-    """Where the vendor was found."""
+    plugins: tuple[Path, ...] = ()
+    """Directories of ``ACCELMARK_PLUGINS`` when the run was planned."""
     offline: bool = False
     """Hosts use local data only and fetch nothing."""
     cluster: ClusterSpec

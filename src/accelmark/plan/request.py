@@ -16,7 +16,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, Provenance
 from accelmark.spec.log.records import Ceilings
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import Folder, folders, load_case
+from accelmark.spec.plugins.catalog import Folder, adaptations, folders, load_case
 from accelmark.spec.plugins.launcher import LauncherSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
 from accelmark.spec.runfile import CaseRequest, RunOptions
@@ -100,8 +100,13 @@ class KeyRequest:
 
     @property
     def adaptation(self) -> Path:
-        """The vendor's folder for the case; it need not exist."""
-        return self.run.vendor_folder / "cases" / f"{self.key.model}-{self.key.framework}"
+        """The vendor's folder for the case whose code applies; it need not exist."""
+        return self.adaptations[-1]
+
+    @property
+    def adaptations(self) -> list[Path]:
+        """All of the vendor's folders for the case, whose configuration files are layers."""
+        return adaptations(self.run.vendor.name, f"{self.key.model}-{self.key.framework}")
 
     @property
     def case_file(self) -> str:

@@ -29,7 +29,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     run, case = request.run, require_task(request, "serve", request.case.serve)
     user = request.user_layers(run.command_line, dict.fromkeys(_FILES, False))
     base = Layer.of(request.case_file, case.settings)
-    adapted, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "serve")
+    adapted, files = vendor_layers(request.adaptations, run.vendor.name, request.key, request.capabilities, "serve")
     over = [expanded for layer in (*adapted, *user) for expanded in (*_preset(layer), layer)]
     server = _server([base, *over], request.where)
     if server is not None:

@@ -35,7 +35,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
         hint = nearest(key.framework, [*names, *folders("trainers")])
         request.problems.append(Problem(request.where, str(key), what, hint))
-    layers, files = vendor_layers(request.adaptation, run.vendor.name, key, request.capabilities, "config")
+    layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "config")
     user = (Layer.of(request.where, request.request.settings), Layer(_COMMAND_LINE, run.command_line))
     base = Layer.of(request.case_file, case.settings)
     resolved = resolve(base, [*layers, *user], mutable=case.mutable, is_open=run.options.open)

@@ -36,6 +36,7 @@ from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, SpecError
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.log.records import COORDINATOR_LOG
+from accelmark.spec.plugins.catalog import add_plugins
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
@@ -83,6 +84,8 @@ def resume(
         AccelmarkError: there is no run, another coordinator has locked it, a case has changed, or hosts are not ready.
     """
     directory = RunDirectory.open(path)
+    for folder in directory.plan.plugins:
+        add_plugins(folder)
     require_unchanged(directory.plan, str(path))
 
     def body(coordinator: Coordinator) -> Coroutine[Any, Any, Summary]:

@@ -54,8 +54,7 @@ async def node_jobs(
     is_trusted = not isinstance(spec.work, EvaluateJob) or folder.origin == "accelmark"
     telemetry = TelemetryTask(vendor=plan.vendor, vendor_folder=folder.path, interval_s=plan.telemetry_interval_s)
     variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
-    adaptation = f"{spec.key.model}-{spec.key.framework}" if spec.adaptation is not None else None
-    adapted = folder.path / "cases" / adaptation if adaptation is not None else None
+    adapted = spec.adaptation.path if spec.adaptation is not None else None
     return [
         NodeJob(
             host=host,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import subprocess
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -18,7 +17,7 @@ from accelmark.run.record.registry import register
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import SOURCE_FILE, VENDOR_CODE_DIR, SourceRecord
-from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, files_hash, find, tree_files, tree_hash
+from accelmark.spec.plugins.catalog import files_hash, find, tree_files, tree_hash
 
 _GIT_TIMEOUT_S: Final = 20.0
 _SKIPPED: Final = (".pyc",)
@@ -43,16 +42,18 @@ def _copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
         folder = find("vendors", job.vendor)
     except AccelmarkError:
         return
-    adaptation = f"{_CASES}/{job.adaptation.name}/" if job.adaptation is not None else None
-    for name, content in tree_files(folder.path):
-        is_rest = folder.origin != _SHIPPED and not name.startswith(f"{_CASES}/")
-        if is_rest or (adaptation is not None and name.startswith(adaptation)):
-            path = run_dir / VENDOR_CODE_DIR / name
-            with write_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                if path.name == ENVIRONMENT_FILE:
-                    path.chmod(0o600)  # it may contain secrets
+    files = [file for file in tree_files(folder.path) if not file[0].startswith(f"{_CASES}/")]
+    files = files if folder.origin != _SHIPPED else []
+    if job.adaptation is not None:
+        prefix = f"{_CASES}/{job.adaptation.name}"
+        files += [(f"{prefix}/{name}", content) for name, content in tree_files(job.adaptation.path)]
+    for name, content in files:
+        path = run_dir / VENDOR_CODE_DIR / name
+        with write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            if path.name == ENVIRONMENT_FILE:
+                path.chmod(0o600)  # it may contain secrets
 
 
 def source_record(package: Path | None = None) -> SourceRecord:
@@ -129,14 +130,14 @@ def require_unchanged(plan: Plan, where: str) -> None:
     folders = {
         str(ref.path): (ref.path, ref.sha256)
         for job in plan.jobs
-        for ref in (job.job.case, job.job.extern)
+        for ref in (job.job.case, job.job.extern, job.job.adaptation)
         if ref is not None
     }
     try:
         vendor = find("vendors", plan.vendor).path
         folders[str(vendor)] = vendor, plan.vendor_sha256
     except AccelmarkError as error:
-        problems.append(Problem(where, plan.vendor, str(error), _remedy(plan.vendor_folder)))
+        problems.append(Problem(where, plan.vendor, str(error)))
     folders["AccelMark"] = Path(accelmark.__file__).parent, plan.source_sha256
     for name, (path, sha256) in folders.items():
         if not path.is_dir() or tree_hash(path) != sha256:
@@ -144,11 +145,3 @@ def require_unchanged(plan: Plan, where: str) -> None:
             problems.append(Problem(where, name, f"{what} since the run was planned", hint))
     if problems:
         raise SpecError(problems)
-
-
-def _remedy(folder: Path | None) -> str:
-    """Return how the vendor of a plan is found again, where it was in a directory of plug-ins."""
-    if folder is None or folder.parent.name != "vendors":
-        return ""
-    plugins = os.pathsep.join(filter(None, (str(folder.parents[1]), os.environ.get(PLUGINS_VARIABLE))))
-    return f"it was in {folder}: export {PLUGINS_VARIABLE}={plugins}"

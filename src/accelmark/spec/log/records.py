@@ -90,8 +90,10 @@ class Registration(Spec):
 class AdaptationFiles(Spec):
     """Contents of a vendor's folder for a case when the run was planned."""
 
-    name: str
-    """``<model>-<framework>``."""
+    path: Path
+    """``<model>-<framework>`` in the vendor's cases."""
+    is_extension: bool = False
+    """Whether it is outside the vendor's folder, in a directory of ``ACCELMARK_PLUGINS``."""
     sha256: str
     extern: dict[str, int] = Field(default_factory=dict)
     """Python file below ``extern/`` -> lines of code."""
@@ -102,6 +104,11 @@ class AdaptationFiles(Spec):
     """Whether there is an ``environment_variables.sh``."""
     has_build: bool = False
     """Whether ``csrc/`` has a ``setup.py`` or a ``pyproject.toml``."""
+
+    @property
+    def name(self) -> str:
+        """``<model>-<framework>``."""
+        return self.path.name
 
     @property
     def has_only_settings(self) -> bool:

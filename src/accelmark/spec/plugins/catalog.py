@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal, TypeVar, cast, final
+from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
 from pydantic import Field, model_validator
 
@@ -190,6 +190,55 @@ def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
     if problems:
         raise SpecError(problems)
     return dict(sorted(found.items()))
+
+
+def plugin_directories() -> list[Path]:
+    """Return the directories of ``ACCELMARK_PLUGINS``."""
+    return [Path(entry).absolute() for entry in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep) if entry]
+
+
+def add_plugins(directory: Path) -> None:
+    """Add a directory to ``ACCELMARK_PLUGINS`` of this process if it has a folder of plug-ins."""
+    known = plugin_directories()
+    if directory.absolute() not in known and any((directory / kind).is_dir() for kind in JOB_KINDS):
+        os.environ[PLUGINS_VARIABLE] = os.pathsep.join(map(str, [*known, directory.absolute()]))
+
+
+def extensions(vendor: str) -> list[Path]:
+    """Return folders ``vendors/<vendor>`` in ``ACCELMARK_PLUGINS`` without a ``vendor.yaml``."""
+    paths = (directory / "vendors" / vendor for directory in plugin_directories())
+    return [path for path in paths if path.is_dir() and not (path / "vendor.yaml").is_file()]
+
+
+def adaptations(vendor: str, case: str) -> list[Path]:
+    """Return the vendor's folders for a case (``<model>-<framework>``): its own, then those of its extensions.
+
+    The last one's code, packages and variables apply; the configuration files of all are layers, weakest first.
+    """
+    own, *more = (path / "cases" / case for path in (find("vendors", vendor).path, *extensions(vendor)))
+    return [own, *filter(Path.is_dir, more)]
+
+
+def unread_plugins() -> list[str]:
+    """Return what is wrong with ``ACCELMARK_PLUGINS``: missing directories, and folders that nothing reads."""
+    problems = []
+    for directory in plugin_directories():
+        kinds = [kind for kind in get_args(Kind) if (directory / kind).is_dir()]
+        if not kinds:
+            expected = f"has none of {', '.join(f'{kind}/' for kind in get_args(Kind))}"
+            problems.append(f"{directory}: {expected if directory.is_dir() else 'does not exist'}")
+        for kind in kinds:
+            known = {folder.path for folder in folders(kind).values()}
+            for path in sorted((directory / kind).iterdir()):
+                if path in known or not path.is_dir() or path.name in SKIPPED:
+                    continue
+                if kind != "vendors" or path.name not in folders("vendors"):
+                    problems.append(f"{path}: is not read: it has no {kind[:-1]}.yaml")
+                    continue
+                cases = sorted((path / "cases").glob("*"))
+                unknown = [case for case in cases if case.name.rpartition("-")[0] not in folders("cases")]
+                problems += [f"{case}: is not read: no case has this name" for case in unknown]
+    return problems
 
 
 def look_again() -> None:

@@ -22,7 +22,7 @@ from typing import Final, final
 import accelmark
 from accelmark.run.host import Host, HostError
 from accelmark.run.onhost import command
-from accelmark.spec.plugins.catalog import JOB_KINDS, FolderRef, folders
+from accelmark.spec.plugins.catalog import JOB_KINDS, FolderRef, extensions, folders
 
 PLUGINS: Final = "plugins"
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
@@ -92,6 +92,8 @@ def _plugins(root: Path) -> Iterator[tuple[str, Path]]:
         for folder in folders(kind).values():
             if not folder.path.is_relative_to(root):
                 yield f"{PLUGINS}/{kind}/{folder.name}", folder.path
+    for number, path in enumerate(path for vendor in folders("vendors") for path in extensions(vendor)):
+        yield f"{PLUGINS}/extensions/{number}/{path.name}", path
 
 
 def _tree(root: Path) -> Iterator[tuple[str, Path]]:
