@@ -13,17 +13,28 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import accelmark
 from accelmark import api
 from accelmark.cli.main import app
 from accelmark.compat.flagperf.coverage import coverage
 from accelmark.datasets.catalogue import known_datasets
 from accelmark.explain.entries import entries, settings
 from accelmark.explain.support import case_support
+from accelmark.explain.terms import all_terms
 from accelmark.results.figures import FIGURE_GROUPS, FIGURES, title_of
 from accelmark.spec.number_format import quantity
+from accelmark.spec.plugins.catalog import folders, load_case
 
 _ROOT: Final = Path(__file__).parents[1]
 _SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
+_RULE: Final = "audit rule"
+_SEVERITIES: Final = {
+    "error": "A violation makes the result INVALID",
+    "open": "A violation makes the result OPEN",
+    "warning": "Warnings",
+    "info": "Notes",
+}
+"""Severity of a finding -> the heading of its rules."""
 _LINK: Final = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
 
 
@@ -35,7 +46,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/figures.md": _figures(),
         "reference/settings.md": _settings(),
         "reference/data.md": _datasets(),
+        "reference/rules.md": _rules(),
         "reference/terms.md": _terms(),
+        "reference/versions.md": _versions(),
         "reference/api.md": _api(),
         "reference/coverage.md": _coverage(),
     }
@@ -121,7 +134,9 @@ def _figures() -> str:
 def _settings() -> str:
     parts = ["# Settings and files\n\nJSON schemas of these files are in the package, in `accelmark/schemas`.\n"]
     for kind, fields in settings().items():
-        rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in fields)
+        # A run file may contain a whole cluster file, whose keys have a section of their own.
+        shown = (field for field in fields if kind != "key of a run file" or not field.key.startswith("cluster."))
+        rows = ((f"`{field.key}`", field.type, field.default, field.text) for field in shown)
         what, _, where = kind.partition(" ")
         parts.append(f"## {what.capitalize()}s {where}\n\n" + _table("Key", "Type", "Default", "Meaning", rows=rows))
     return "\n".join(parts).replace("``", "`")
@@ -157,9 +172,22 @@ def _escaped(text: str) -> str:
     return "`".join(parts)
 
 
+def _rules() -> str:
+    """Return the rules of the audit, those that can make a result INVALID first."""
+    parts = [
+        "# Rules of the audit\n\nA finding names the rule that was violated. `accelmark explain RULE` prints the same "
+        "texts. A rule in several sections says in its finding which case it is.\n"
+    ]
+    for severity, title in _SEVERITIES.items():
+        rules = ((name, term) for name, term in all_terms()[_RULE].items() if severity in term.severity)
+        rows = ((f"`{name}`", term.text, term.remedy) for name, term in rules)
+        parts.append(f"## {title}\n\n" + _table("Rule", "Holds if", "If violated", rows=rows))
+    return "\n".join(parts)
+
+
 def _terms() -> str:
     kinds: dict[str, list[tuple[str, ...]]] = {}
-    on_other_pages = {"figure", *settings()}
+    on_other_pages = {"figure", _RULE, *settings()}
     for entry in entries():
         if entry.kind not in on_other_pages:
             kinds.setdefault(entry.kind, []).append((f"`{entry.name}`", entry.text, entry.remedy))
@@ -168,6 +196,30 @@ def _terms() -> str:
         for kind, rows in kinds.items()
     ]
     return "# Terms\n\n`accelmark explain NAME` prints the same texts.\n\n" + "\n".join(parts)
+
+
+def _versions() -> str:
+    """Return the versions of cases, whose results compare only where they are equal, and of frameworks and servers."""
+    shipped = {name: folder for name, folder in sorted(folders("cases").items()) if folder.origin == "accelmark"}
+    cases = ((_case_link(name), str(load_case(name).version)) for name in shipped)
+    pins = (
+        (f"`{folder.name}`", ", ".join(_pinned(folder.path / "constraints.txt")))
+        for folder in folders("frameworks").values()
+        if (folder.path / "constraints.txt").is_file()
+    )
+    parts = [
+        f"# Versions\n\nThis is AccelMark {accelmark.__version__}.\n",
+        "## Frameworks\n\nThe versions that were tried together. `accelmark env create NAME` installs them.\n",
+        _table("Framework", "Versions", rows=pins),
+        "## Cases\n\nResults compare only where the version of the case is the same.\n",
+        _table("Case", "Version", rows=cases),
+    ]
+    return "\n".join(parts)
+
+
+def _pinned(constraints: Path) -> list[str]:
+    lines = constraints.read_text(encoding="utf-8").splitlines()
+    return [line.replace("==", " ") for line in lines if "==" in line]
 
 
 def _api() -> str:

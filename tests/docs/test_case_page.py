@@ -1,4 +1,4 @@
-"""The page about adding a case is followed to the letter."""
+"""The pages about adding a case are followed to the letter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "case.md"
+ADD, FINISH, REFERENCE = (
+    ROOT / "docs" / page for page in ("how-to/add-a-case.md", "how-to/finish-a-case.md", "reference/case-files.md")
+)
 _FILE = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
@@ -21,7 +23,7 @@ _FILE = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every file of the page, where the page says, and the data made."""
     root = tmp_path_factory.mktemp("bench")
-    files = _FILE.findall(PAGE.read_text(encoding="utf-8"))
+    files = _FILE.findall(ADD.read_text(encoding="utf-8"))
     assert [name for name, _ in files] == ["cases/spirals/case.yaml", "cases/spirals/pytorch.py", "make_spirals.py"]
     made = accelmark(root, "new", "case", "spirals")
     assert made.returncode == 0, made.stderr
@@ -77,6 +79,26 @@ def test_training_reaches_the_target(bench: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_inference_is_added_to_the_case(bench: Path) -> None:
+    text = FINISH.read_text(encoding="utf-8")
+    section = re.search(r"^```yaml\n(infer:\n.*?)```", text, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    described = bench / "cases" / "spirals" / "case.yaml"
+    described.write_text(described.read_text(encoding="utf-8") + section[1], encoding="utf-8")
+    ((name, content),) = _FILE.findall(text)
+    (bench / name).write_text(content, encoding="utf-8")
+    assert accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "trained").returncode == 0
+    (round_dir,) = (bench / "trained").glob("*/round1")
+    saved = [sys.executable, "-m", "accelmark.infer.weights", str(round_dir), str(bench / "cases" / "spirals")]
+    subprocess.run(saved, check=True, cwd=bench)
+    ended = accelmark(bench, "infer", "spirals", "--data", "data/spirals", "--out", "inferred")
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
+    result = result_of(bench, "inferred")
+    assert result["state"] == "succeeded"
+    assert [finding for finding in result["findings"] if finding["severity"] == "error"] == []
+
+
+@pytest.mark.heavy
 def test_synthetic_data_trains_on_two_ranks(bench: Path) -> None:
     synthetic = ["train", "spirals", "--synthetic", "--open", "--set", "end.max_steps=20", "--out", "fast"]
     accelmark(bench, *synthetic)
@@ -99,11 +121,11 @@ def test_every_documented_setting_and_file_exists() -> None:
     from accelmark.spec.layers import setting_defaults
     from accelmark.spec.settings.training import TrainSettings
 
-    text = PAGE.read_text(encoding="utf-8")
+    text = REFERENCE.read_text(encoding="utf-8")
     settings = setting_defaults(TrainSettings)
     known = {*settings, *(key.split(".")[0] for key in settings), "model"}
     table = text[text.index("| Setting | Meaning |") : text.index("What is not under `mutable`")]
     named = [name for row in table.splitlines()[2:] if row for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert set(named) <= known
     for link in re.findall(r"\]\((\.\./[^)]+)\)", text):
-        assert (PAGE.parent / link).exists(), link
+        assert (REFERENCE.parent / link).exists(), link

@@ -32,33 +32,32 @@ def test_the_site_builds_strictly_with_the_generated_reference(tmp_path: Path) -
     assert "Debian package dataset-fashion-mnist" in data
     assert "train/ and val/ (*.npy" in data
     assert "accelmark explain" in (tmp_path / "reference/commands/index.html").read_text()
-    assert "接入一款芯片" in (tmp_path / "zh/vendor/index.html").read_text()
+    assert "第一款芯片" in (tmp_path / "zh/start/first-chip/index.html").read_text()
+    assert "replayed-losses" in (tmp_path / "reference/rules/index.html").read_text()
     assert (tmp_path / "page.png").stat().st_size < 200_000
 
 
-@pytest.mark.parametrize("page", ["vendor.md", "case.md"])
-def test_a_chinese_page_has_the_code_and_the_commands_of_the_english_one(page: str) -> None:
-    english, chinese = ((ROOT / "docs" / place / page).read_text(encoding="utf-8") for place in ("", "zh"))
+ZH = ROOT / "docs" / "zh"
+TRANSLATED = sorted(path.relative_to(ZH).as_posix() for path in ZH.glob("*/*.md"))
+
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_chinese_page_has_the_code_commands_and_rows_of_the_english_one(page: str) -> None:
+    english, chinese = ((place / page).read_text(encoding="utf-8") for place in (ROOT / "docs", ZH))
     blocks = re.compile(r"^`\S+`:\n\n```\w+\n.*?\n```", re.DOTALL | re.MULTILINE)
     assert blocks.findall(chinese) == blocks.findall(english)
-    commands = re.compile(r"^    (?:accelmark|python|export|chmod) .*$", re.MULTILINE)
-    assert commands.findall(chinese) == commands.findall(english)
+    if not page.startswith("reference/"):  # of these only the main points are translated
+        commands = re.compile(r"^    (?:accelmark|python|pip|export|chmod) .*$", re.MULTILINE)
+        assert commands.findall(chinese) == commands.findall(english)
+    named = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
+    assert set(named.findall(english)) - set(named.findall(chinese)) <= {"config_<capability>.yaml"}
     assert re.search(r"对应提交 `[0-9a-f]{7,}`", chinese)
 
 
-@pytest.mark.parametrize("page", ["vendor.md", "case.md"])
-def test_a_chinese_page_has_the_rows_of_the_english_tables(page: str) -> None:
-    english, chinese = ((ROOT / "docs" / place / page).read_text(encoding="utf-8") for place in ("", "zh"))
-    named = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
-    left_out = {
-        "outputs",
-        "loss",
-        "weights",
-        "llama_mini",
-        "resnet_mini",
-        "config_<capability>.yaml",
-    }  # tables of measurements
-    assert set(named.findall(english)) - set(named.findall(chinese)) <= left_out
+def test_tutorials_and_guides_are_short() -> None:
+    pages = [path for folder in ("start", "how-to") for path in (ROOT / "docs").rglob(f"{folder}/*.md")]
+    assert [path.name for path in pages if len(path.read_text(encoding="utf-8").splitlines()) > 120] == []
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 
 
 def test_no_text_has_a_mark_of_an_unresolved_merge() -> None:

@@ -1,4 +1,4 @@
-"""The page about bringing a chip is followed to the letter: its files written, its commands typed, in its order."""
+"""The pages about a first chip are followed to the letter, in their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "vendor.md"
+PAGES = [ROOT / "docs" / page for page in ("start/first-chip.md", "how-to/adapt-a-case.md", "how-to/add-an-engine.md")]
 _STEP = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```|^    ((?:accelmark|chmod) [^\n]*)$", re.DOTALL | re.MULTILINE)
 _THE_REAL_THING = "accelmark train resnet_mini --vendor acme"
 """Takes minutes; what it does is seen in the tests of the case and of an installed vendor."""
@@ -55,7 +55,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     bench = Bench(tmp_path_factory.mktemp("bench"))
-    for file, content, command in _STEP.findall(PAGE.read_text(encoding="utf-8")):
+    for file, content, command in _STEP.findall("\n".join(page.read_text(encoding="utf-8") for page in PAGES)):
         if file:
             (bench.root / file).parent.mkdir(parents=True, exist_ok=True)
             (bench.root / file).write_text(content)

@@ -24,7 +24,7 @@ MIN_STEPS_WITH_PAIR: Final = 144
 
 
 class ReplayTolerance(NamedTuple):
-    """Largest differences between training and its replay at one precision; docs/reader.md has the measurements."""
+    """Largest differences between training and its replay at one precision (docs/reference/replay.md)."""
 
     loss: float
     """Mean relative difference of the losses of the first ``NUM_CLOSE_STEPS`` steps."""

@@ -329,7 +329,7 @@ def _code_checks(file: Path, framework: str) -> Checks:
     is_derived = any(not (isinstance(base, ast.Name) and base.id == "TrainCase") for base in code.bases)
     absent = [] if is_derived else [method for method in required_methods(framework) if method not in methods]
     for method in absent:
-        yield Check("missing", f"{file.name}: class Case has no {method}()", "docs/case.md describes all methods")
+        yield Check("missing", f"{file.name}: class Case has no {method}()", "add it: docs/reference/case-files.md")
     if not absent:
         yield Check("good", f"{file.name}: class Case has all required methods")
 

@@ -38,7 +38,7 @@ TOLERANCES: Final[dict[Precision, Errors]] = {
     "fp32": Errors(outputs=1e-3, loss=1e-4, weights=5e-2),
     "bf16": Errors(outputs=1e-1, loss=1e-2, weights=3e-1),
 }
-"""Limits of an equivalent job: ``docs/case.md`` has what was measured."""
+"""Limits of an equivalent job: ``docs/reference/equivalence.md`` has what was measured."""
 
 
 class Difference(Spec):

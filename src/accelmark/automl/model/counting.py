@@ -1,4 +1,4 @@
-"""Analytic operation counts of networks in two modes; ``docs/automl.md`` compares the formulas layer by layer.
+"""Analytic operation counts of networks in two modes; ``docs/reference/automl.md`` compares them by layer.
 
 Unit costs in both: add, multiply, compare 1; multiply-accumulate 2; divide, square root 4; exponential 8.
 """

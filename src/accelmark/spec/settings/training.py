@@ -238,7 +238,7 @@ class TrainSettings(FiniteSpec):
     parallelism: Parallelism = "ddp"
     """How the model is spread over the ranks: ``ddp`` replicates it, ``fsdp2`` shards it over all ranks, ``hsdp`` over
     those of each host, ``deepspeed`` by ``zero``, a mesh such as ``{fsdp: 4, tp: 2}`` by its axes dp, fsdp, tp, pp, cp,
-    ep; see docs/case.md."""
+    ep; see docs/reference/parallelism.md."""
     zero: ZeroSettings = ZeroSettings()
     pipeline: PipelineSettings = PipelineSettings()
     compile: Annotated[Compile, BeforeValidator(_off, json_schema_input_type=Compile | Literal[False])] = "off"
