@@ -180,7 +180,7 @@ def _rules() -> str:
     ]
     for severity, title in _SEVERITIES.items():
         rules = ((name, term) for name, term in all_terms()[_RULE].items() if severity in term.severity)
-        rows = ((f"`{name}`", term.text, term.remedy) for name, term in rules)
+        rows = ((f"`{name}`", _escaped(term.text), _escaped(term.remedy)) for name, term in rules)
         parts.append(f"## {title}\n\n" + _table("Rule", "Holds if", "If violated", rows=rows))
     return "\n".join(parts)
 
@@ -190,7 +190,8 @@ def _terms() -> str:
     on_other_pages = {"figure", _RULE, *settings()}
     for entry in entries():
         if entry.kind not in on_other_pages:
-            kinds.setdefault(entry.kind, []).append((f"`{entry.name}`", entry.text, entry.remedy))
+            row = (f"`{entry.name}`", _escaped(entry.text), _escaped(entry.remedy))
+            kinds.setdefault(entry.kind, []).append(row)
     parts = [
         f"## {kind.capitalize()}\n\n" + _table("Name", "Meaning", "What to do", rows=iter(rows))
         for kind, rows in kinds.items()
