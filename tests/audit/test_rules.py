@@ -22,7 +22,7 @@ from accelmark.results.schema import CaseResult, Figure
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss
-from accelmark.spec.plugins.catalog import tree_files, tree_hash
+from accelmark.spec.plugins.catalog import case_hash, tree_files, tree_hash
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"
@@ -281,7 +281,7 @@ def with_files(sha256: str, job: dict[str, Any]) -> None:
 
 
 def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
-    known = tree_hash(plugins / "cases" / "toy")
+    known = case_hash(plugins / "cases" / "toy", "train")
     for sha256, severity in ((known, None), ("ab" * 32, "open")):
         for number in (1, 2):
             (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)

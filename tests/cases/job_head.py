@@ -16,7 +16,7 @@ def job_on_cpu(name: str, data_dirs: Mapping[str, Path], checkpoint_dir: Path, *
     return JobSpec(
         key=CaseKey.parse(name, hardware="CPU"),
         round=1,
-        case=find("cases", name).ref(),
+        case=find("cases", name).ref("train"),
         case_version=load_case(name).version,
         vendor="cpu",
         device_type="cpu",

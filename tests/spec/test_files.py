@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from accelmark.spec.errors import RequestError, SpecError, nearest
 from accelmark.spec.model import parse, read_yaml
-from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor, tree_hash
+from accelmark.spec.plugins.catalog import case_hash, find, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.runfile import RunSpec
 
 
@@ -121,6 +121,29 @@ def test_the_hash_of_a_folder_sees_every_byte_and_name_but_no_caches(plugins: Pa
     changed = tree_hash(folder)
     (folder / "pytorch.py").rename(folder / "jax.py")
     assert len({before, changed, tree_hash(folder)}) == 3
+
+
+def test_the_hash_of_training_is_independent_of_inference_and_serving_alone(plugins: Path) -> None:
+    folder = plugins / "cases" / "toy"
+    described = folder / "case.yaml"
+    text = described.read_text()
+    train, infer = case_hash(folder, "train"), case_hash(folder, "infer")
+    described.write_text(f"{text}infer: {{metric: accuracy}}\nserve: {{}}\n")
+    for name in ("infer_pytorch.py", "serve.py"):
+        (folder / name).write_text("#")
+    (folder / "infer").mkdir()
+    (folder / "infer" / "weights.safetensors").write_bytes(b"x")
+    assert case_hash(folder, "train") == train
+    assert case_hash(folder, "infer") != infer
+    described.write_text(text.replace("version: 1", "version: 2"))
+    assert case_hash(folder, "train") != train
+    described.write_text("infer: &settings {lr: 1.0}\ntrain: *settings\n")
+    aliased = case_hash(folder, "train")
+    described.write_text("infer: &settings {lr: 2.0}\ntrain: *settings\n")
+    assert case_hash(folder, "train") != aliased
+    for damaged in (b"a: [", b"- 1", b"\xff"):
+        described.write_bytes(damaged)
+        assert case_hash(folder, "train") != train
 
 
 def test_every_shipped_case_and_vendor_is_well_formed() -> None:

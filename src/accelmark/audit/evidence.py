@@ -32,7 +32,7 @@ from accelmark.spec.log.records import (
 )
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import files_hash, find, folders, load_case, load_vendor, tree_files, tree_hash
+from accelmark.spec.plugins.catalog import case_hash, files_hash, find, folders, load_case, load_vendor, tree_files
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.secret import LEFT_OUT
 
@@ -46,6 +46,7 @@ class Standard(NamedTuple):
 
     spec: CaseSpec
     sha256: str
+    """Hash over its files of the round's task."""
     is_shipped: bool
     """Whether AccelMark ships it."""
 
@@ -249,7 +250,7 @@ def _standard(result: RoundResult) -> Standard | None:
         return None
     if spec.version != result.case_version:
         return None
-    return Standard(spec, tree_hash(folder.path), folder.origin == "accelmark")
+    return Standard(spec, case_hash(folder.path, result.task), folder.origin == "accelmark")
 
 
 def described_hardware() -> set[str]:

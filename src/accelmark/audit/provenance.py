@@ -21,7 +21,7 @@ from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, RoundResult, Severity, finding
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
-from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_files, tree_hash
+from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, task_files, tree_files, tree_hash
 
 _MAX_LISTED: Final = 10
 _GIT_TIMEOUT_S: Final = 20.0
@@ -125,7 +125,8 @@ def _is_committed(evidence: Evidence, sha256: str) -> bool:
     source, standard = evidence.source, evidence.reference.case
     if source is None or source.commit is None or standard is None or not standard.is_shipped:
         return False
-    return hash_at(source.commit, f"cases/{standard.spec.name}") == sha256
+    task = evidence.rounds[0].result.task
+    return hash_at(source.commit, f"cases/{standard.spec.name}", task) == sha256
 
 
 def hooks(evidence: Evidence) -> Findings:
@@ -255,8 +256,11 @@ def has_history() -> bool:
 
 
 @cache
-def hash_at(commit: str, folder: str = ".") -> str | None:
-    """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not in this checkout."""
+def hash_at(commit: str, folder: str = ".", task: str = "") -> str | None:
+    """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not in this checkout.
+
+    ``task``: of a case's folder only the files of this task.
+    """
     if not _COMMIT.fullmatch(commit):
         return None
     archived = _git("archive", "--format=tar", commit, "--", folder)
@@ -269,7 +273,7 @@ def hash_at(commit: str, folder: str = ".") -> str | None:
             if entry.isfile() and (file := archive.extractfile(entry)) is not None
         }
     names = sorted(name for name in contents if is_hashed(name.name) and not SKIPPED & set(name.parts[:-1]))
-    return files_hash((str(name), contents[name]) for name in names)
+    return files_hash(task_files(((str(name), contents[name]) for name in names), task))
 
 
 def _git(*arguments: str) -> bytes | None:

@@ -99,6 +99,7 @@ def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype = torch.flo
     if not checkpoints:
         raise DataError(f"{round_dir}: no checkpoint; set checkpoint.every_steps so that the last step writes one")
     state = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)["model"]
+    case_dir.mkdir(exist_ok=True)
     path = case_dir / WEIGHTS_FILE
     save_file({name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor.contiguous()
                for name, tensor in state.items()}, path)  # fmt: skip

@@ -271,7 +271,7 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
         key=key,
         ranks_per_host=1 if work.is_single_process else load_framework(framework).ranks_per_host(key.nproc),
         round=1,
-        case=asked.folder.ref(),
+        case=asked.folder.ref(work.task),
         case_version=asked.case.version,
         vendor=run.vendor.name,
         device_type=device.device_type,

@@ -29,6 +29,8 @@ class BaseWork(Spec):
     """Module that each rank runs: ``python -m <rank_module> job.json``."""
     is_single_process: ClassVar[bool] = False
     """Whether one rank uses all devices of its host; else the framework derives ranks from devices."""
+    task: ClassVar[str] = ""
+    """Task of a case that the work measures: ``train``, ``infer`` or ``serve``."""
     unit: Unit = "sample"
     """Unit of throughput."""
     units_per_sample: int = 1
@@ -57,6 +59,7 @@ class BaseWork(Spec):
 class TrainingWork(BaseWork):
     """Base class of training by AccelMark and by external trainers."""
 
+    task: ClassVar[str] = "train"
     unit: Unit
     units_per_sample: int
     target: Target | None
@@ -163,6 +166,7 @@ class InferJob(BaseWork):
 
     rank_module: ClassVar[str] = "accelmark.infer"
     is_single_process: ClassVar[bool] = True
+    task: ClassVar[str] = "infer"
     kind: Literal["infer"] = "infer"
     unit: Unit
     metric: str
@@ -184,6 +188,7 @@ class ServeJob(BaseWork):
 
     rank_module: ClassVar[str] = "accelmark.serving"
     is_single_process: ClassVar[bool] = True
+    task: ClassVar[str] = "serve"
     kind: Literal["serve"] = "serve"
     unit: Unit = "token"
     server: ServerSpec | None

@@ -17,7 +17,7 @@ from accelmark.run.record.registry import register
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import SOURCE_FILE, VENDOR_CODE_DIR, SourceRecord
-from accelmark.spec.plugins.catalog import files_hash, find, tree_files, tree_hash
+from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_files
 
 _GIT_TIMEOUT_S: Final = 20.0
 _SKIPPED: Final = (".pyc",)
@@ -128,19 +128,21 @@ def require_unchanged(plan: Plan, where: str) -> None:
     hint = "start a new run"
     problems: list[Problem] = []
     folders = {
-        str(ref.path): (ref.path, ref.sha256)
+        (ref.path, ref.sha256, ""): str(ref.path)
         for job in plan.jobs
-        for ref in (job.job.case, job.job.extern, job.job.adaptation)
+        for ref in (job.job.extern, job.job.adaptation)
         if ref is not None
     }
+    for job in plan.jobs:
+        folders[job.job.case.path, job.job.case.sha256, job.job.work.task] = str(job.job.case.path)
     try:
         vendor = find("vendors", plan.vendor).path
-        folders[str(vendor)] = vendor, plan.vendor_sha256
+        folders[vendor, plan.vendor_sha256, ""] = str(vendor)
     except AccelmarkError as error:
         problems.append(Problem(where, plan.vendor, str(error)))
-    folders["AccelMark"] = Path(accelmark.__file__).parent, plan.source_sha256
-    for name, (path, sha256) in folders.items():
-        if not path.is_dir() or tree_hash(path) != sha256:
+    folders[Path(accelmark.__file__).parent, plan.source_sha256, ""] = "AccelMark"
+    for (path, sha256, task), name in folders.items():
+        if not path.is_dir() or case_hash(path, task) != sha256:
             what = "has changed" if path.is_dir() else "was removed"
             problems.append(Problem(where, name, f"{what} since the run was planned", hint))
     if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 from pydantic import Field, model_validator
 
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
-from accelmark.spec.model import Spec, parse, read_yaml
+from accelmark.spec.model import Spec, parse, read_value, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
 from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.plugins.server import ServerSpec
@@ -49,6 +50,8 @@ ENGINES_ENTRY_POINTS: Final = "accelmark.engines"
 _ENGINES: Final = _SOURCE / "accelmark/infer/engines"
 _ENGINES_FILE: Final = "engines.yaml"
 """File next to the engines of a folder: name -> :class:`EngineSpec`; optional in a vendor's folder."""
+_OTHER_TASKS: Final = ("infer", "serve")
+"""Sections of ``case.yaml``, and beginnings of the names of a case's files, that training does not use."""
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 """Names of folders that are excluded from hashes."""
 
@@ -120,7 +123,7 @@ class FolderRef(Spec):
     package: str | None = None
     """The package of the folder (``accelmark.cases.resnet_mini``); null for a loose directory."""
     sha256: str
-    """Hash over the folder's files."""
+    """Hash over the folder's files; of a case those of its task (:func:`task_files`)."""
 
 
 @final
@@ -134,9 +137,9 @@ class Folder:
     origin: str
     """``accelmark``, the distribution that ships it, or the directory."""
 
-    def ref(self) -> FolderRef:
-        """Return a reference by which a job finds this folder, with the hash of its files."""
-        return FolderRef(name=self.name, path=self.path, package=self.package, sha256=tree_hash(self.path))
+    def ref(self, task: str) -> FolderRef:
+        """Return a reference by which a job of this task finds a case's folder, with the hash of the task's files."""
+        return FolderRef(name=self.name, path=self.path, package=self.package, sha256=case_hash(self.path, task))
 
 
 def tree_hash(path: Path) -> str:
@@ -160,6 +163,31 @@ def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
         digest.update(b"\0")
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
+
+
+def case_hash(path: Path, task: str) -> str:
+    """Return the SHA-256 over those files of a case's folder from which a result of ``task`` follows."""
+    return files_hash(task_files(tree_files(path), task))
+
+
+def task_files(files: Iterable[tuple[str, bytes]], task: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a case from which a result of ``task`` follows.
+
+    Training is independent of files and folders named ``infer*`` or ``serve*``, and of these sections of ``case.yaml``.
+    """
+    for name, content in files:
+        if task != "train":
+            yield name, content
+        elif not name.startswith(_OTHER_TASKS):
+            yield name, _without_sections(content) if name == "case.yaml" else content
+
+
+def _without_sections(case: bytes) -> bytes:
+    try:
+        sections = dict(read_value(case.decode(), "case.yaml"))
+    except (SpecError, ValueError, TypeError):
+        return case  # of a run that did not start from it
+    return json.dumps([[key, sections[key]] for key in sections if key not in _OTHER_TASKS], default=str).encode()
 
 
 def _files(path: Path) -> Iterator[Path]:
