@@ -41,11 +41,12 @@ def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     new_folder("cases", "line", bench)
     checks = list(case_checks("line", run=True))
     assert missing(checks) == ""
-    assert [check.what for check in checks][-3:] == [
+    assert [check.what for check in checks][-4:] == [
         "line trains three steps on synthetic data",
         "line: no audit rule was broken in three steps on synthetic data; "
         "data, target, speed and replay were not tried",
         "line: evaluation returns accuracy",
+        "line: inference returns accuracy",
     ]
 
 
@@ -128,6 +129,26 @@ def test_a_case_without_required_methods_names_them(bench: Path) -> None:
     code = (folder / "pytorch.py").read_text()
     (folder / "pytorch.py").write_text(code.replace("def eval_sums", "def eval_sum"))
     assert "no eval_sums()" in missing(case_checks("line2", run=False))
+
+
+@pytest.mark.parametrize(
+    ("part", "by", "expected"),
+    [
+        (
+            "  unit: sample\n  metric: accuracy",
+            "  unit: sample\n  metric: acuracy",
+            "infer.metric is 'acuracy', which metrics()",
+        ),
+        ("parameters: {width: 16}", "parameters: {wide: 16}", "KeyError: 'width'"),
+    ],
+)
+def test_inference_of_a_case_is_checked_without_a_run(bench: Path, part: str, by: str, expected: str) -> None:
+    file = new_folder("cases", "line12", bench) / "case.yaml"
+    text = file.read_text()
+    assert part in text
+    text = text.replace(part, by)
+    file.write_text(text[: text.index("train:")] + text[text.index("infer:") :])
+    assert expected in missing(case_checks("line12", run=True))
 
 
 def test_a_case_that_fails_in_training_reports_why(bench: Path) -> None:

@@ -30,6 +30,7 @@ from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import find, folders, hooks_file, load_case, load_server, load_vendor
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
+from accelmark.spec.settings.inference import InferCaseSpec
 from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
@@ -41,6 +42,7 @@ _READ: Final = (
 )  # fmt: skip
 """Names in a vendor's folder for a case that have a meaning."""
 _FILE: Final = "case.yaml"
+_INFER: Final = "infer_pytorch.py"
 _TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
 _EXPECTED: Final = frozenset(
@@ -255,14 +257,21 @@ def _extern_checks(file: Path, where: str, framework: str) -> Checks:
 
 
 def case_checks(name: str, *, run: bool) -> Checks:
-    """Check a case's folder; with ``run`` also train three steps on synthetic data. Yields as ``vendor_checks``."""
+    """Check a case's folder; with ``run`` also train three steps on synthetic data, and run the model of inference.
+
+    Yields as ``vendor_checks``.
+    """
     described = list(_case_description(name, find("cases", name).path))
     yield from described
     if not run:
         what = "not tried: the imports and results of its code, its model's parameters, the metric of its target"
         yield Check("advice", what, f"accelmark check case {name}")
-    elif all(check.state != "missing" for check in described) and load_case(name).train is not None:
-        yield from trial(name, "cpu", evaluate=True)
+    elif all(check.state != "missing" for check in described):
+        case = load_case(name)
+        if case.train is not None:
+            yield from trial(name, "cpu", evaluate=True)
+        if case.infer is not None:
+            yield from _inference(name, case.infer)
 
 
 def _case_description(name: str, folder: Path) -> Checks:
@@ -283,6 +292,8 @@ def _case_description(name: str, folder: Path) -> Checks:
         if compiler is not None and compiler not in engines:
             what = f"case.yaml: infer.configurations.compiler: unknown engine {compiler!r}"
             yield Check("missing", what, nearest(str(compiler), engines))
+        code = _class_in(folder / _INFER, _INFER, "Case", "accelmark.infer.case.InferCase")
+        yield code if isinstance(code, Check) else Check("good", f"{_INFER} defines class Case")
     if train is not None:
         if train.target is None and train.reference_loss is None:
             do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
@@ -464,19 +475,32 @@ def _findings(name: str, run: Path) -> Checks:
 
 
 def _evaluation(name: str, run: Path) -> Checks:
-    job = next(run.glob("*/round1/job.json"))
-    code, lines = _execute([sys.executable, "-m", "accelmark.probe.evaluation", str(job)])
+    train = load_case(name).train
+    metric = train.target.metric if train is not None and train.target is not None else None
+    yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(next(run.glob("*/round1/job.json"))))
+
+
+def _inference(name: str, infer: InferCaseSpec) -> Checks:
+    if infer.generates or infer.iterative:
+        yield Check(
+            "advice", f"{name}: inference was not tried: it needs weights", f"accelmark infer {name} --data DIR"
+        )
+    else:
+        yield from _metrics(f"{name}: inference", "infer.metric", infer.metric, "--infer", name)
+
+
+def _metrics(what: str, key: str, metric: str | None, *arguments: str) -> Checks:
+    """Compute the metrics of a synthetic batch in a process, and look for the one that ``key`` of case.yaml names."""
+    code, lines = _execute([sys.executable, "-m", "accelmark.probe.evaluation", *arguments])
     if code != 0:
         places = [line for line in lines if line.startswith("File ")]
         why = f"not finished within {_TIMEOUT_S:g} s" if code is None else "; ".join([*places[-1:], lines[-1]])
-        yield Check("missing", f"{name}: eval_sums() and metrics() fail on a synthetic batch", why)
+        yield Check("missing", f"{what} fails on a synthetic batch", why)
         return
     names: list[str] = json.loads(lines[-1])
-    train = load_case(name).train
-    target = train.target if train is not None else None
-    if target is not None and target.metric not in names:
-        do = f"use one of its metrics ({nearest(target.metric, names)})"
+    if metric is not None and metric not in names:
+        do = f"use one of its metrics ({nearest(metric, names)})"
         given = ", ".join(names) or "none"
-        yield Check("missing", f"target.metric is {target.metric!r}, which metrics() does not return: {given}", do)
+        yield Check("missing", f"{key} is {metric!r}, which metrics() does not return: {given}", do)
     else:
-        yield Check("good", f"{name}: evaluation returns {', '.join(names)}")
+        yield Check("good", f"{what} returns {', '.join(names)}")

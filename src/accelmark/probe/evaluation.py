@@ -1,26 +1,30 @@
-"""``python -m accelmark.probe.evaluation JOB.json``: run a case's evaluation on one synthetic batch on the CPU.
+"""``python -m accelmark.probe.evaluation JOB.json | --infer CASE``: names of the metrics of a synthetic batch.
 
-Prints the names of the metrics as one line of JSON. Exceptions of the case's code are not caught.
+Prints them as one line of JSON. Exceptions of the case's code are not caught.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
+from accelmark.infer.case import InferCase
 from accelmark.spec.job import JobSpec, TrainingWork
-from accelmark.spec.plugins.catalog import folder_module
+from accelmark.spec.layers import resolve_inference
+from accelmark.spec.plugins.catalog import find, folder_module, load_case
 
 _SAMPLES = 8
 
 
 def metric_names(job: JobSpec) -> list[str]:
-    """Return the names of the metrics of one synthetic batch.
+    """Return the names of the metrics of one synthetic batch in training.
 
     Raises:
         ValueError: the job is not a training job.
@@ -34,11 +38,44 @@ def metric_names(job: JobSpec) -> list[str]:
     model = case.build_model().eval()
     with torch.no_grad():
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))
-    found = metrics_of(case, sums)
+    return _checked(metrics_of(case, sums))
+
+
+def inference_metric_names(name: str) -> list[str]:
+    """Compute one synthetic batch with the model of a case's inference; return the names of its metrics.
+
+    Labels are not made up, so ``evaluator`` is not called: ``metrics`` gets sums of 1.
+
+    Raises:
+        ValueError: the case has no inference.
+        TypeError: ``metrics`` does not return a dictionary of numbers.
+    """
+    spec = load_case(name).infer
+    if spec is None:
+        raise ValueError(f"the case {name} has no inference")
+    settings = resolve_inference(spec, "case.yaml").settings
+    case: InferCase = folder_module(find("cases", name).ref("infer"), "infer_pytorch").Case(
+        settings, spec.parameters, {}
+    )
+    model = case.create_model().eval()
+    with torch.no_grad():
+        case.model_forward(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)).inputs)
+    if type(case).row_metrics is not InferCase.row_metrics:
+        return [spec.metric]  # which follows from rows of real data
+    return _checked(case.metrics(defaultdict(lambda: 1.0)))
+
+
+def _checked(found: Any) -> list[str]:
     if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
         raise TypeError(f"metrics() returns {found!r} instead of a dictionary of numbers")
     return list(found)
 
 
 if __name__ == "__main__":
-    print(json.dumps(metric_names(JobSpec.model_validate_json(Path(sys.argv[1]).read_bytes()))))
+    *option, argument = sys.argv[1:]
+    names = (
+        inference_metric_names(argument)
+        if option
+        else metric_names(JobSpec.model_validate_json(Path(argument).read_bytes()))
+    )
+    print(json.dumps(names))
