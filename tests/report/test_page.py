@@ -86,6 +86,27 @@ def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
         assert f"<details{opened}><summary>1 finding: 1 warning</summary>" in page
 
 
+@pytest.mark.parametrize(
+    ("changed", "badge", "explained"),
+    [
+        ({}, "✓ VALID", "the audit confirmed it."),
+        ({"marks": ("busy_machine",)}, "✓ VALID, timing unreliable", "the timing is unreliable."),
+        ({"verdict": "INVALID", "state": "cancelled"}, "– cancelled", "was not judged."),
+    ],
+)
+def test_a_verdict_is_explained_under_its_badge(
+    tmp_path: Path, changed: dict[str, object], badge: str, explained: str
+) -> None:
+    run = make_run(tmp_path / "run", Made())
+    measure_run(run)
+    loaded = load_run(run)
+    case = loaded.summary.cases[0].model_copy(update={"verdict": "VALID", "marks": (), **changed})
+    page = render_page(replace(loaded, summary=loaded.summary.model_copy(update={"cases": (case,)})))
+    assert f"{badge} " in visible(page)
+    assert explained in visible(page)
+    assert ('decisive"><dt>Throughput' in page) == ("busy_machine" not in case.marks)
+
+
 def test_a_finding_is_a_link_to_the_text_of_its_rule(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2, telemetry=False))
     page = page_of(run)

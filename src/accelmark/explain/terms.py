@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from accelmark.results.schema import VERDICTS
 from accelmark.spec.model import Spec, read_yaml
 
 
@@ -26,4 +27,6 @@ class Term(Spec):
 def all_terms() -> dict[str, dict[str, Term]]:
     """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
     path = Path(__file__).with_name("terms.yaml")
-    return TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
+    reasons = "The page and 'accelmark verify RUN' list each reason."
+    verdicts = {word: Term(text=text, remedy="" if word == "VALID" else reasons) for word, text in VERDICTS.items()}
+    return {"verdict": verdicts} | TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))

@@ -158,7 +158,11 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         scale=scale_text(key, result.variant),
         marks=[_MARKS[mark] for mark in result.marks],
         target=_target(first),
-        tiles=[_tile(title(name), name, result) for name in HEADLINES if name in known][:NUM_TILES],
+        tiles=[
+            _tile(title(name), name, result)
+            for name in HEADLINES
+            if name in known and not (result.is_timing_unreliable and FIGURES[name].unit.endswith("/s"))
+        ][:NUM_TILES],
         groups=[(group, rows) for group, rows in groups if rows],
         missing=missing,
         notes=[(title(name), spread.reason) for name, spread in known.items() if spread.reason],

@@ -374,6 +374,14 @@ class Environment(Spec):
 
 
 Verdict = Literal["VALID", "OPEN", "INVALID"]
+VERDICTS: Final[dict[Verdict, str]] = {
+    "VALID": "Every round met the case's target on the case's data, nothing that the case fixes was changed, and the "
+    "audit confirmed it.",
+    "OPEN": "Not a closed result: fixed settings were unlocked with --open, or the audit could not confirm something.",
+    "INVALID": "The audit found an error: a failed round, a missed target, synthetic data, too few rounds or records "
+    "that contradict each other.",
+}
+"""Verdict -> what it means."""
 Severity = Literal["info", "warning", "open", "error"]
 
 
@@ -633,6 +641,19 @@ class CaseResult(Spec):
         """Return the mean of a figure; None where it was not measured."""
         found = self.figures.get(name)
         return found.mean if found is not None else None
+
+    @property
+    def verdict_text(self) -> str:
+        """What the verdict means, in a sentence, or that a cancelled case was not judged."""
+        if self.state == "cancelled":
+            return "The run was stopped by a person, a signal or the scheduler, and was not judged."
+        unreliable = " Other work used the machine: the timing is unreliable." if self.is_timing_unreliable else ""
+        return f"{VERDICTS[self.verdict]}{unreliable}"
+
+    @property
+    def is_timing_unreliable(self) -> bool:
+        """Whether the result is VALID, but other work used the machine while it was timed."""
+        return self.verdict == "VALID" and "busy_machine" in self.marks
 
     @property
     def num_rounds(self) -> int:

@@ -72,6 +72,8 @@ def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: 
     console.print()
     measured = summary.measured
     console.print(_table(measured, console))
+    for word, text in dict.fromkeys((_judgement(case), case.verdict_text) for case in measured):
+        console.print(Padding(Text.assemble((f"{word}: ", "bold"), text), (0, 0, 0, 3), expand=False))
     for line in (*asked_lines(measured), *reference_lines(measured)):
         console.print(Padding(line, (0, 0, 0, 3), expand=False))
     _print_search(summary, run_dir, console)
@@ -218,12 +220,17 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
     return (
         Text(sign, style=style),
         Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim"), (marks, "dim")),
-        Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
+        Text(_judgement(case), style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),
         Text(_figure(case, _TIME[case.task])),
         Text(_figure(case, FigureName.MEAN_POWER)),
     )
+
+
+def _judgement(case: CaseResult) -> str:
+    """Return the verdict, or the state of a case that did not succeed."""
+    return case.verdict if case.state == "succeeded" else case.state
 
 
 def _figure(case: CaseResult, name: FigureName) -> str:
