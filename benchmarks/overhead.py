@@ -137,7 +137,7 @@ def case_job(
     own = {"end.max_steps": ENDLESS, "log_every_steps": LOG_EVERY, "threads": threads, "loader.synthetic": True}
     layers = [Layer("benchmark", {**own, **over})]
     resolved = resolve(Layer.of("case", spec.train.settings), layers, mutable=spec.train.mutable, is_open=True)
-    return make_job(name, folders("cases")[name].ref(), resolved.settings, directory, framework)
+    return make_job(name, folders("cases")[name].ref("train"), resolved.settings, directory, framework)
 
 
 class Handed:

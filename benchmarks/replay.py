@@ -63,7 +63,7 @@ def job_of(name: str, directory: Path, **changed: Any) -> JobSpec:
         mutable=spec.train.mutable,
         is_open=True,
     )
-    job = make_job(name, folders("cases")[name].ref(), resolved.settings, directory)
+    job = make_job(name, folders("cases")[name].ref("train"), resolved.settings, directory)
     job = job.model_copy(update={"data_dirs": data_dirs(spec, None)})
     DataFetcher()(job, lambda _: None)
     return job

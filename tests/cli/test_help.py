@@ -16,7 +16,7 @@ import typer
 from accelmark.cli import completion
 from accelmark.cli.help import EXAMPLES
 from accelmark.cli.main import app
-from tests.docs.test_commands import parsed
+from tests.docs.test_commands import parse
 
 
 def _verbs(command: Any, name: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_every_verb_shows_examples_which_the_command_line_accepts() -> None:
         for line in lines:
             program, *words = shlex.split(line)
             assert program == "accelmark"
-            parsed(words)
+            parse(words)
 
 
 def test_names_of_suites_searches_and_frameworks_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
