@@ -126,6 +126,11 @@ def suites(incomplete: str) -> list[str]:
     return _shipped("suites", incomplete)
 
 
+def claims(incomplete: str) -> list[str]:
+    """Complete the name of a shipped claim, or a YAML file."""
+    return _shipped("claims", incomplete)
+
+
 def searches(incomplete: str) -> list[str]:
     """Complete the name of a shipped search, or a YAML file."""
     return _shipped("searches", incomplete)

@@ -31,6 +31,7 @@ _SIZES: Final = {"mini": "on two CPU cores:", "standard": "on accelerators:"}
 """Size of a case -> its heading in the list of cases, in their order there."""
 _ADAPTATION: Final = "adaptation"
 _FLAGPERF: Final = "flagperf"
+_CLAIMS: Final = "claims"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
@@ -296,34 +297,66 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
 
 
 def import_files(
-    origin: Annotated[str, Argument(metavar="flagperf", help="The benchmark that the files belong to.")],
+    origin: Annotated[
+        str, Argument(metavar="flagperf|claims", help="flagperf: FlagPerf's configuration; claims: published results.")
+    ],
     files: Annotated[
         list[Path],
-        Argument(metavar="FILE", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml"),
+        Argument(
+            metavar="FILE",
+            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml; for claims: MLPerf's "
+            "result files and summaries, FlagPerf's READMEs.",
+        ),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
+    url: Annotated[str | None, Option("--url", metavar="URL", help="Where the file of claims is published.")] = None,
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
     from accelmark.compat.flagperf.convert import convert
-    from accelmark.results.store.files import make_directory, write_atomic
 
+    if origin == _CLAIMS:
+        texts = _claims(files, url)
+        return Output({"written": _written(texts, out, force=force)}, lambda: typer.echo("\n".join(texts)))
     if origin != _FLAGPERF:
-        what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}"
+        what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}, and {_CLAIMS}"
         read = "; AIPerf's config.yml is read as it is: accelmark automl run -c config.yml"
         raise RequestError(what + (read if origin == "aiperf" else ""))
     converted = convert(files)
-    texts = _files(converted)
+    written = _written(_files(converted), out, force=force)
+    left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
+    return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
+
+
+def _claims(files: Sequence[Path], url: str | None) -> dict[str, str]:
+    """Return the name and text of the file of each claim."""
+    import yaml
+
+    from accelmark.compat.published import read_published
+
+    if url is None:
+        raise RequestError("a claim names its source: give its address with --url")
+    found = [claim for file in files for claim in read_published(file, url)]
+    return {
+        f"{name}.yaml": yaml.safe_dump(
+            claim.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
+        )
+        for name, claim in found
+    }
+
+
+def _written(texts: Mapping[str, str], out: Path, *, force: bool) -> list[str]:
+    """Write files to a directory; return their paths. Raises RequestError where one exists and ``force`` is not set."""
+    from accelmark.results.store.files import make_directory, write_atomic
+
     if (taken := [name for name in texts if (out / name).exists()]) and not force:
         raise RequestError(f"{out}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --out")
     if texts:
         make_directory(out)
     for name, text in texts.items():
         write_atomic(out / name, text)
-    left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
-    written = [str(out / name) for name in texts]
-    return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
+    return [str(out / name) for name in texts]
 
 
 def _show_import(converted: Converted, written: Sequence[str]) -> None:

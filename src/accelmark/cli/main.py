@@ -15,6 +15,7 @@ from typer import Option
 import accelmark
 from accelmark.cli import completion, options
 from accelmark.cli.automl import app as automl
+from accelmark.cli.claims import reproduce
 from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
 from accelmark.cli.environments import app as environments
@@ -23,6 +24,7 @@ from accelmark.cli.finished.results import compare, results, view
 from accelmark.cli.finished.run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.help import Verb, Verbs
+from accelmark.cli.ledger import app as ledger
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
 from accelmark.cli.runs import infer, resume, run, status, stop, train
 from accelmark.cli.serving import serve
@@ -30,7 +32,7 @@ from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 _GROUPS: Final[Mapping[str, tuple[Callable[..., object], ...]]] = {
-    "Measure": (train, infer, serve, run, probe, cluster),
+    "Measure": (train, infer, serve, run, reproduce, probe, cluster),
     "Follow a run": (status, stop, resume),
     "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
     "Look up": (cases, vendors, doctor, preflight, explain),
@@ -49,6 +51,7 @@ def _name(verb: Callable[..., object]) -> str:
 class _GroupedVerbs(Verbs):
     titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{title: tuple(_name(verb) for verb in verbs) for title, verbs in _GROUPS.items()},
+        "Publish results": ("ledger",),
         "Search networks": ("automl",),
         "Install frameworks": ("env",),
         "Prepare data": ("data",),
@@ -67,6 +70,7 @@ app = typer.Typer(
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_name(_verb), cls=Verb)(_verb)
 app.add_typer(automl, name="automl")
+app.add_typer(ledger, name="ledger")
 app.add_typer(data, name="data")
 app.add_typer(environments, name="env")
 

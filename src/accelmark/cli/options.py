@@ -44,6 +44,9 @@ Offline = Annotated[bool, Option("--offline", help="Download nothing; use cached
 DryRun = Annotated[bool, Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
+PricesFile = Annotated[
+    Path | None, Option("--prices", metavar="FILE", help="Your own prices (YAML); adds costs. None are shipped.")
+]
 RunPath = Annotated[
     Path,
     Argument(

@@ -28,6 +28,7 @@
     root.dataset.charts = String(document.querySelectorAll(".chart .plot .main-svg").length > 0);
   };
   draw();
+  document.addEventListener("charts", () => draw());
   addEventListener("beforeprint", () => draw(680));
   new MutationObserver(() => draw()).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());

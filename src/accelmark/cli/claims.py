@@ -1,0 +1,191 @@
+"""The verb that compares runs with published figures: reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import completion, options
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
+
+if TYPE_CHECKING:
+    from accelmark.plan.plan import Plan
+    from accelmark.results.claims import Claim, Difference, Reproduction
+    from accelmark.results.store.loaded_run import LoadedRun
+
+_ROUNDS = 3
+"""Rounds of a reproduction by default, since one has no interval."""
+
+
+def reproduce(
+    claim: Annotated[
+        str | None,
+        Argument(
+            metavar="CLAIM",
+            help="Name of a claim or a YAML file; without one, claims are listed.",
+            autocompletion=completion.claims,
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        Option("--check", metavar="RUN|BUNDLE|RESULT", help="Compare this run, bundle or result.json; start nothing."),
+    ] = None,
+    rounds: Annotated[int, Option("--rounds", min=1, help="Rounds to run.")] = _ROUNDS,
+    data: options.Data = None,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Page of the comparison; default: in the run.")
+    ] = None,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+) -> Output | None:
+    """Reproduce a published figure: run what comes closest, and report REPRODUCED, SHORT, BETTER or NOT COMPARABLE."""
+    from accelmark.results.claims import claim_files, load_claim
+
+    if claim is None:
+        listed = {name: load_claim(name)[1] for name in claim_files()}
+        return Output(listed, lambda: _show_claims(listed))
+    name, content = load_claim(claim)
+    if check is not None:
+        return _compared(name, content, _run_at(check), output)
+    from datetime import UTC, datetime
+
+    from accelmark.cli.execution import execute
+    from accelmark.results.store.loaded_run import SUMMARY_FILE
+    from accelmark.run.record.directory import default_path
+
+    plan = _planned(content, rounds, data, vendor, settings or [], synthetic=synthetic, dry_run=dry_run)
+    if not as_json:
+        _show_planned(name, content, _planned_differences(content, plan))
+    directory = out or default_path(plan.name, datetime.now(UTC))
+    try:
+        execute(plan, directory, offline=offline, dry_run=dry_run, as_json=as_json)
+    except typer.Exit:
+        if not (directory / SUMMARY_FILE).is_file():
+            raise
+    if dry_run:
+        return None
+    return _compared(name, content, _run_at(directory), output or directory.with_suffix(".reproduction.html"))
+
+
+def _run_at(path: Path) -> LoadedRun:
+    from accelmark.results.claims import load_result
+    from accelmark.results.sources import load_source
+    from accelmark.results.store.bundle import is_bundle
+
+    path = options.own_run(path)
+    return load_result(path) if path.is_file() and not is_bundle(path) else load_source(path, curves=False)
+
+
+def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> Output:
+    """Compare a run, write page and JSON file where asked for, and return what is printed."""
+    from accelmark.report.claim_page import render_reproduction
+    from accelmark.results.claims import reproduce as compare
+    from accelmark.results.store.files import write_atomic
+
+    found = compare(name, claim, run)
+    if output is not None:
+        write_atomic(output, render_reproduction(found))
+        write_atomic(output.with_suffix(".json"), found.model_dump_json(indent=1) + "\n")
+
+    def show() -> None:
+        _show(found)
+        if output is not None:
+            typer.echo(str(output))
+
+    return Output(found, show, EXIT_OK if found.verdict in ("REPRODUCED", "BETTER") else EXIT_FAILED)
+
+
+def _planned(
+    claim: Claim,
+    rounds: int,
+    data: Path | None,
+    vendor: str | None,
+    settings: list[str],
+    *,
+    synthetic: bool,
+    dry_run: bool,
+) -> Plan:
+    """Return the plan of the run that comes closest to a claim on this machine, which needs the claim's chip."""
+    from accelmark.cli.machine import detect_devices
+    from accelmark.cli.runs import plan_request
+    from accelmark.spec.runfile import CaseRequest, RunSpec
+
+    here = detect_devices(vendor)
+    is_here = here.hardware == claim.hardware
+    if not is_here and not dry_run:
+        what = f"this machine has {here.hardware}, the claim is about {claim.hardware}: a run would be NOT COMPARABLE"
+        raise RequestError(f"{what}; compare a run of such a machine with --check")
+    nproc = min(claim.nproc, here.num_devices or claim.nproc) if is_here else claim.nproc
+    stated = {name: value for name, value in claim.settings.items() if value is not None}
+    if claim.task == "train" and claim.precision is not None:
+        stated["precision"] = claim.precision
+    case = CaseRequest(
+        key=f"{claim.case}:{claim.framework}:{claim.hardware}:1:{nproc}:{rounds}",
+        task=claim.task,
+        data=data and data.expanduser(),
+        settings=stated | claim.run,
+    )
+    request = RunSpec(name=f"reproduce-{claim.case}", vendor=vendor, open=bool(claim.run), cases=(case,))
+    synthetic = synthetic or (claim.data == "synthetic" and claim.task != "serve")
+    return plan_request(request, settings, synthetic=synthetic, where="the claim", allow_missing_data=dry_run)
+
+
+def _planned_differences(claim: Claim, plan: Plan) -> list[Difference]:
+    from accelmark.results.claims import planned_differences
+
+    job = plan.jobs[0].job
+    values = {name: setting.value for name, setting in job.provenance.items()}
+    precision = str(values.get("precision", claim.precision))
+    synthetic = bool(values.get("loader.synthetic") or values.get("synthetic"))
+    return list(planned_differences(claim, values, precision, job.key.world_size, synthetic=synthetic))
+
+
+def _show_claims(claims: dict[str, Claim]) -> None:
+    from rich.console import Console
+
+    from accelmark.spec.number_format import quantity
+
+    table = options.plain_table("claim", "figure", "on", "what")
+    table.columns[0].no_wrap = True
+    for name, claim in claims.items():
+        scale = f"{claim.num_devices} x {claim.hardware}"
+        table.add_row(name, quantity(claim.value, claim.unit), scale, claim.title)
+    Console(highlight=False).print(table)
+
+
+def _show_planned(name: str, claim: Claim, differences: list[Difference]) -> None:
+    from accelmark.spec.number_format import quantity
+
+    typer.secho(f"{name}: {claim.title}: {quantity(claim.value, claim.unit)}", bold=True)
+    typer.echo(f"source: {claim.source.document}")
+    typer.echo("will differ:" if differences else "will differ: nothing that the source states")
+    for difference in differences:
+        options.echo_wrapped(f"  {difference.text}")
+    for text in claim.not_stated:
+        options.echo_wrapped(f"  not stated: {text}")
+
+
+def _show(found: Reproduction) -> None:
+    from accelmark.report.claim_page import figures_text
+
+    color = {"REPRODUCED": "green", "BETTER": "green", "SHORT": "red"}.get(found.verdict, "yellow")
+    typer.secho(f"{found.text}: {found.claim} by {found.run}", fg=color, bold=True)
+    for reason in found.reasons:
+        options.echo_wrapped(f"  {reason}", fg="yellow")
+    for name, text in figures_text(found):
+        options.echo_wrapped(f"  {name}: {text}")
+    options.echo_wrapped(f"  Source: {found.source.document}")
+    typer.echo("what differs, by expected cost:" if found.differences else "nothing differs that the source states")
+    for difference in found.differences:
+        options.echo_wrapped(f"  {difference.text}")
+    for text in found.not_stated:
+        options.echo_wrapped(f"  not stated by the source: {text}")

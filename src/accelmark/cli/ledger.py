@@ -1,0 +1,107 @@
+"""Verbs about ledgers, directories of verified results: ledger add, check, site, withdraw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+from accelmark.cli.help import Verb, Verbs
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
+
+app = typer.Typer(
+    cls=Verbs, help="Publish verified results in a directory that anyone can check.", no_args_is_help=True
+)
+
+_DEFAULT: Final = Path("ledger")
+Directory = Annotated[Path, Option("--ledger", metavar="DIR", help="Directory of the ledger.")]
+By = Annotated[str, Option("--by", metavar="NAME", help="Who you are: a person or an organisation.")]
+
+
+@app.command("add", cls=Verb)
+def add(
+    bundle: Annotated[Path, Argument(metavar="BUNDLE", help="A bundle of 'accelmark bundle'.")],
+    by: By,
+    ledger: Directory = _DEFAULT,
+    at: Annotated[
+        str | None, Option("--at", metavar="URL", help="Where the bundle is published; default: a copy in the ledger.")
+    ] = None,
+    note: Annotated[str, Option("--note", metavar="TEXT", help="A remark in the record.")] = "",
+    unverified: Annotated[
+        bool, Option("--unverified", help="The file is a result.json without a bundle; the record says so.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> Output:
+    """Verify a bundle and add its record. Refused are edited, unregistered and INVALID runs, and unknown signers."""
+    from accelmark.ledger.check import add_bundle, add_result
+
+    path = (add_result if unverified else add_bundle)(ledger, bundle, by=by, at=at, note=note)
+    return Output({"record": path.stem, "path": str(path)}, lambda: typer.echo(str(path)))
+
+
+@app.command("check", cls=Verb)
+def check(
+    ledger: Directory = _DEFAULT,
+    since: Annotated[
+        str | None, Option("--since", metavar="COMMIT", help="Require that records were only added since then.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> Output:
+    """Verify all records of a ledger again. Recomputes each from its bundle."""
+    from accelmark.ledger.check import check_ledger
+
+    found = check_ledger(ledger, since)
+
+    def show() -> None:
+        for problem in found.problems:
+            options.echo_wrapped(problem, fg="red")
+        parts = [
+            f"{found.num_verified} recomputed from their bundles",
+            f"{found.num_elsewhere} with a bundle elsewhere",
+            f"{found.num_result_files} of result files, which cannot be verified",
+            f"{found.num_made_up} made up",
+            f"{found.num_withdrawn} withdrawn",
+        ]
+        typer.echo(f"{found.num_records} records: {', '.join(part for part in parts if not part.startswith('0 '))}")
+
+    content: dict[str, Any] = found._asdict()
+    return Output(content, show, EXIT_FAILED if found.problems else EXIT_OK)
+
+
+@app.command("site", cls=Verb)
+def site(
+    out: Annotated[Path, Argument(metavar="OUT", help="File of the page, or a directory for index.html.")],
+    ledger: Directory = _DEFAULT,
+    prices: options.PricesFile = None,
+    as_json: options.AsJson = False,
+) -> Output:
+    """Write a static page of a ledger: table, charts, history, and two chips side by side."""
+    from accelmark.ledger.check import open_ledger
+    from accelmark.report.ledger_page import render_ledger
+    from accelmark.results.prices import read_prices
+    from accelmark.results.store.files import make_directory, write_atomic
+
+    page = out if out.suffix == ".html" else out / "index.html"
+    text = render_ledger(open_ledger(ledger), read_prices(prices))
+    make_directory(page.parent)
+    write_atomic(page, text)
+    return Output({"page": str(page)}, lambda: typer.echo(str(page)))
+
+
+@app.command("withdraw", cls=Verb)
+def withdraw(
+    record: Annotated[str, Argument(metavar="RECORD", help="Name of the record.")],
+    by: By,
+    why: Annotated[str, Option("--why", metavar="TEXT", help="The reason.")],
+    ledger: Directory = _DEFAULT,
+    as_json: options.AsJson = False,
+) -> Output:
+    """Withdraw a record. This adds a record, too; nothing is removed."""
+    from accelmark.ledger.check import withdraw as take_back
+
+    path = take_back(ledger, record, by=by, why=why)
+    return Output({"record": path.stem, "path": str(path)}, lambda: typer.echo(str(path)))

@@ -1,0 +1,1 @@
+"""Ledgers: directories of verified results that any organisation can host in git."""

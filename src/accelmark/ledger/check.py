@@ -1,0 +1,234 @@
+"""Add a verified bundle to a ledger, and verify a whole ledger again."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json
+
+from accelmark.audit.verify import verify_run
+from accelmark.ledger.record import (
+    BUNDLES,
+    RECORDS,
+    SIGNERS,
+    Entry,
+    Evidence,
+    Ledger,
+    Record,
+    Withdrawal,
+    environment_of,
+    read_ledger,
+    recorded_cases,
+    reproduced,
+    write_record,
+)
+from accelmark.results.claims import load_result
+from accelmark.results.store.bundle import SUFFIX, is_bundle, unpack
+from accelmark.results.store.files import make_directory, write_errors
+from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.store.signature import Trust
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.log.records import REGISTRATION_FILE
+
+_ADDED: Final = ("added_at", "by", "note", "reproduces")
+"""Fields of a record that its bundle does not determine."""
+_MOST: Final = 3
+
+
+class Checked(NamedTuple):
+    """The result of verifying a ledger."""
+
+    num_records: int
+    num_verified: int
+    """Records that were recomputed from their bundles."""
+    num_elsewhere: int
+    """Records whose bundles are not here."""
+    num_result_files: int
+    num_made_up: int
+    num_withdrawn: int
+    problems: list[str]
+
+
+def add_bundle(root: Path, bundle: Path, *, by: str, at: str | None = None, note: str = "") -> Path:
+    """Verify a bundle and write its record; without an address ``at``, copy the bundle into the ledger.
+
+    Returns the record's path. Raises RequestError or RunError, before anything is written, if the file is no bundle,
+    is edited, was not registered, is INVALID (but for synthetic data), has a signature of an unknown key, or its run
+    has a record already.
+    """
+    if not bundle.is_file() or not is_bundle(bundle):
+        raise RequestError(f"{bundle}: is not a bundle: write it with 'accelmark bundle RUN'")
+    digest = _sha256(bundle)
+    name = f"{BUNDLES}/{bundle.name.removesuffix(SUFFIX).removesuffix('.tar')}-{digest[:12]}{SUFFIX}"
+    record = verified_record(root, bundle, Evidence(kind="bundle", sha256=digest, where=at or name), by=by, note=note)
+    path = _add(root, record)
+    if at is None:
+        make_directory(root / BUNDLES)
+        with write_errors(root / name):
+            shutil.copyfile(bundle, root / name)
+    return path
+
+
+def add_result(root: Path, result: Path, *, by: str, at: str | None = None, note: str = "") -> Path:
+    """Write a record of a ``result.json`` without a bundle, which says that nothing could be verified.
+
+    Raises RunError if the file cannot be read, or its run has a record already.
+    """
+    run = load_result(result)
+    digest = _sha256(result)
+    record = _record(
+        run, Evidence(kind="result file", sha256=digest, where=at or ""), digest, None, "not known", by, note
+    )
+    return _add(root, record)
+
+
+def withdraw(root: Path, name: str, *, by: str, why: str) -> Path:
+    """Write a record that takes another one back. Raises RequestError if there is no such record, or it was already."""
+    ledger = read_ledger(root)
+    if name not in {entry.id for entry in ledger.valid}:
+        state = "was withdrawn already" if name in ledger.withdrawn else "is not a record of this ledger"
+        raise RequestError(f"{name}: {state}")
+    if not why.strip():
+        raise RequestError("--why: state the reason")
+    return write_record(root, Withdrawal(added_at=_now(), by=by, record=name, why=why))
+
+
+def _add(root: Path, record: Record) -> Path:
+    entries = read_ledger(root).valid if (root / RECORDS).is_dir() else []
+    for entry in entries:
+        if entry.record.run_id == record.run_id:
+            raise RequestError(f"{record.run}: the run has a record already: {entry.id}")
+    return write_record(root, record.model_copy(update={"reproduces": tuple(reproduced(record, entries))}))
+
+
+def verified_record(root: Path, bundle: Path, evidence: Evidence, *, by: str = "", note: str = "") -> Record:
+    """Recompute everything in a bundle and return its record. Raises RequestError or RunError as :func:`add_bundle`."""
+    signers = root / SIGNERS
+    with tempfile.TemporaryDirectory(prefix="accelmark-ledger-") as directory:
+        run_dir, edited = unpack(bundle, Path(directory))
+        found = verify_run(run_dir, Trust(allowed_signers=signers if signers.is_file() else None))
+        signature = found.signature
+        problems = [*edited, *found.changed, *found.differences]
+        if signature.status not in ("unsigned", "trusted"):
+            who = (
+                "; its key is not in the ledger's allowed_signers"
+                if signature.status in ("signed", "untrusted")
+                else ""
+            )
+            problems.append(f"{signature.text}{who}")
+        registration = _json(run_dir / REGISTRATION_FILE)
+        if not registration.get("nonce"):
+            problems.append(f"{REGISTRATION_FILE} is missing: the run was not registered before it started")
+        for case in found.summary.measured:
+            errors = [str(finding) for finding in case.findings if finding.severity == "error"]
+            if case.verdict == "INVALID" and "synthetic" not in case.marks:
+                problems.append(f"{case.key}: is INVALID: {'; '.join(errors[:_MOST])}")
+        if problems:
+            more = f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else ""
+            raise RunError(f"{bundle.name}: does not pass: {'; '.join(problems[:_MOST])}{more}")
+        number = registration.get("number")
+        entry = f"number {number}" if number is not None else f"in no registry: {registration.get('reason')}"
+        signed_by = signature.text.removeprefix("signed by ") if signature.status == "trusted" else None
+        run = load_run(run_dir, curves=False)
+        return _record(run, evidence, str(registration["nonce"]), signed_by, entry, by, note)
+
+
+def _record(
+    run: LoadedRun, evidence: Evidence, run_id: str, signed_by: str | None, registered: str, by: str, note: str
+) -> Record:
+    cases = recorded_cases(run)
+    if not cases:
+        raise RunError(f"{run.path}: has no round that could be read")
+    summary = run.summary
+    return Record(
+        added_at=_now(), by=by, note=note, run=summary.run, run_id=run_id, started_at=summary.started_at,
+        accelmark_version=summary.accelmark_version, evidence=evidence, signed_by=signed_by, registered=registered,
+        environment=environment_of(run), cases=cases,
+    )  # fmt: skip
+
+
+def check_ledger(root: Path, since: str | None = None) -> Checked:
+    """Verify all records again: their hashes, and from each bundle that is here everything that the record states.
+
+    ``since``: a commit; records that were changed or removed since then are problems. Raises RunError if there is no
+    ledger, or git cannot compare.
+    """
+    ledger = read_ledger(root)
+    problems = [*ledger.problems, *(_not_appended(root, since) if since else ())]
+    kinds = [entry.record.evidence.kind for entry in ledger.entries]
+    num_verified = 0
+    for entry in ledger.valid:
+        bundle = root / entry.record.evidence.where
+        if entry.record.evidence.kind == "bundle" and "://" not in entry.record.evidence.where:
+            found = list(_bundle_problems(root, entry, bundle))
+            problems += found
+            num_verified += not found
+    elsewhere = sum(
+        entry.record.evidence.kind == "bundle" and "://" in entry.record.evidence.where for entry in ledger.entries
+    )
+    return Checked(
+        len(ledger.entries), num_verified, elsewhere, kinds.count("result file"), kinds.count("made up"),
+        len(ledger.withdrawn), problems,
+    )  # fmt: skip
+
+
+def _bundle_problems(root: Path, entry: Entry, bundle: Path) -> Iterator[str]:
+    if not bundle.is_file():
+        yield f"{entry.id}: its bundle {bundle} is missing"
+    elif _sha256(bundle) != entry.record.evidence.sha256:
+        yield f"{entry.id}: its bundle {bundle} was changed"
+    else:
+        try:
+            again = verified_record(root, bundle, entry.record.evidence)
+        except (RequestError, RunError) as error:
+            yield f"{entry.id}: {error}"
+            return
+        stored, computed = (one.model_dump(exclude=set(_ADDED)) for one in (entry.record, again))
+        if differing := [name for name in stored if stored[name] != computed[name]]:
+            yield f"{entry.id}: its bundle gives another record: {', '.join(differing)}"
+
+
+def _not_appended(root: Path, since: str) -> Iterator[str]:
+    command = ["git", "-C", str(root), "diff", "--name-status", "--no-renames", since, "--", RECORDS, BUNDLES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunError(f"{root}: git cannot compare with {since}: {done.stderr.strip()}")
+    for line in done.stdout.splitlines():
+        state, _, name = line.partition("\t")
+        if state != "A":
+            yield f"{name}: was {'removed' if state == 'D' else 'changed'} since {since}: records are only added"
+
+
+def open_ledger(root: Path) -> Ledger:
+    """Return a ledger for reading. Raises RunError with its first problem if it has any."""
+    ledger = read_ledger(root)
+    if ledger.problems:
+        raise RunError(f"{ledger.problems[0]}; see 'accelmark ledger check {root}'")
+    return ledger
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,479 @@
+"""Claims: figures that others published, and the comparison of a run with one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, PositiveFloat, field_validator, model_validator
+
+from accelmark.results.comparison import value_text
+from accelmark.results.figures import FIGURES, FigureName, unit_of
+from accelmark.results.rounds.summary import spread
+from accelmark.results.schema import Figure, Mark, RoundResult, Spread
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
+from accelmark.spec.errors import Problem, RequestError, RunError, SpecError, nearest
+from accelmark.spec.model import FiniteSpec, Spec, parse, read_yaml
+from accelmark.spec.number_format import counted, digits, percent, quantity
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
+from accelmark.spec.settings.training import Scalar
+
+CLAIMS: Final = Path(__file__).parents[1] / "claims"
+"""The claims that AccelMark ships."""
+
+Favoured = Literal["run", "claim", "unknown"]
+Kind = Literal[
+    "model",
+    "precision",
+    "data",
+    "recomputation",
+    "compilation",
+    "scale",
+    "batch",
+    "parallelism",
+    "power limit",
+    "software",
+]
+_COSTS: Final[dict[Kind, str]] = {
+    "model": "speed changes as the work per unit does",
+    "precision": "at most the ratio of the chip's peak rates",
+    "data": "reading and decoding may limit an accelerator; synthetic data costs nothing",
+    "recomputation": "full recomputation adds a forward pass: a third of the work",
+    "compilation": "fused kernels use less memory bandwidth; eager execution waits for the host",
+    "scale": "gradients, weights or activations are exchanged between devices",
+    "batch": "a small batch does not fill the device",
+    "parallelism": "sharding exchanges weights in each step",
+    "power limit": "at most the ratio of the limits",
+    "software": "kernels differ between versions",
+}
+"""What may differ, by the cost that is expected of it, largest first -> why it costs speed."""
+_PARTS: Final[tuple[tuple[str, Kind], ...]] = (
+    ("model.", "model"), ("prompts.", "model"), ("batch_size", "batch"), ("gradient_accumulation_steps", "batch"),
+    ("load.", "batch"), ("activation_checkpointing", "recomputation"), ("compile", "compilation"),
+    ("scenarios", "model"), ("compiler", "software"), ("server", "software"), ("parallelism", "parallelism"),
+    ("zero.", "parallelism"), ("tensor", "parallelism"),
+)  # fmt: skip
+"""Prefix of a setting -> what differs where it differs."""
+_ORDERED: Final[dict[str, tuple[Any, ...]]] = {
+    "activation_checkpointing": ("full", "selective", "off"),
+    "compile": ("off", "default", "reduce-overhead", "max-autotune"),
+}
+"""Setting -> its values, slowest first."""
+
+
+class Source(FiniteSpec):
+    """Where a figure was published."""
+
+    document: str = Field(min_length=1)
+    """Repository and path, or title and publisher."""
+    url: str = Field(pattern=r"^https?://\S+$")
+    commit: str | None = None
+    """Commit of the document that was read."""
+    place: str | None = None
+    """Table, row or line."""
+    date: str | None = None
+    """When it was measured or published, as the document states it."""
+
+
+class Tolerance(FiniteSpec):
+    """How far a run may be from a claim that it reproduces."""
+
+    ratio: float = Field(gt=0, le=0.5)
+    why: str = Field(min_length=1)
+
+
+class Difference(FiniteSpec):
+    """A condition of a run that differs from the claim's."""
+
+    kind: Kind
+    claimed: str
+    measured: str
+    favours: Favoured
+    """The side that is faster for it."""
+    at_most: float | None = None
+    """The largest effect that it can have, as a share; null: not known."""
+
+    @property
+    def text(self) -> str:
+        """The difference in words."""
+        side = {"run": "; favours the run", "claim": "; favours the claim", "unknown": ""}[self.favours]
+        bound = "" if self.at_most is None else f" by at most {percent(self.at_most)}"
+        return f"{self.kind}: {self.measured}, claimed {self.claimed}{side}{bound} ({_COSTS[self.kind]})"
+
+
+class Claim(FiniteSpec):
+    """A published figure, the conditions that its source states, and the run of AccelMark that comes closest."""
+
+    title: str
+    case: str
+    """AccelMark's case that comes closest."""
+    framework: str = "pytorch"
+    """Framework of that run."""
+    task: Literal["train", "infer", "serve"]
+    hardware: str
+    """The chip, as in keys."""
+    nnodes: int = Field(default=1, ge=1)
+    nproc: int = Field(default=1, ge=1)
+    precision: str | None
+    """null: the source does not state it."""
+    data: Literal["real", "synthetic"] | None
+    figure: FigureName
+    """The figure of AccelMark that is defined as the source's."""
+    steady: bool = False
+    """Whether the source leaves the first steps out: a training's rate is then that of its median step."""
+    value: PositiveFloat
+    unit: str
+    better: Literal["higher", "lower"] | None = None
+    """Required where the figure itself does not say it."""
+    flops_per_unit: PositiveFloat | None = None
+    """Of the source's model, by its own formula."""
+    settings: dict[str, Scalar | None] = Field(default_factory=dict)
+    """Settings that the source states, by AccelMark's names."""
+    run: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the run of AccelMark: its length, the shape of its model."""
+    power_limit_w: PositiveFloat | None = None
+    software: str | None = None
+    differs: tuple[Difference, ...] = ()
+    """Conditions that no run of the case can meet."""
+    source: Source
+    not_stated: tuple[str, ...] = ()
+    """What the source does not state."""
+    tolerance: Tolerance
+
+    @field_validator("figure", mode="before")
+    @classmethod
+    def _known(cls, name: Any) -> Any:
+        if isinstance(name, str) and name not in FigureName.__members__.values():
+            raise ValueError(f"is no figure ({nearest(name, [figure.value for figure in FigureName])})")
+        return name
+
+    @model_validator(mode="after")
+    def _directed(self) -> Claim:
+        if FIGURES[self.figure].better == "neither" and self.better is None:
+            raise ValueError(f"{self.figure.value}: state with 'better' whether higher or lower is better")
+        return self
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the published run."""
+        return self.nnodes * self.nproc
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether higher is better."""
+        return (self.better or FIGURES[self.figure].better) == "higher"
+
+    @property
+    def is_per_device(self) -> bool:
+        """Whether the figure does not grow with the number of devices."""
+        info = FIGURES[self.figure]
+        return "per_device" in self.figure.value or info.unit in ("ratio", "") or info.better == "neither"
+
+
+Verdict = Literal["REPRODUCED", "SHORT", "BETTER", "NOT COMPARABLE"]
+
+
+class Reproduction(Spec):
+    """The comparison of a run with a claim."""
+
+    schema_version: Literal[1] = 1
+    claim: str
+    title: str
+    source: Source
+    verdict: Verdict
+    text: str
+    """``SHORT BY 20.7 %``."""
+    claimed: float
+    measured: float | None
+    unit: str
+    advantage: float | None
+    """Speed of the run over that of the claim, minus 1; of a figure of which less is better, the inverse ratio."""
+    interval: tuple[float, float] | None
+    """Its 95 % interval over rounds."""
+    interval_reason: str | None
+    tolerance: Tolerance
+    reasons: tuple[str, ...]
+    """Why it is not comparable."""
+    differences: tuple[Difference, ...]
+    """By expected cost; those that can explain the verdict first."""
+    not_stated: tuple[str, ...]
+    run: str
+    started_at: str
+    run_verdict: str
+    marks: tuple[Mark, ...]
+    num_rounds: int
+
+
+def claim_files() -> dict[str, Path]:
+    """Return the file of each claim by name: those shipped, and ``claims/`` below each directory of plug-ins."""
+    places = [
+        CLAIMS,
+        *(Path(part) / "claims" for part in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep) if part),
+    ]
+    return {file.stem: file for place in places for file in sorted(place.glob("*.yaml"))}
+
+
+def load_claim(name: str) -> tuple[str, Claim]:
+    """Read a claim by its name or the path of its file; return its name and content.
+
+    Raises RequestError for an unknown name, SpecError with all problems of the file.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        known = claim_files()
+        if name not in known:
+            hint = nearest(name, known)
+            raise RequestError(
+                f"unknown claim {name!r} ({hint if not hint.startswith('known') else 'accelmark reproduce lists them'})"
+            )
+        path = known[name]
+    claim = parse(Claim, read_yaml(path), str(path))
+    require_unit(claim, str(path))
+    return path.stem, claim
+
+
+def require_unit(claim: Claim, where: str) -> None:
+    """Raise SpecError where the unit of a claim is not that of its figure for its case."""
+    spec = load_case(claim.case)
+    part = {"train": spec.train, "infer": spec.infer, "serve": spec.infer}[claim.task]
+    if part is None:
+        raise SpecError([Problem(where, "task", f"{claim.case} has no task {claim.task!r}")])
+    expected = unit_of(claim.figure, "token" if claim.task == "serve" else part.unit)
+    if claim.unit != expected:
+        what = f"{claim.unit!r} does not fit: {claim.figure.value} of {claim.case} is in {expected or 'no unit'!r}"
+        raise SpecError([Problem(where, "unit", what)])
+
+
+def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
+    """Compare a run with a claim; of several cases, the one that is closest.
+
+    Raises RequestError where the run has no case of the claim's model and task.
+    """
+    cases = [
+        case
+        for case in run.without_trials
+        if case.result.key.model == claim.case and case.result.task == claim.task and case.rounds
+    ]
+    if not cases:
+        raise RequestError(f"{run.path}: has no round of {claim.case} ({claim.task}), which {name} is about")
+    return max((_reproduction(name, claim, case) for case in cases), key=lambda found: -len(found.reasons))
+
+
+def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
+    found = _spread(claim, case)
+    differences = differences_of(claim, case)
+    ratio = found.mean and (found.mean / claim.value if claim.is_rate else claim.value / found.mean)
+    advantage = None if ratio is None else ratio - 1
+    interval = None
+    if found.ci95 is not None and min(found.ci95) > 0:
+        bounds = [(bound / claim.value if claim.is_rate else claim.value / bound) - 1 for bound in found.ci95]
+        interval = (min(bounds), max(bounds))
+    reasons = [*_unfit(claim, case), *([] if found.mean else [found.reason or "the figure was not measured"])]
+    verdict: Verdict = "NOT COMPARABLE"
+    if not reasons and advantage is not None:
+        limit = claim.tolerance.ratio
+        verdict = "SHORT" if advantage < -limit else "BETTER" if advantage > limit else "REPRODUCED"
+        eased = [one for one in differences if one.favours == "run" and not (one.at_most or 1) <= limit]
+        if verdict != "SHORT" and eased:
+            verdict = "NOT COMPARABLE"
+            reasons = [
+                f"the run was easier than the claim's: {one.kind}: {one.measured}, claimed {one.claimed}"
+                for one in eased
+            ]
+    size = "" if advantage is None else f" BY {digits(100 * abs(advantage), 3)} %"
+    ranks = {"run": 0, "unknown": 1, "claim": 2} if (advantage or 0) > 0 else {"claim": 0, "unknown": 1, "run": 2}
+    kinds = list(_COSTS)
+
+    def rank(one: Difference) -> tuple[object, ...]:
+        return ranks[one.favours], (one.at_most or 1) <= claim.tolerance.ratio, kinds.index(one.kind)
+
+    return Reproduction(
+        claim=name,
+        title=claim.title,
+        source=claim.source,
+        verdict=verdict,
+        text=verdict + (size if verdict in ("SHORT", "BETTER") else ""),
+        claimed=claim.value,
+        measured=found.mean,
+        unit=claim.unit,
+        advantage=advantage,
+        interval=interval,
+        interval_reason=None
+        if interval
+        else f"{found.num_rounds} round{'s' if found.num_rounds != 1 else ''}; an interval needs two",
+        tolerance=claim.tolerance,
+        reasons=tuple(reasons),
+        differences=tuple(sorted(differences, key=rank)),
+        not_stated=claim.not_stated,
+        run=case.run.summary.run,
+        started_at=case.run.summary.started_at,
+        run_verdict=case.result.verdict,
+        marks=case.result.marks,
+        num_rounds=found.num_rounds,
+    )
+
+
+def _spread(claim: Claim, case: LoadedCase) -> Spread:
+    """Return the figure over rounds; of a steady training, scaled from its mean step to its median step."""
+    values = []
+    for result in case.succeeded:
+        figure = result.figures.get(claim.figure) or Figure(value=None, reason=f"the run has no {claim.figure.value}")
+        rate = figure.value
+        if claim.steady and rate is not None:
+            seconds, median_ms = (
+                result.value_of(name) for name in (FigureName.TRAIN_NO_EVAL_TIME, FigureName.STEP_P50)
+            )
+            if not seconds or not median_ms or not result.num_steps:
+                figure = Figure(value=None, reason="the median step is not known")
+            else:
+                mean_ms = 1e3 * seconds / result.num_steps
+                figure = Figure(value=rate * (mean_ms / median_ms if claim.is_rate else median_ms / mean_ms))
+        values.append(figure)
+    return spread(values)
+
+
+def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
+    """Yield the reasons for which figures of a run say nothing about a claim."""
+    first, key = case.rounds[0], case.result.key
+    if key.hardware != claim.hardware:
+        yield f"the run is on {key.hardware}, the claim on {claim.hardware}"
+    if not claim.is_per_device and key.world_size != claim.num_devices:
+        yield f"the run has {key.world_size} devices, the claim {claim.num_devices}, and the figure is that of all"
+    if "edited" in case.result.marks:
+        yield "files of the run were edited"
+    errors = [finding for finding in case.result.findings if finding.severity == "error"]
+    if case.result.verdict == "INVALID" and "synthetic" not in case.result.marks:
+        yield f"the run is INVALID: {errors[0] if errors else '; '.join(case.result.reasons)}"
+    for setting in ("model.seq_length", "prompts.input.mean", "prompts.output.mean", "scenarios"):
+        stated, ours = claim.settings.get(setting), first.settings.get(setting)
+        if stated is not None and (ours is None or ours.value != stated):
+            yield f"{setting} is {value_text(ours and ours.value)} in the run, {value_text(stated)} in the claim"
+    for one in claim.differs:
+        if one.kind == "model" and one.favours == "unknown":
+            yield f"another model: {one.measured}, claimed {one.claimed}"
+
+
+def differences_of(claim: Claim, case: LoadedCase) -> list[Difference]:
+    """Return the conditions of a run that differ from those that a claim states."""
+    return list(_differences(claim, case.rounds[0], case.result.key.world_size, case.result.marks))
+
+
+def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iterable[str]) -> Iterator[Difference]:
+    settings = {name: setting.value for name, setting in first.settings.items()}
+    yield from planned_differences(
+        claim, settings, first.precision, num_devices, synthetic="synthetic" in marks, peaks=_peaks(first)
+    )
+    flops, units = first.value_of(FigureName.FLOPS_PER_SAMPLE), _units(first)
+    if claim.flops_per_unit and flops and units:
+        work = flops * first.num_samples / units
+        ratio = work / claim.flops_per_unit
+        if abs(ratio - 1) > 1e-3:
+            texts = [f"{quantity(value, 'FLOP')} per {first.unit}" for value in (claim.flops_per_unit, work)]
+            yield Difference(
+                kind="model", claimed=texts[0], measured=texts[1], favours="run" if ratio < 1 else "claim",
+                at_most=max(ratio, 1 / ratio) - 1,
+            )  # fmt: skip
+    if claim.power_limit_w is not None:
+        devices = [device for host in first.environment.hosts for device in host.get("devices") or ()]
+        limits = [device.get("power_limit_w") for device in devices if isinstance(device, dict)]
+        limit = limits[0] if limits and isinstance(limits[0], int | float) else None
+        if limit != claim.power_limit_w:
+            yield Difference(
+                kind="power limit", claimed=f"{claim.power_limit_w:g} W",
+                measured=f"{limit:g} W" if limit else "not recorded",
+                favours="unknown" if limit is None else "run" if limit > claim.power_limit_w else "claim",
+                at_most=None if limit is None else max(limit / claim.power_limit_w, claim.power_limit_w / limit) - 1,
+            )  # fmt: skip
+    version = first.environment.started.get("framework_version")
+    ours_text = f"{first.environment.started.get('framework', first.key.framework)} {version or ''}".strip()
+    if claim.software is not None and claim.software.casefold() != ours_text.casefold():
+        yield Difference(kind="software", claimed=claim.software, measured=ours_text, favours="unknown")
+
+
+def _peaks(result: RoundResult) -> Mapping[str, float]:
+    peaks = result.chip.peaks.model_dump() if result.chip else {}
+    return {name: value for name, value in peaks.items() if isinstance(value, float)}
+
+
+def _units(result: RoundResult) -> float | None:
+    rate, seconds = (result.value_of(name) for name in (FigureName.THROUGHPUT_TRAIN, FigureName.TRAIN_NO_EVAL_TIME))
+    return rate * seconds if rate and seconds else None
+
+
+def planned_differences(
+    claim: Claim,
+    settings: Mapping[str, Any],
+    precision: str,
+    num_devices: int,
+    *,
+    synthetic: bool,
+    peaks: Mapping[str, float] | None = None,
+) -> Iterator[Difference]:
+    """Yield the differences that are known before a run: ``settings`` are its resolved settings by dotted key."""
+    yield from claim.differs
+    if claim.data is not None and synthetic != (claim.data == "synthetic"):
+        yield Difference(
+            kind="data", claimed=f"{claim.data} data", measured="synthetic data" if synthetic else "real data",
+            favours="run" if synthetic else "claim",
+        )  # fmt: skip
+    if claim.precision is not None and precision != claim.precision:
+        ours, theirs = ((peaks or {}).get(name) for name in (precision, claim.precision))
+        is_known = bool(ours and theirs)
+        yield Difference(
+            kind="precision", claimed=claim.precision, measured=precision,
+            favours=("run" if (ours or 0) > (theirs or 0) else "claim") if is_known else "unknown",
+            at_most=max(ours / theirs, theirs / ours) - 1 if ours and theirs else None,
+        )  # fmt: skip
+    if num_devices != claim.num_devices:
+        yield Difference(
+            kind="scale", claimed=counted(claim.num_devices, "device"), measured=counted(num_devices, "device"),
+            favours="run" if num_devices < claim.num_devices else "claim",
+        )  # fmt: skip
+    for name, stated in claim.settings.items():
+        value = settings.get(name)
+        if stated is None or value == stated:
+            continue
+        kind: Kind = next((part for prefix, part in _PARTS if name.startswith(prefix)), "software")
+        yield Difference(
+            kind=kind, claimed=f"{name} {value_text(stated)}", measured=f"{name} {value_text(value)}",
+            favours=_favoured(name, kind, value, stated),
+        )  # fmt: skip
+
+
+def _favoured(name: str, kind: Kind, ours: Any, stated: Any) -> Favoured:
+    if name in _ORDERED and ours in _ORDERED[name] and stated in _ORDERED[name]:
+        order = _ORDERED[name]
+        return "run" if order.index(ours) > order.index(stated) else "claim"
+    if kind == "batch" and isinstance(ours, int | float) and isinstance(stated, int | float):
+        return "run" if ours > stated else "claim"
+    return "unknown"
+
+
+def load_result(path: Path) -> LoadedRun:
+    """Return a run of one case from the ``result.json`` of its only round, which no manifest covers.
+
+    Raises RunError if the file cannot be read.
+    """
+    from accelmark.results.rounds.summary import aggregate
+    from accelmark.results.schema import CaseResult, Summary
+    from accelmark.results.store.loaded_run import load_round
+
+    result = load_round(path)
+    name = f"{result.key.slug}/round{result.round}"
+    synthetic = "synthetic" in result.marks
+    reason = "only result.json is at hand: nothing could be verified" + ("; synthetic data" if synthetic else "")
+    case = CaseResult(
+        key=result.key, task=result.task, unit=result.unit, state=result.state, converged=result.converged,
+        verdict="INVALID" if synthetic else "OPEN", reasons=(reason,), marks=result.marks, figures=aggregate([result]),
+        rounds=(name,), findings=result.findings,
+    )  # fmt: skip
+    summary = Summary(
+        accelmark_version=str((result.environment.hosts or ({},))[0].get("accelmark", "unknown")),
+        run=path.name, started_at=result.started_at, finished_at="", state=result.state, vendor=result.vendor,
+        cases=(case,),
+    )  # fmt: skip
+    if result.state != "succeeded":
+        raise RunError(f"{path}: the round did not succeed: {result.reason}")
+    return LoadedRun(path, summary, {name: result})
