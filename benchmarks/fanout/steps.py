@@ -16,19 +16,22 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import final
 
+from accelmark.run.launchers import plan_of_hosts
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import put_files
 from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, raise_descriptor_limit
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import command, start_command
-from accelmark.run.preflight.facts import HostFacts, host_problems
+from accelmark.run.preflight.checks import problems_of_host
+from accelmark.run.preflight.facts import HostFacts, HostState
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.plugins.launcher import options_of
 from tests.cluster.bed import WORK
 
 REQUEST = {
     "work_directory": str(WORK),
+    "mounted": None,
     "is_locked": False,
     "locked_file": None,
     "ports": [29501],
@@ -86,7 +89,7 @@ async def _connections(cluster: ClusterSpec) -> AsyncIterator[list[SshConnection
 async def _check(host: SshConnection, cluster: ClusterSpec) -> None:
     done = await host.run(command(cluster.python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
     facts = HostFacts.model_validate_json(done.out)
-    problems = host_problems(host.name, facts, cluster, 0.0, str(WORK))
+    problems = problems_of_host(HostState(host.name, facts, plan_of_hosts(cluster), work_directory=str(WORK)))
     assert not [problem for problem in problems if problem.severity == "error"], problems
 
 

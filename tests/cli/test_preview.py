@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import signal
 from collections.abc import Mapping
@@ -69,15 +70,9 @@ def briefly(commands: list[list[str]]) -> list[str]:
             "sbatch", "image inspect", "podman build", "podman run", "accelmark.run.agent",
             "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic", "accelmark.run.preflight.devices",
         )  # fmt: skip
-        texts = {
-            "Report the state": "probe",
-            "Report packages": "packages",
-            "Check a port": "port",
-            "Remove an earlier": "clear",
-            "Send the files": "follow",
-        }
-        names = [name for name in known if name in words] + [short for text, short in texts.items() if text in words]
-        found.append(names[0] if names else "receive" if "receive" in words or "Write files" in words else words)
+        verbs = re.findall(r"main\(\*sys\.argv\[1:\]\)\)?\s+(?:'\s+)?(\w+)", words)
+        names = [name for name in known if name in words] + verbs
+        found.append(names[0] if names else words)
     return found
 
 
@@ -162,7 +157,7 @@ def test_a_dry_run_without_its_data_shows_the_settings_and_then_what_is_missing(
 def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
     cluster: dict[str, object] = {"launcher": "ssh", "hosts": TWO, "user": "bench", "ssh_port": 2200, "key": "/k e/y"}
     shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1")
-    assert briefly(shown["preflight"]["h1"]) == ["probe", "packages", "port"]
+    assert briefly(shown["preflight"]["h1"]) == ["probe", "packages", "listen"]
     assert shown["preflight"]["h2"][2][-1].endswith(" reach h1 29501 TOKEN 4")
     (commands,) = shown["commands"].values()
     for noderank, host in enumerate(("h1", "h2")):

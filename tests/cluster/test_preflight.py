@@ -19,9 +19,9 @@ from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.delivery import wheel
 from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, status_of
 from tests.run.fakes import wait_for
@@ -30,17 +30,19 @@ pytestmark = pytest.mark.cluster
 MakePlan = Callable[..., Plan]
 
 
-def look(plan: Plan, *given: Path) -> list[HostProblem]:
+def look(plan: Plan, *given: Path) -> list[Problem]:
     directory = RunDirectory(Path("/nowhere/run"), plan)
 
-    async def body() -> list[HostProblem]:
+    async def body() -> list[Problem]:
         launcher = create_launcher(plan, directory.path)
         try:
-            return await Preflight(directory, launcher, plan.jobs, given).run()
+            return await Preflight(directory, launcher, plan.jobs).run()
         finally:
             await launcher.close()
 
-    return [problem for problem in asyncio.run(body()) if "busy: load" not in problem.what]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accelmark.run.preflight.check.given_data", lambda _: [(None, path) for path in given])
+        return [problem for problem in asyncio.run(body()) if "busy: load" not in problem.what]
 
 
 def test_healthy_hosts_have_no_problem(plan: MakePlan) -> None:
@@ -64,7 +66,7 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
         time.sleep(0.5)
         begun = time.monotonic()
         found = look(made, data)
-        problems = {problem.host: problem.what for problem in found}
+        problems = {problem.where: problem.what for problem in found}
         assert time.monotonic() - begun < 60
     finally:
         taken.kill()
@@ -74,7 +76,7 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
     assert problems["n1"] == "port 29501 is in use"
     assert problems["n2"].startswith("its host key has changed: it is not the one in ")
     assert all(problem.hint not in problem.what for problem in found), "what to do is said once"
-    assert [problem.hint.partition(";")[0] for problem in found if problem.host == "n2"] == ["find out why"]
+    assert [problem.hint.partition(";")[0] for problem in found if problem.where == "n2"] == ["find out why"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
 
@@ -98,7 +100,7 @@ def test_a_blocked_master_port_is_reported(plan: MakePlan, bed: Bed) -> None:
         (problem,) = look(plan((), num_hosts=3))
     finally:
         subprocess.run(bed.enter(2, "ip", "route", "del", "prohibit", bed.address(1)), check=True)
-    assert problem.host == "n2"
+    assert problem.where == "n2"
     assert problem.what.startswith(f"cannot reach n1 at {bed.address(1)} port 29501")
 
 
@@ -169,7 +171,7 @@ def test_a_machine_listed_twice_is_reported(plan: MakePlan, bed: Bed) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("socket.getaddrinfo", _resolving(bed.address(1)))
         problems = look(plan((), num_hosts=1, on={"hosts": hosts, "known_hosts": bed.root / "known_twice"}))
-    assert [(problem.host, problem.what) for problem in problems] == [("b", "is the same machine as a")]
+    assert [(problem.where, problem.what) for problem in problems] == [("b", "is the same machine as a")]
 
 
 def _resolving(address: str) -> Callable[..., object]:
@@ -251,7 +253,7 @@ def test_missing_and_busy_devices_and_differing_drivers_are_reported(plan: MakeP
         content = json.dumps([{"driver": driver, "busy": busy} for driver, busy in has])
         (bed.work(number) / "devices.json").write_text(content)
     wheel.cache_clear()
-    found = {(problem.host, problem.what): problem.severity for problem in look(plan((), num_hosts=4))}
+    found = {(problem.where, problem.what): problem.severity for problem in look(plan((), num_hosts=4))}
     wheel.cache_clear()
     assert found[("n2", "has driver 2.0, n1 has 1.0")] == "warning"
     assert found[("n3", "device 0 (Acme X1) is not idle: 90\u202f% busy, 0 MiB used")] == "warning"

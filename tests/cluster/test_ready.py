@@ -15,8 +15,8 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers.ssh.delivery import wheel
+from accelmark.run.preflight.check import require_ready
 from accelmark.run.preflight.facts import HostsNotReadyError
-from accelmark.run.preflight.report import require_ready
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.cluster.skeleton import mounts, write_rootfs
@@ -48,7 +48,7 @@ def test_a_firewall_on_the_master_port_is_reported(plan: MakePlan, bed: Bed) -> 
         found = look(plan((), num_hosts=4))
     finally:
         subprocess.run(bed.enter(1, "iptables", "--delete", *rule), check=True)
-    assert [problem.host for problem in found] == ["n3"]
+    assert [problem.where for problem in found] == ["n3"]
     assert found[0].what == f"cannot reach n1 at {bed.address(1)} port 29501: timed out"
 
 
@@ -56,7 +56,7 @@ def test_a_service_port_in_use_is_reported(plan: MakePlan, bed: Bed) -> None:
     hosts = [{"address": bed.address(n), "label": f"n{n}", "service_ports": [2222, 2223]} for n in (1, 2)]
     with squatter(bed, 2, 2223):
         found = look(plan((), num_hosts=2, on={"hosts": hosts}))
-    assert [(problem.host, problem.what) for problem in found] == [("n2", "port 2223 is in use")]
+    assert [(problem.where, problem.what) for problem in found] == [("n2", "port 2223 is in use")]
 
 
 def test_every_host_gets_the_addresses_of_all_servers(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -94,14 +94,14 @@ def test_a_host_with_a_wrong_clock_is_reported(plan: MakePlan, bed: Bed) -> None
         bed.sshd(2)
         wait_for(lambda: (bed.home(2) / "sshd.pid").exists(), "sshd")
     (problem,) = found
-    assert (problem.host, problem.severity) == ("n2", "warning")
+    assert (problem.where, problem.severity) == ("n2", "warning")
     offset = float(problem.what.removeprefix("its clock is ").split(" ")[0])
     assert -100 < offset < -60, problem.what
 
 
 def test_an_unknown_host_is_named_before_anything_starts(plan: MakePlan) -> None:
     found = look(plan((), on={"hosts": [{"address": "no-such-host.invalid", "label": "n1"}]}))
-    assert [problem.host for problem in found] == ["n1"]
+    assert [problem.where for problem in found] == ["n1"]
     assert found[0].what.startswith("cannot be reached at no-such-host.invalid port 22")
 
 

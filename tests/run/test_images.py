@@ -13,12 +13,11 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.preflight.check import Preflight, preflight_commands
-from accelmark.run.preflight.facts import HostProblem
-from accelmark.run.preflight.report import check_cluster
+from accelmark.run.preflight.check import Preflight, check_cluster, preflight_commands
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
 
@@ -64,7 +63,7 @@ def plan_in(image: str, engine: Engine = "podman") -> Plan:
     return make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
 
 
-def problems(plan: Plan, run: Path) -> list[HostProblem]:
+def problems(plan: Plan, run: Path) -> list[Problem]:
     run.mkdir(exist_ok=True)
     found = asyncio.run(Preflight(RunDirectory(run, plan), create_launcher(plan, run), plan.jobs).run())
     return [problem for problem in found if "busy: load" not in problem.what]
@@ -116,7 +115,7 @@ def test_preflight_reports_an_image_that_is_nowhere(
     alone = [problem.what for problem in asyncio.run(check_cluster(plan.cluster))]
     assert what in alone, "without a run too"
     (problem,) = problems(plan, tmp_path / "run")
-    assert (problem.host, problem.hint.partition("this works there: ")[2]) == ("localhost", f"{engine} pull {GONE}")
+    assert (problem.where, problem.hint.partition("this works there: ")[2]) == ("localhost", f"{engine} pull {GONE}")
     (store / "images").write_text(f"{GONE}\n")
     assert look(plan, tmp_path / "run") == []
     assert look(plan_in(THERE, engine), tmp_path / "run") == []

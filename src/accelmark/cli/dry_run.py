@@ -18,9 +18,9 @@ from accelmark.run.controller.evaluate import MOST_REPLAYED
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
-from accelmark.run.preflight.check import preflight_commands
+from accelmark.run.preflight.check import missing_here, preflight_commands
+from accelmark.run.preflight.checks import given_data
 from accelmark.run.preflight.facts import HostsNotReadyError
-from accelmark.run.preflight.report import given_data, missing_here
 from accelmark.run.record.directory import RunDirectory, require_empty
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import TrainJob

@@ -163,7 +163,8 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
     from accelmark.run.environments.create import host_progress
     from accelmark.run.host import HostError
     from accelmark.run.launchers import launcher_of_hosts
-    from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
+    from accelmark.run.preflight.facts import HostsNotReadyError
+    from accelmark.spec.errors import Problem
 
     async def all_hosts(report: Report) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
@@ -180,7 +181,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
         for one in found:
             if isinstance(one, HostError):
                 hint = "" if one.advice == HostError.default_advice else one.advice
-                problems.append(HostProblem(one.host, one.problem, hint))
+                problems.append(Problem(one.host, "", one.problem, hint))
             elif isinstance(one, BaseException):
                 raise one
         if problems:

@@ -181,7 +181,7 @@ def preflight(
 ) -> Output:
     """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
     from accelmark.run.controller.cancellation import run_until_signal
-    from accelmark.run.preflight.report import check_cluster
+    from accelmark.run.preflight.check import check_cluster
     from accelmark.spec.number_format import counted
     from accelmark.spec.plugins.launcher import unusable_parts
 
@@ -191,7 +191,7 @@ def preflight(
     num_hosts = len(spec.hosts) + len(spec.spares)
     with options.working(f"checking {counted(num_hosts, 'host')}") as note:
         problems = run_until_signal(check_cluster(spec, note))
-    bad = {problem.host for problem in problems if problem.severity == "error"}
+    bad = {problem.where for problem in problems if problem.severity == "error"}
     lacking = [host.name for host in spec.hosts if host.name in bad]
     spares = [host.name for host in spec.spares if host.name not in bad]
     is_ready = len(lacking) <= len(spares) and bad <= {host.name for host in (*spec.hosts, *spec.spares)}
@@ -205,7 +205,8 @@ def preflight(
             pairs = ", ".join(f"{spare} for {host}" for host, spare in zip(lacking, spares, strict=False))
             typer.echo(f"a run would use spares: {pairs}")
 
-    content = {"hosts": num_hosts, "ready": is_ready, "problems": problems}
+    listed = [{"host": p.where, "what": p.what, "hint": p.hint, "severity": p.severity} for p in problems]
+    content = {"hosts": num_hosts, "ready": is_ready, "problems": listed}
     return Output(content, show, EXIT_OK if is_ready else EXIT_FAILED)
 
 

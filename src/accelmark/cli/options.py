@@ -21,7 +21,7 @@ from accelmark.report.printable import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from accelmark.run.preflight.facts import HostProblem
+    from accelmark.spec.errors import Problem
 
 Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
 Vendor = Annotated[
@@ -175,15 +175,15 @@ def host_problems_printed(*, as_json: bool) -> Iterator[None]:
         if as_json:
             raise
         typer.secho("error: hosts are not ready", fg="red", err=True)
-        print_problems(error.found, strict=error.strict)
+        print_problems(error.all_problems, strict=error.strict)
         raise typer.Exit(error.exit_code) from error
 
 
-def print_problems(problems: Sequence[HostProblem], *, strict: bool = False) -> None:
+def print_problems(problems: Sequence[Problem], *, strict: bool = False) -> None:
     """Print problems with their hosts and what to do, errors first."""
-    from accelmark.run.preflight.facts import grouped
+    from accelmark.run.preflight.checks import grouped
 
     for problem in sorted(grouped(problems), key=lambda problem: problem.severity):
         kind, color = ("warning", "yellow") if problem.severity == "warning" and not strict else ("error", "red")
-        echo_error(f"{kind}: {printable(f'{problem.host}: {problem.what}')}", fg=color)
+        echo_error(f"{kind}: {printable(f'{problem.where}: {problem.what}')}", fg=color)
         echo_error(f"  what to do: {printable(problem.hint)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, Literal, final
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -40,16 +40,17 @@ class RunError(AccelmarkError):
 @final
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem in a file that a user wrote.
+    """One problem in a file that a user wrote, or on a host.
 
-    ``where`` is the file (or ``command line``), ``key`` the dotted path inside it, ``what`` the problem as a
-    sentence, and ``hint`` the remedy.
+    ``where`` is the file (or ``command line``, or the host), ``key`` the dotted path inside it, ``what`` the problem as
+    a sentence, and ``hint`` the remedy.
     """
 
     where: str
     key: str
     what: str
     hint: str = ""
+    severity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
         place = f"{self.where}: {self.key}" if self.key else self.where

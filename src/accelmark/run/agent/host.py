@@ -16,7 +16,7 @@ import psutil
 import accelmark
 from accelmark.results.store.files import free_mib
 from accelmark.run.agent.task import AgentTask
-from accelmark.run.onhost.probe import HOST_LOCK, holder
+from accelmark.run.onhost.checks import HOST_LOCK, holder
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.plugins.framework import FrameworkSpec
@@ -57,7 +57,8 @@ def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
                 if not wait():
                     who = holder() or "another run"
                     raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
-        name.bind(f"\0{HOST_LOCK}/{run}".encode()[:_LONGEST_ADDRESS])
+        whole_letters = f"{HOST_LOCK}/{run}".encode()[: _LONGEST_ADDRESS - 1].decode(errors="ignore")
+        name.bind(f"\0{whole_letters}")
         yield
 
 

@@ -179,7 +179,7 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
         packages = " or ".join(spec.distributions)
         what = f"{path} has no {packages}: add the package to requires of {spec.name} in framework.yaml or vendor.yaml"
         raise HostError(host.name, what)
-    for problem in broken_imports(host.name, facts, spec, create_command(recipe.framework, path)):
+    for problem in broken_imports(facts, spec, create_command(recipe.framework, path)):
         raise HostError(host.name, problem.what)
     return {name: version for name, version in facts.versions.items() if version is not None}
 

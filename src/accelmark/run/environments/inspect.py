@@ -49,8 +49,8 @@ async def _all() -> list[str]:
 async def _broken_here(framework: FrameworkSpec) -> list[str]:
     """Return the installed modules of a framework in this Python that cannot be imported."""
     facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
-    problems = broken_imports(_HERE.name, facts, framework, create_command(framework.name))
-    return [f"{problem.what}: run {problem.hint}" for problem in problems]
+    found = broken_imports(facts, framework, create_command(framework.name))
+    return [f"{problem.what}: run {problem.hint}" for problem in found]
 
 
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
@@ -66,5 +66,5 @@ async def _broken_environment(environment: FrameworkEnvironment, vendor: str) ->
         facts = await package_facts(_HERE, environment_python(path), distributions(needs), framework.checked_imports)
     except HostError as error:
         return [f"{error.what}: run {create_command(framework.name, path)}"]
-    problems = package_problems(_HERE.name, facts, needs, [], framework, path, device=device)
+    problems = package_problems(facts, needs, [], framework, path, device=device)
     return [f"{path}: {problem.what}: run {problem.hint}" for problem in problems]

@@ -20,7 +20,7 @@ from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FI
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.launchers.agent import START_TIMEOUT_S, AgentHandle
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.onhost.follow import is_locked
+from accelmark.run.onhost.files import is_locked
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files

@@ -6,9 +6,11 @@ import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
-Program = Literal["probe", "receive", "follow", "port", "clear", "packages"]
+Verb = Literal["probe", "packages", "listen", "reach", "wheel", "files", "clear", "follow"]
+_PROGRAMS: Final = {"probe": "checks", "packages": "checks", "listen": "checks", "reach": "checks"}
+"""Verb -> the module of this package that carries it out; others are in ``files``."""
 
 START: Final = """\
 cd "$1" || exit 3
@@ -21,20 +23,19 @@ setsid sh -c '"$@"; echo $? >agent.code' sh "$@" </dev/null >>agent.log 2>&1 &
 
 
 @cache
-def source(program: Program) -> str:
-    """Return the text of a program of this package."""
+def _source(program: str) -> str:
     return Path(__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
 
 
-def command(python: str, program: Program, *arguments: str) -> list[str]:
+def command(python: str, verb: Verb, *arguments: str) -> list[str]:
     """Return the arguments that run a program of this package on a host."""
-    return [python, "-I", "-S", "-c", source(program), *arguments]
+    return [python, "-I", "-S", "-c", _source(_PROGRAMS.get(verb, "files")), verb, *arguments]
 
 
 def abridged(argv: list[str]) -> list[str]:
     """Return a command for display: texts of programs of this package are replaced by their names."""
     texts = {START: "<accelmark/run/onhost: START>"}
-    texts |= {source(name): f"<accelmark/run/onhost/{name}.py>" for name in get_args(Program)}
+    texts |= {_source(name): f"<accelmark/run/onhost/{name}.py>" for name in ("checks", "files")}
     for text, short in texts.items():
         for shape in (shlex.quote(text), text):
             argv = [argument.replace(shape, short) for argument in argv]

@@ -5,51 +5,131 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import shutil
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.store.loaded_run import HOLDER_FILE, is_in_progress
 from accelmark.run.controller.node_jobs import node_jobs
-from accelmark.run.host import Host, HostError, UnreachableError
+from accelmark.run.display.displays import RunObserver
+from accelmark.run.host import CommandResult, Host, HostError, UnreachableError
+from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
-from accelmark.run.preflight.facts import (
-    AGENT_PACKAGES,
-    DeviceFacts,
-    HostFacts,
-    HostProblem,
-    chip_problems,
-    cluster_problems,
-    device_problems,
-    host_problems,
-)
-from accelmark.run.preflight.packages import (
-    RANK_NEEDS,
-    create_command,
-    known_device,
-    package_facts,
-    package_problems,
-    python_path,
-)
+from accelmark.run.preflight.checks import CLUSTER_CHECKS, given_data, grouped, packages_of, problems_of_host
+from accelmark.run.preflight.facts import AGENT_PACKAGES, DeviceFacts, HostFacts, HostsNotReadyError, HostState
+from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, python_path
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, named_image, recipe_of
-from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec, HostSpec
+from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
+from accelmark.spec.errors import Problem
 from accelmark.spec.job import ServeJob
+from accelmark.spec.number_format import counted, duration
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
-from accelmark.spec.plugins.requirements import Need, distributions
+from accelmark.spec.plugins.requirements import (
+    Need,
+    describe,
+    distributions,
+    install_command,
+    missing,
+    page_needs,
+)  # fmt: skip
 
 REACH_TIMEOUT_S: Final = 4.0
 _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
-_NOT_ASKED: Final = "its registry could not be asked"
+_SHOWN_EVERY_S: Final = 0.5
+_HERE: Final = "this machine"
+
+
+async def run_preflight(
+    directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver
+) -> None:
+    """Check every host that ``jobs`` are about to be started on, and report warnings to the observer.
+
+    Raises:
+        HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
+    """
+    num_hosts, started = len({node.host for job in jobs for node in job.nodes}), time.monotonic()
+
+    async def show() -> None:
+        while True:
+            observer.checking(f"checking {counted(num_hosts, 'host')}, {duration(time.monotonic() - started)}")
+            await asyncio.sleep(_SHOWN_EVERY_S)
+
+    shown = asyncio.create_task(show())
+    try:
+        problems = [*_missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
+    finally:
+        shown.cancel()
+        observer.checking("")
+    require_ready(problems, directory.plan)
+    for problem in grouped(problems):
+        observer.note(f"warning: {problem}")
+
+
+async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = lambda _: None) -> list[Problem]:
+    """Check all hosts of a cluster, and its spares, as for a job on all of them; needs no run.
+
+    ``report`` receives what the launcher waits for.
+
+    Raises:
+        RunError: there is no allocation of hosts.
+    """
+    everything = cluster.model_copy(update={"hosts": (*cluster.hosts, *cluster.spares), "spares": ()})
+    with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
+        directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(everything))
+        launcher = create_launcher(directory.plan, directory.path)
+        launcher.report = report
+        try:
+            return await Preflight(directory, launcher, ()).run()
+        finally:
+            await launcher.close()
+
+
+async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Problem]:
+    """Return why the run would not start as far as this machine shows; hosts are checked where they are this machine.
+
+    Nothing is written, downloaded or started; warnings are left out unless the run is strict.
+    """
+    plan, is_here = directory.plan, launcher.spec.is_localhost
+    programs = {argv[0]: "run it on a machine of the cluster" for argv in launcher.allocation_commands()}
+    problems = [
+        Problem(_HERE, "", f"{name} is not on the PATH", hint)
+        for name, hint in programs.items()
+        if shutil.which(name) is None
+    ]
+    needs = [Need(requirement=text, needed_by=f"launcher {launcher.spec.name}") for text in launcher.spec.requires]
+    problems += _missing_packages([*needs, *page_needs()])
+    if is_here:
+        found = await Preflight(directory, launcher, plan.jobs, is_dry_run=True).run()
+        problems += (problem for problem in found if problem.severity == "error" or plan.strict)
+    return problems
+
+
+def _missing_packages(needs: Sequence[Need]) -> list[Problem]:
+    """Return the packages that this Python, which starts the jobs and writes the run's page, lacks for it."""
+    lacking = missing(needs)
+    return [Problem(_HERE, "", describe(lacking), install_command(lacking))] if lacking else []
+
+
+def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
+    """Check that there are no errors.
+
+    Raises:
+        HostsNotReadyError: with every problem; warnings count where the run is strict.
+    """
+    if any(problem.severity == "error" or plan.strict for problem in problems):
+        raise HostsNotReadyError(problems, strict=plan.strict)
 
 
 @final
@@ -60,16 +140,15 @@ class Preflight:
     directory: RunDirectory
     launcher: Launcher
     jobs: Sequence[PlannedJob]
-    given_data: Sequence[Path] = ()
-    """Data directories given by the user, which have to be on every host."""
-    _facts: dict[str, HostFacts] = field(default_factory=dict, init=False)
-    _devices: dict[str, tuple[DeviceFacts, ...]] = field(default_factory=dict, init=False)
+    is_dry_run: bool = False
+    """Whether nothing will be started: imports, registries and images are left out."""
+    _states: dict[str, HostState] = field(default_factory=dict, init=False)
 
     @property
     def _cluster(self) -> ClusterSpec:
         return self.directory.plan.cluster
 
-    async def run(self) -> list[HostProblem]:
+    async def run(self) -> list[Problem]:
         """Return every problem of every host, in the order of the hosts.
 
         Raises:
@@ -80,16 +159,14 @@ class Preflight:
         hosts = {host.name: self.launcher.host(host) for host in self._cluster.hosts if host.name in used}
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for found in per_host for problem in found]
-        facts = {name: self._facts[name] for name in hosts if name in self._facts}
-        devices = {name: self._devices[name] for name in hosts if self._devices.get(name)}
-        problems += cluster_problems(
-            facts, devices, self._cluster, one_host_per_machine=self.launcher.spec.one_host_per_machine
-        )
+        states = [self._states[name] for name in hosts if name in self._states]
+        problems += (problem for check in CLUSTER_CHECKS for problem in check(states))
         problems += await self._reach(hosts)
         order = list(hosts)
-        return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.host))
+        return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.where))
 
-    async def _check(self, host: Host) -> list[HostProblem]:
+    async def _check(self, host: Host) -> list[Problem]:
+        """Collect the facts of a host, and return its problems."""
         name, launcher = host.name, self.launcher
         try:
             await host.connect()  # so that the clocks below are read without its delay
@@ -97,47 +174,54 @@ class Preflight:
             done = await host.run(command(launcher.python, "probe"), json.dumps(self._request(host)).encode() + b"\n")
             ended = time.time()
             if done.code != 0:
-                what = f"cannot be checked with {launcher.python}: {done.message}"
-                return [
-                    HostProblem(name, what, "set python in the cluster file to a Python 3.11 or newer of that host")
-                ]
+                return [Problem(name, "", f"cannot be checked with {launcher.python}: {done.message}", _advice(done))]
             facts = HostFacts.model_validate_json(done.out)
-            self._facts[name] = facts
-            # the probe read its clock at some time in between: only an offset beyond that interval counts
-            offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-            sets_threads = bool(self.jobs) and all(job.job.work.threads is not None for job in self.jobs)
-            problems = host_problems(
-                name,
-                facts,
-                self._cluster,
-                offset,
-                launcher.work_directory,
-                launcher.visible_file,
-                sets_threads=sets_threads,
-            )
-            problems += await self.check_packages(host)
-            if self._cluster.container is not None and facts.engine_problem is None:
-                problems += await self._check_images(host)
-            if all(problem.severity == "warning" for problem in problems):
-                problems += await self._check_devices(host, facts)
-            return problems
         except HostError as error:
-            return [HostProblem(error.host, error.problem, error.advice)]
+            return [_failed(error)]
         except ValidationError as error:
             what = f"the probe printed something else: {error.errors()[0]['msg']}"
-            return [HostProblem(name, what, "remove what the login shell prints there (profile files, banners)")]
+            return [Problem(name, "", what, "remove what the login shell prints there (profile files, banners)")]
+        # The probe read its clock at some time in between: only an offset beyond that interval counts.
+        offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
+        self._states[name] = state = HostState(
+            name,
+            facts,
+            self.directory.plan,
+            self._jobs_on(host),
+            offset,
+            launcher.work_directory,
+            launcher.visible_file,
+            is_localhost=launcher.spec.is_localhost,
+        )
+        try:
+            problems = await self._read_packages(host, state)
+            if self._cluster.container is not None and facts.engine_problem is None and not self.is_dry_run:
+                problems += await self._check_images(host)
+            problems += await asyncio.to_thread(problems_of_host, state)
+            if not any(problem.severity == "error" for problem in problems):
+                problems += await self._read_devices(host, state)
+                problems += await asyncio.to_thread(problems_of_host, state)
+        except HostError as error:
+            return [_failed(error)]
+        return problems
 
     def _request(self, host: Host) -> dict[str, object]:
         container, launcher = self._cluster.container, self.launcher
         files = (container.image_file if container is not None else None, launcher.visible_file)
+        # A file that this coordinator has locked, which hosts that share it must see locked.
+        is_shared = launcher.visible_file is not None and is_in_progress(self.directory.path)
+        ports = {*host.spec.service_ports, *([self._cluster.master_port] if host.name in self._masters() else [])}
+        data = dict.fromkeys(path for _, path in given_data(self.directory.plan)) if self.jobs else ()
+        works = (planned.job.work for planned in self._jobs_on(host))
+        urls = dict.fromkeys(work.settings.endpoint for work in works if isinstance(work, ServeJob))
         return {
             "work_directory": launcher.work_directory,
             "mounted": None if launcher.shared_directory is None else str(launcher.shared_directory),
             "is_locked": launcher.locks_hosts,
-            "locked_file": self._locked_file(),
-            "ports": self._ports(host.spec),
-            "urls": endpoints(self._jobs_on(host)),
-            "directories": [str(path) for path in self.given_data],
+            "locked_file": str(self.directory.path / HOLDER_FILE) if is_shared else None,
+            "ports": sorted(ports),
+            "urls": [url for url in urls if url is not None],
+            "directories": list(map(str, data)),
             "files": [str(file) for file in files if file is not None],
             "modules": list(AGENT_PACKAGES),
             # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
@@ -145,186 +229,149 @@ class Preflight:
             "engine": CONTAINER_ENGINES[container.engine].check if container is not None else None,
         }
 
-    def _locked_file(self) -> str | None:
-        """Return a file that this coordinator has locked and the hosts must see locked; None: nothing is shared."""
-        is_shared = self.launcher.visible_file is not None and is_in_progress(self.directory.path)
-        return str(self.directory.path / HOLDER_FILE) if is_shared else None
-
-    async def check_packages(self, host: Host, *, imports: bool = True) -> list[HostProblem]:
-        """Return what the Pythons that run the host's ranks lack; a container's is not checked.
-
-        ``imports``: also whether installed modules that are often broken can be imported.
-        """
-        if self._cluster.container is not None:
-            return []
-        found: list[HostProblem] = []
-        is_here = self.launcher.spec.is_localhost
-        environments: Iterable[str] = () if self.jobs else self._cluster.environments
-        for framework, (asked, installs) in _packages(self._jobs_on(host), environments).items():
-            spec, environment = load_framework(framework), self._cluster.environments.get(framework)
-            needs = [*(RANK_NEEDS if environment is not None else ()), *asked]
-            try:
-                facts = await package_facts(
-                    host,
-                    self.launcher.python_of(framework),
-                    distributions(needs),
-                    spec.checked_imports if imports else (),
-                    python_path() if is_here else (),
-                )
-            except UnreachableError:
-                raise
-            except HostError as error:
-                create = create_command(framework, environment, is_here=is_here)
-                repair = create if environment is not None else error.advice
-                found.append(HostProblem(host.name, error.problem, repair))
-                continue
-            device = known_device(self.directory.plan.vendor, framework)
-            found += package_problems(
-                host.name, facts, needs, installs, spec, environment, device=device, is_here=is_here
-            )
-        return found
-
-    def _ports(self, host: HostSpec) -> list[int]:
-        ports = [self._cluster.master_port] if host.name in self._masters() else []
-        return sorted({*ports, *host.service_ports})
+    def _jobs_on(self, host: Host) -> list[PlannedJob]:
+        return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
 
     def _masters(self) -> dict[str, list[str]]:
         """Return the hosts that others have to reach; without jobs the first one, as for a job on all hosts."""
         first, *others = (host.name for host in self._cluster.hosts)
         return _masters(self.jobs) if self.jobs else {first: others} if others else {}
 
-    def _jobs_on(self, host: Host) -> list[PlannedJob]:
-        return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
+    async def _read_packages(self, host: Host, state: HostState) -> list[Problem]:
+        """Read the packages of the Pythons that run the host's ranks; returns why some cannot be read.
 
-    async def _check_devices(self, host: Host, facts: HostFacts) -> list[HostProblem]:
-        """Return what is wrong with the vendor's devices on a host, or why they cannot be read.
+        A container's are not read.
+        """
+        if self._cluster.container is not None:
+            return []
+        problems: list[Problem] = []
+        found = dict(state.packages)
+        for framework, (needs, _) in packages_of(state.jobs, () if state.jobs else self._cluster.environments).items():
+            environment = self._cluster.environments.get(framework)
+            wanted = distributions([*(RANK_NEEDS if environment is not None else ()), *needs])
+            modules = () if self.is_dry_run else load_framework(framework).checked_imports
+            path = python_path() if state.is_localhost else ()
+            try:
+                found[framework] = await package_facts(host, self.launcher.python_of(framework), wanted, modules, path)
+            except UnreachableError:
+                raise
+            except HostError as error:
+                create = create_command(framework, environment, is_here=state.is_localhost)
+                hint = create if environment is not None else error.advice
+                problems.append(Problem(host.name, "", error.problem, hint))
+        state.packages = found
+        return problems
+
+    async def _read_devices(self, host: Host, state: HostState) -> list[Problem]:
+        """Read the vendor's devices on a host; returns why they cannot be read.
 
         Where the host's Python cannot run AccelMark, they are read in the first job's image; it is a warning if that
         is still to be built.
         """
-        launcher, plan, name, jobs = self.launcher, self.directory.plan, host.name, self._jobs_on(host)
-        if not _has_devices(plan.vendor):
+        launcher, plan, name, facts = self.launcher, self.directory.plan, host.name, state.facts
+        if not _has_devices(plan.vendor) or (facts.lacking_modules and (not state.jobs or self.is_dry_run)):
             return []
         if not facts.lacking_modules:
             await launcher.deliver(host.spec)
             done = await host.run(launcher.native_command(_DEVICES_MODULE, plan.vendor))
         else:
-            if not jobs:
-                return []
-            recipe = recipe_of(plan, jobs[0].job)
+            recipe = recipe_of(plan, state.jobs[0].job)
             if recipe is None or (await host.run(recipe.present)).code != 0:
                 what = f"devices of {plan.vendor} cannot be read before the image is there"
                 packages = ", ".join(facts.lacking_packages)
                 hint = f"nothing, the run obtains it; or install {packages} for {facts.executable}"
-                return [HostProblem(name, what, hint, "warning")]
+                return [Problem(name, "", what, hint, "warning")]
             await launcher.deliver(host.spec)
-            nodes = await node_jobs(self.directory, jobs[0], launcher)
-            node = next(node for node in nodes if node.host.name == name)
-            done = await host.run(
-                launcher.sandbox_command(node, _DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S
+            nodes = await node_jobs(self.directory, state.jobs[0], launcher)
+            argv = launcher.sandbox_command(
+                next(node for node in nodes if node.host.name == name), _DEVICES_MODULE, plan.vendor
             )
+            done = await host.run(argv, timeout_s=_CONTAINER_TIMEOUT_S)
         try:
             if done.code == 0:
-                self._devices[name] = devices = _DEVICES.validate_json(done.out)
-                needed = max((node.nproc for job in jobs for node in job.nodes if node.host == name), default=1)
-                found = device_problems(name, devices, plan.vendor, needed)
-                return found + ([] if plan.open else chip_problems(name, devices[:needed], jobs))
+                state.devices = _DEVICES.validate_json(done.out)
+                return []
         except ValidationError:
             pass
-        what = f"devices of {plan.vendor} cannot be read: {done.message}"
-        return [HostProblem(name, what, f"correct that, then repeat there: accelmark check vendor {plan.vendor} --run")]
+        hint = f"correct that, then repeat there: accelmark check vendor {plan.vendor} --run"
+        return [Problem(name, "", f"devices of {plan.vendor} cannot be read: {done.message}", hint)]
 
-    async def _check_images(self, host: Host) -> list[HostProblem]:
+    async def _check_images(self, host: Host) -> list[Problem]:
         """Return a problem for each image that is neither on a host nor in its registry.
 
         Where it is not known whether a pull would fail, the problem is a warning.
         """
-        found: list[HostProblem] = []
+        problems: list[Problem] = []
         for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
             if (await host.run(recipe.present)).code == 0:
                 continue
-            absent = f"the image {recipe.name} is absent, and"
             do = "correct container.image, log in to its registry there, or provide it as a file (image_file)"
             hint = f"{do}, until this works there: {recipe.command}"
             try:
                 done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
+                answer, why = availability(done.code, done.message), done.message
             except UnreachableError:
                 raise
             except HostError as error:
-                found.append(HostProblem(host.name, f"{absent} {_NOT_ASKED}: {error.what}", hint, "warning"))
-                continue
-            answer = availability(done.code, done.message)
+                answer, why = "unknown", error.what
             if answer == "absent":
-                what = f"{absent} was not found in its registry: {done.message}"
-                found.append(HostProblem(host.name, what, hint))
+                what = f"the image {recipe.name} is absent, and was not found in its registry: {why}"
+                problems.append(Problem(host.name, "", what, hint))
             elif answer == "unknown":
-                found.append(HostProblem(host.name, f"{absent} {_NOT_ASKED}: {done.message}", hint, "warning"))
-        return found
+                what = f"the image {recipe.name} is absent, and its registry could not be asked: {why}"
+                problems.append(Problem(host.name, "", what, hint, "warning"))
+        return problems
 
-    async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:
+    async def _reach(self, hosts: dict[str, Host]) -> list[Problem]:
         """Check that the other hosts of each job reach its master port."""
-        found: list[HostProblem] = []
+        problems: list[Problem] = []
         for master, others in self._masters().items():
-            facts = self._facts.get(master)
-            if facts is not None and self._cluster.master_port not in facts.busy_ports:
-                there = [hosts[name] for name in others if name in self._facts]
-                found += await self._reach_master(hosts[master], there)
-        return found
+            state = self._states.get(master)
+            if state is not None and self._cluster.master_port not in state.facts.busy_ports:
+                there = [hosts[name] for name in others if name in self._states]
+                problems += await self._reach_master(hosts[master], there)
+        return problems
 
-    async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[HostProblem]:
-        port, token, name = str(self._cluster.master_port), secrets.token_hex(8), master.name
+    async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[Problem]:
+        port, token, hint = str(self._cluster.master_port), secrets.token_hex(8), "set master_port in the cluster file"
         try:
-            async with master.running(command(self.launcher.python, "port", "listen", port, token)) as line:
+            async with master.running(command(self.launcher.python, "listen", port, token)) as line:
                 answer = json.loads(line or b"{}")
                 if not answer.get("ok"):
                     what = f"cannot listen on port {port}: {answer.get('why', 'no answer')}"
-                    return [HostProblem(name, what, "set master_port in the cluster file to a free port")]
+                    return [Problem(master.name, "", what, f"{hint} to a free port")]
                 address = await self.launcher.master_address(master.spec)
-                tries = (self._try(other, name, address, port, token) for other in others)
+                tries = (self._try(other, master.name, address, port, token) for other in others)
                 return [problem for problem in await asyncio.gather(*tries) if problem is not None]
         except (TimeoutError, OSError, ValueError) as error:
-            return [
-                HostProblem(name, f"port {port} could not be checked: {error}", "set master_port in the cluster file")
-            ]
+            return [Problem(master.name, "", f"port {port} could not be checked: {error}", hint)]
         except HostError as error:
-            return [HostProblem(error.host, error.problem, error.advice)]
+            return [_failed(error)]
 
-    async def _try(self, other: Host, master: str, address: str, port: str, token: str) -> HostProblem | None:
-        argv = command(self.launcher.python, "port", "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
+    async def _try(self, other: Host, master: str, address: str, port: str, token: str) -> Problem | None:
+        argv = command(self.launcher.python, "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
         try:
             done = await other.run(argv)
-            answer = json.loads(done.out or b"{}")
+            answer: dict[str, Any] = json.loads(done.out or b"{}")
         except HostError as error:
-            return HostProblem(error.host, error.problem, error.advice)
+            return _failed(error)
         except ValueError:
             answer = {"why": done.message}
         if answer.get("ok"):
             return None
         what = f"cannot reach {master} at {address} port {port}: {answer.get('why', 'no answer')}"
-        return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
+        return Problem(other.name, "", what, "open the port in the firewall, or set master_port")
 
 
-def _packages(jobs: Sequence[PlannedJob], frameworks: Iterable[str] = ()) -> dict[str, tuple[list[Need], list[str]]]:
-    """Return, for each framework of ``jobs``, what they need and what is installed for their ranks.
-
-    Of ``frameworks``, which have no job, it is what they need themselves.
-    """
-    found: dict[str, tuple[list[Need], list[str]]] = {
-        name: ([Need(requirement=one, needed_by=f"framework {name}") for one in load_framework(name).requires], [])
-        for name in frameworks
-    }
-    for job in jobs:
-        needs, installs = found.setdefault(job.job.framework, ([], []))
-        needs += job.requires
-        installs += job.installs
-    return found
+def _failed(error: HostError) -> Problem:
+    return Problem(error.host, "", error.problem, error.advice)
 
 
-def endpoints(jobs: Iterable[PlannedJob]) -> list[str]:
-    """Return the URLs of the running servers that jobs measure."""
-    works = (planned.job.work for planned in jobs)
-    urls = (work.settings.endpoint for work in works if isinstance(work, ServeJob))
-    return list(dict.fromkeys(url for url in urls if url is not None))
+def _advice(done: CommandResult) -> str:
+    """Return what to do about a probe that failed; only a Python that is missing or too old is blamed on Python."""
+    if done.code in (126, 127) or b"SyntaxError" in done.err:
+        return "set python in the cluster file to a Python 3.11 or newer of that host"
+    return f"correct that on the host; its last lines: {'; '.join(done.output.strip().splitlines()[-3:])}"
 
 
 def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
@@ -358,14 +405,14 @@ async def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[Plan
         here = [job for job in jobs if any(node.host == name for node in job.nodes)]
         found[name] = [command(python, "probe")]
         if plan.cluster.container is None:
-            found[name] += [command(launcher.python_of(framework), "packages") for framework in _packages(here)]
+            found[name] += [command(launcher.python_of(framework), "packages") for framework in packages_of(here)]
         for recipe in _pulled_images(plan, here):
             found[name] += [recipe.present, recipe.look_up]
         if _has_devices(plan.vendor):
             found[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
     for master, others in _masters(jobs).items():
-        found[master].append(command(python, "port", "listen", port, "TOKEN"))
+        found[master].append(command(python, "listen", port, "TOKEN"))
         address = await launcher.master_address(hosts[master].spec)
         for other in others:
-            found[other].append(command(python, "port", "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
+            found[other].append(command(python, "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
     return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from accelmark.run.host import Host, HostError
 from accelmark.run.onhost import command
-from accelmark.run.preflight.facts import OLDEST_PYTHON, HostProblem
-from accelmark.spec.errors import RequestError
-from accelmark.spec.model import Spec
+from accelmark.run.preflight.facts import PackageFacts
+from accelmark.spec.errors import Problem, RequestError
 from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
@@ -30,21 +29,11 @@ from accelmark.spec.plugins.requirements import (
 from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.telemetry.detect import default_vendor
 
+OLDEST_PYTHON: Final = (3, 11)
 _IMPORT_TIMEOUT_S: Final = 300.0
 _RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
 RANK_NEEDS: Final = tuple(Need(requirement=one, needed_by="AccelMark") for one in _RANK_NEEDS)
 """What AccelMark itself needs in the environment of a framework."""
-
-
-class PackageFacts(Spec):
-    """Output of :mod:`accelmark.run.onhost.packages`."""
-
-    executable: str
-    python: tuple[int, int, int]
-    versions: dict[str, str | None] = Field(default_factory=dict)
-    """Package -> its installed version."""
-    broken: dict[str, str] = Field(default_factory=dict)
-    """Installed module that cannot be imported -> the last line of the error."""
 
 
 async def package_facts(
@@ -67,7 +56,6 @@ async def package_facts(
 
 
 def package_problems(
-    name: str,
     facts: PackageFacts,
     needs: Sequence[Need],
     installed: Sequence[str],
@@ -76,39 +64,44 @@ def package_problems(
     *,
     device: FrameworkDevice | None = None,
     is_here: bool = True,
-) -> list[HostProblem]:
-    """Return what the jobs of a framework need on a host and its Python lacks, and its broken modules.
+) -> Iterator[Problem]:
+    """Yield what the jobs of a framework need and a host's Python lacks, and its broken modules; ``where`` is empty.
 
-    ``installed`` are packages that are installed for the ranks before they start. ``environment`` is the framework's
-    virtual environment, if its ranks run in one. ``device`` is the one that the jobs use, if it is known.
-    ``is_here``: the host is this machine.
+    Args:
+        facts: the packages of that Python.
+        needs: what the jobs need.
+        installed: packages that are installed for the ranks before they start.
+        framework: the framework.
+        environment: its virtual environment, if its ranks run in one.
+        device: the device that the jobs use, if it is known.
+        is_here: the host is this machine.
     """
     create = create_command(framework.name, environment, is_here=is_here)
     all_lacking = missing(needs, facts.versions.get, installed)
-    found = [
-        HostProblem(name, describe([one]), f"install {one.requirement} from {one.need.sdk}")
-        for one in all_lacking
-        if one.need.sdk
-    ]
-    if lacking := [one for one in all_lacking if not one.need.sdk]:
-        made = _made_by_create(framework, device)
+    for item in all_lacking:
+        if item.need.sdk:
+            yield Problem("", "", describe([item]), f"install {item.requirement} from {item.need.sdk}")
+    if lacking := [item for item in all_lacking if not item.need.sdk]:
+        wanted = (*base_requirements(), *framework.requires, *(device.requires if device is not None else ()))
+        made = [Need(requirement=text, needed_by=f"framework {framework.name}") for text in wanted]
+        repairs = []
         if environment is None:
-            repair = _install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here)
+            repairs.append(_install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here))
             if not missing(needs, lambda _: None, [*installed, *distributions(made)]):
-                repair += f"; or, in an environment of its own: {create}"
+                repairs.append(f"or, in an environment of its own: {create}")
         else:
-            created = distributions(one.need for one in missing(made, facts.versions.get))
-            rest = [one for one in missing(needs, facts.versions.get, [*installed, *created]) if not one.need.sdk]
-            repairs = [create] if len(rest) < len(lacking) else []
+            created = distributions(item.need for item in missing(made, facts.versions.get))
+            rest = [item for item in missing(needs, facts.versions.get, [*installed, *created]) if not item.need.sdk]
+            repairs += [create] if len(rest) < len(lacking) else []
             if rest:
                 index = _index_of(rest, framework, device)
-                repairs.append(_install_plain(rest, facts.executable, index, is_here=is_here))
-            repair = "; then ".join(repairs)
-        found.append(HostProblem(name, describe(lacking), repair))
+                install = pip_install([item.requirement for item in rest], facts.executable, index)
+                repairs.append(("then " if repairs else "") + ("" if is_here else "run there: ") + install)
+        yield Problem("", "", describe(lacking), "; ".join(repairs))
     if environment is not None and facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
-        found.append(HostProblem(name, f"{facts.executable} is Python {version}, 3.11 is needed", create))
-    return [*found, *broken_imports(name, facts, framework, create)]
+        yield Problem("", "", f"{facts.executable} is Python {version}, 3.11 is needed", create)
+    yield from broken_imports(facts, framework, create)
 
 
 def known_device(vendor: str, framework: str) -> FrameworkDevice | None:
@@ -117,12 +110,6 @@ def known_device(vendor: str, framework: str) -> FrameworkDevice | None:
         return framework_device(load_vendor(vendor), framework)
     except RequestError:
         return None
-
-
-def _made_by_create(framework: FrameworkSpec, device: FrameworkDevice | None) -> list[Need]:
-    """Return the packages that ``accelmark env create`` installs for a framework on a device."""
-    wanted = (*base_requirements(), *framework.requires, *(device.requires if device is not None else ()))
-    return [Need(requirement=one, needed_by=f"framework {framework.name}") for one in wanted]
 
 
 def _index_of(lacking: Iterable[Missing], framework: FrameworkSpec, device: FrameworkDevice | None) -> str | None:
@@ -135,24 +122,18 @@ def _install(lacking: Sequence[Missing], python: str, index: str | None, *, is_h
     """Return the command that installs packages; on other hosts, which need no AccelMark, without its extras."""
     if is_here:
         return install_command(lacking, python, index)
-    return _install_plain(lacking, python, index, is_here=False)
+    return f"run there: {pip_install([item.requirement for item in lacking], python, index)}"
 
 
-def _install_plain(lacking: Iterable[Missing], python: str, index: str | None, *, is_here: bool) -> str:
-    """Return the command that installs packages for a Python that need not have AccelMark."""
-    install = pip_install([one.requirement for one in lacking], python, index)
-    return install if is_here else f"run there: {install}"
-
-
-def broken_imports(name: str, facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[HostProblem]:
+def broken_imports(facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[Problem]:
     """Yield a problem for each module that cannot be imported, with the command that repairs it.
 
-    The framework itself is installed again by ``create``; other modules, which it does not need, are uninstalled.
+    ``create`` installs the framework again; other modules, which it does not need, are uninstalled.
     """
-    for module, error in facts.broken.items():
-        what = f"{facts.executable}: import {module} fails: {error}"
-        own = (framework.module, *framework.companion_modules)
-        yield HostProblem(name, what, create if module in own else f"{facts.executable} -m pip uninstall {module}")
+    for module, message in facts.broken.items():
+        is_needed = module in (framework.module, *framework.companion_modules)
+        hint = create if is_needed else f"{facts.executable} -m pip uninstall {module}"
+        yield Problem("", "", f"{facts.executable}: import {module} fails: {message}", hint)
 
 
 def create_command(framework: str, environment: Path | None = None, *, is_here: bool = True) -> str:

@@ -14,7 +14,7 @@ from typing import Final, final
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.run.agent.task import AGENT_LOG, IDENTITY_FILE, LOCK_FILE
 from accelmark.run.launchers.shared_filesystem import POLL_S, CommandAgent
-from accelmark.run.onhost.follow import is_locked
+from accelmark.run.onhost.files import is_locked
 from accelmark.spec.errors import RunError
 
 SCRIPT_FILE: Final = "step.sh"

@@ -1,7 +1,7 @@
 """Deliver files and the running AccelMark itself, as a wheel, to a host.
 
 The wheel is reproducible, so its hash names it, and it is sent once to each host. Cases, vendors and frameworks from
-plug-ins are in it below ``plugins/``. A program on the host (:mod:`accelmark.run.onhost.receive`) writes files, since
+plug-ins are in it below ``plugins/``. A program on the host (:mod:`accelmark.run.onhost.files`) writes files, since
 SFTP reports a full disk or a read-only file system as "Failure" only, and some hosts have no SFTP server.
 """
 
@@ -111,7 +111,7 @@ def _digest(content: bytes) -> str:
 
 def delivery_command(python: str, code: PurePosixPath) -> list[str]:
     """Return the command on a host that receives the wheel and unpacks it at ``code``."""
-    return command(python, "receive", "wheel", str(code), wheel().sha256, str(len(wheel().content)))
+    return command(python, "wheel", str(code), wheel().sha256, str(len(wheel().content)))
 
 
 async def deliver(host: Host, python: str, code: PurePosixPath) -> None:
@@ -132,6 +132,6 @@ async def put_files(host: Host, python: str, files: Mapping[PurePosixPath, str])
     contents = {str(path): text.encode() for path, text in files.items()}
     header = [[path, hashlib.sha256(content).hexdigest(), len(content)] for path, content in contents.items()]
     stdin = b"".join([json.dumps(header).encode(), b"\n", *contents.values()])
-    done = await host.run(command(python, "receive", "files"), stdin)
+    done = await host.run(command(python, "files"), stdin)
     if done.code != 0:
         raise HostError(host.name, f"files could not be written: {done.message}")

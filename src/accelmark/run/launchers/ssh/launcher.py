@@ -140,7 +140,7 @@ class SshLauncher(Launcher):
             delivery_command(self.python, self.code),
             *self.sandbox(node).image_commands(),
             self._clear_command(str(node_dir)),
-            command(self.python, "receive", "files"),
+            command(self.python, "files"),
             *([data] if data is not None else []),
             start_command(str(node_dir), self._agent_command(node)),
             command(self.python, "follow", str(node_dir)),

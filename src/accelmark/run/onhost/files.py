@@ -1,6 +1,15 @@
-"""Send the files of a node directory while they grow, until its agent has ended: ``follow DIRECTORY``.
+"""Write, remove and send the files of a run on a host.
 
-Files of subdirectories follow at the end, unless they are large. Standard input: first a line of JSON,
+``wheel PATH SHA256 SIZE`` unpacks a wheel from standard input at PATH, unless it is there. ``files`` reads a line of
+JSON, ``[[path, sha256, size], ...]``, and then their contents; each file appears complete or not at all.
+
+``clear RUN_DIRECTORY NODE_DIRECTORY KEEP_DAYS`` removes an earlier attempt: it ends agents of the run that still run on
+this host, after a lost connection for example, and renames the node directory. Agents of other runs continue.
+Directories of other runs next to RUN_DIRECTORY are removed where nothing in them changed for KEEP_DAYS (empty: they
+are kept).
+
+``follow DIRECTORY`` sends the files of a node directory while they grow, until its agent has ended. Files of
+subdirectories follow at the end, unless they are large. Standard input: first a line of JSON,
 ``{"have": {name: bytes}, "start_timeout_s": seconds, "poll_s": seconds, "send": bool, "skip": [subdirectory]}``
 (``send`` is false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s``
 asks the agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of
@@ -19,6 +28,7 @@ import select
 import sys
 import time
 
+CLEAR_TIMEOUT_S = 60.0
 SETTLE_S = 0.3
 HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
@@ -181,7 +191,7 @@ def read_line() -> bytes:
     return line
 
 
-def main(directory: str) -> None:
+def follow(directory: str) -> None:
     """Follow one directory until its agent has ended."""
     request = json.loads(read_line())
     if not os.path.isdir(directory):
@@ -209,8 +219,117 @@ def main(directory: str) -> None:
             return
 
 
-if __name__ == "__main__":
+class DamagedError(Exception):
+    """The content of a file does not match its checksum."""
+
+
+def content_of(digest: str, size: int) -> bytes:
+    """Read the content of one file."""
+    content = sys.stdin.buffer.read(size)
+    if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+        raise DamagedError("damaged in transfer: %d of %d bytes" % (len(content), size))
+    return content
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a file under another name, and rename it."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = "%s.%d.part" % (path, os.getpid())
     try:
-        main(sys.argv[1])
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+
+
+def receive_wheel(path: str, digest: str, size: int) -> None:
+    """Receive and unpack a wheel."""
+    import shutil
+    import zipfile  # imported here: slow, and seldom needed
+
+    archive = "%s.%d.whl" % (path, os.getpid())
+    directory = "%s.%d.tree" % (path, os.getpid())
+    write(archive, content_of(digest, size))
+    try:
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(directory)
+        os.rename(directory, path)
+    except OSError:
+        if not os.path.isdir(path):
+            raise
+    finally:
+        os.unlink(archive)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_old_runs(runs: str, keep: str, newer_than: float) -> None:
+    """Remove ended runs that have not changed since a time; errors are ignored."""
+    import shutil
+
+    for entry in os.scandir(runs) if os.path.isdir(runs) else ():
+        if entry.path == keep or not entry.is_dir(follow_symlinks=False):
+            continue
+        places = [place for place, _, _ in os.walk(entry.path)]
+        try:
+            changed = max(os.lstat(place).st_mtime for place in places)
+        except OSError:
+            continue
+        if changed < newer_than and not any(is_locked(os.path.join(place, "agent.lock")) for place in places):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def clear(run: str, node: str, keep_days: str) -> int:
+    """Remove the attempt; returns the exit code."""
+    deadline = time.monotonic() + CLEAR_TIMEOUT_S
+    stopped: set[str] = set()
+    while True:
+        left = [place for place, _, _ in os.walk(run) if is_locked(os.path.join(place, "agent.lock"))]
+        if not left:
+            break
+        for place in set(left) - stopped:
+            os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
+        stopped.update(left)
+        if time.monotonic() > deadline:
+            sys.stderr.write("an earlier attempt does not end: %s\n" % left[0])
+            return 7
+        time.sleep(0.1)
+    if node and os.path.isdir(node):
+        number = 1
+        while os.path.exists("%s.attempt%d" % (node, number)):
+            number += 1
+        os.rename(node, "%s.attempt%d" % (node, number))
+    if keep_days:
+        remove_old_runs(os.path.dirname(run), run, time.time() - float(keep_days) * 86400)
+    sys.stdout.write("%d\n" % len(stopped))
+    return 0
+
+
+def main(verb: str, *arguments: str) -> int:
+    """Carry out one form; returns the exit code."""
+    try:
+        if verb == "follow":
+            follow(arguments[0])
+        elif verb == "clear":
+            return clear(*arguments)
+        elif verb == "wheel":
+            receive_wheel(arguments[0], arguments[1], int(arguments[2]))
+        else:
+            for path, digest, size in json.loads(sys.stdin.buffer.readline()):
+                write(path, content_of(digest, size))
     except BrokenPipeError:
         os._exit(0)
+    except DamagedError as error:
+        sys.stderr.write("%s\n" % error)
+        return 5
+    except OSError as error:
+        sys.stderr.write("%s: %s\n" % (error.filename or "disk", error.strerror))
+        return 6
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,273 @@
+"""Check a host, for preflight. Each form prints its answer as one line of JSON.
+
+``probe`` and ``packages`` read a request as one line of JSON, and report the state of the host and the packages of this
+Python. ``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach ADDRESS PORT TOKEN
+TIMEOUT`` checks that this listener answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import select
+import socket
+import sys
+import time
+from typing import Any
+
+HOST_LOCK = "accelmark-host"
+"""Abstract socket address that is bound while a job runs; a second one, with the run after a slash, names it."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  where ranks share memory
+CONNECT_S = 10.0
+"""Time for a connection to a service that a job asks."""
+
+
+def free_mib(path: str) -> float:
+    """Return the free MiB of the file system of ``path``, which need not exist."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize / 2**20
+
+
+def writable(path: str, mounted: str | None) -> str | None:
+    """Return why ``path`` cannot be written, or None; ``mounted`` is a directory above it that has to exist."""
+    if mounted is not None and not os.path.isdir(mounted):
+        return "%s is missing" % mounted
+    if os.path.exists(path) and os.stat(path).st_uid not in (0, os.geteuid()):
+        return "belongs to another user"
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    name = os.path.join(path, ".probe.%d" % os.getpid())
+    try:
+        with open(name, "wb") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror
+    finally:
+        if os.path.exists(name):
+            os.unlink(name)
+    return None
+
+
+def text(raw: bytes) -> str:
+    """Return bytes as text that JSON can hold, whatever their encoding."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def text_of(path: str) -> str:
+    """Return the content of a file as text."""
+    with open(path, "rb") as file:
+        return text(file.read()).strip()
+
+
+def port_is_free(port: int) -> bool:
+    """Return whether no process listens on ``port``."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def refusal(url: str) -> str | None:
+    """Return why nothing accepts connections at a URL, or None where something does."""
+    from urllib.parse import urlsplit  # imported here: slow, and seldom needed
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def holder() -> str | None:
+    """Return the run that has locked this host, or None."""
+    lines = [line.partition("@" + HOST_LOCK) for line in text_of("/proc/net/unix").split("\n")]
+    runs = [rest[1:] for _, lock, rest in lines if lock and rest[:1] in ("", "/")]
+    return (max(runs) or "another run") if runs else None
+
+
+def sees_lock(path: str) -> bool:
+    """Return whether a file that another machine has locked is locked here, too."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return True  # the file is missing, which is reported
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def engine(check: list[str]) -> str | None:
+    """Return the problem of a container engine, which a command checks, or None."""
+    import shutil
+    import subprocess  # imported here: slow, and seldom needed
+
+    if shutil.which(check[0]) is None:
+        return "is not on the PATH"
+    try:
+        done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "does not answer (%s)" % error
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return "does not work: %s" % (lines[-1] if lines else "exit code %d" % done.returncode)
+
+
+def lacking(modules: list[str]) -> list[str]:
+    """Return the modules that this Python lacks."""
+    import importlib.machinery
+    import site
+
+    site.main()
+    return [name for name in modules if importlib.machinery.PathFinder.find_spec(name) is None]
+
+
+def probe(request: dict[str, Any]) -> dict[str, object]:
+    """Return the state of this host."""
+    work = request["work_directory"]
+    sys.path[:0] = request.get("python_path", ())
+    return {
+        "time": time.time(),
+        "hostname": text(os.fsencode(socket.gethostname())),
+        "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
+        "python": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "not_writable": writable(work, request["mounted"]),
+        "free_mib": free_mib(work),
+        "memory_mib": int(text_of("/proc/meminfo").split("MemAvailable:")[1].split()[0]) / 1024,
+        "shared_memory_mib": free_mib(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else None,
+        "cpus": len(os.sched_getaffinity(0)),
+        "load1": os.getloadavg()[0],
+        "busy_ports": [port for port in request["ports"] if not port_is_free(port)],
+        "refusals": {url: why for url in request["urls"] if (why := refusal(url)) is not None},
+        "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
+        "missing_files": [path for path in request["files"] if not os.path.exists(path)],
+        "lacking_modules": lacking(request["modules"]),
+        "engine_problem": engine(request["engine"]) if request["engine"] else None,
+        "held_by": holder() if request["is_locked"] else None,
+        "sees_lock": sees_lock(request["locked_file"]) if request["locked_file"] else None,
+        "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
+    }
+
+
+def versions(distributions: list[str]) -> dict[str, str | None]:
+    """Return the installed versions of packages; None where one is not installed."""
+    import importlib.metadata  # imported here: slow
+
+    found: dict[str, str | None] = {}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def broken(modules: list[str]) -> dict[str, str]:
+    """Import each installed module in a process of its own; return those that fail, with the last line of the error."""
+    import importlib.machinery
+    import subprocess
+
+    present = [name for name in modules if importlib.machinery.PathFinder.find_spec(name) is not None]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", "import %s" % name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        for name in present
+    }
+    found = {}
+    for name, process in processes.items():
+        _, errors = process.communicate()
+        if process.returncode != 0:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            found[name] = lines[-1] if lines else "exit code %d" % process.returncode
+    return found
+
+
+def packages(request: dict[str, Any]) -> dict[str, object]:
+    """Return the packages of this Python."""
+    import site
+
+    site.main()
+    sys.path[:0] = request["python_path"]
+    return {
+        "executable": sys.executable,
+        "python": list(sys.version_info[:3]),
+        "versions": versions(request["distributions"]),
+        "broken": broken(request["modules"]),
+    }
+
+
+def report(**values: object) -> None:
+    """Print one line of JSON."""
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def listen(port: int, token: str) -> None:
+    """Answer connections with the token, for a minute at most."""
+    server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+    try:
+        if server.family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", port))
+    except OSError as error:
+        report(ok=False, busy=error.errno == errno.EADDRINUSE, why=error.strerror)
+        return
+    server.listen(128)
+    report(ok=True)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        ready, _, _ = select.select([server.fileno(), 0], [], [], 1)
+        if 0 in ready and not os.read(0, 4096):
+            return
+        if server.fileno() in ready:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(token.encode())
+
+
+def reach(address: str, port: int, token: str, timeout: float) -> None:
+    """Connect to the listener."""
+    try:
+        with socket.create_connection((address, port), timeout) as peer:
+            ok = peer.makefile("rb").read(len(token)) == token.encode()
+        report(ok=ok, why=None if ok else "another program answers")
+    except OSError as error:
+        report(ok=False, why=error.strerror or str(error))
+
+
+def main(verb: str, *arguments: str) -> None:
+    """Carry out one form."""
+    if verb == "listen":
+        listen(int(arguments[0]), arguments[1])
+    elif verb == "reach":
+        reach(arguments[0], int(arguments[1]), arguments[2], float(arguments[3]))
+    else:
+        request = json.loads(sys.stdin.readline())
+        report(**(probe(request) if verb == "probe" else packages(request)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
