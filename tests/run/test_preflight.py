@@ -65,7 +65,7 @@ def whats(problems: list[Problem], severity: str) -> list[str]:
         ({"lacking_modules": ("psutil", "yaml")}, "/usr/bin/python3 has no psutil, PyYAML"),
     ],
 )
-def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str | None) -> None:
+def test_problems_of_a_host_are_errors(changed: dict[str, Any], what: str | None) -> None:
     problems = problems_of_host(state(**changed))
     assert len(problems) == (what is not None), "a Python that is too old gets no packages"
     for problem in problems:
