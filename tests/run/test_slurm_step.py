@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
+
 from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.stop import stop
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.shared_filesystem import CommandAgent
+from accelmark.run.launchers.slurm.launcher import ALLOCATION_FILE
 from accelmark.run.launchers.slurm.step import ENDED_FILE, script_of
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RunError
 from tests.run.fakes import make_plan
 
 HOSTS = ("n1", "n2")
@@ -56,3 +63,28 @@ def test_the_agent_handles_a_signal_to_the_whole_step_before_the_script_ends(plu
     )
     assert run_on("n1", script_of([first, second])).returncode == 5
     assert (first.node.node_dir / "agent.log").read_text() == "asked\n"
+
+
+@pytest.mark.parametrize(("num_failures", "has_ended"), [(2, True), (99, False)])
+def test_an_allocation_is_kept_until_slurm_confirms_its_end(
+    num_failures: int, has_ended: bool, plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scancel, run = tmp_path / "bin" / "scancel", tmp_path / "run"
+    scancel.parent.mkdir()
+    scancel.write_text(
+        f"#!/bin/sh\necho $1 >>{tmp_path}/tries\n[ $(wc -l <{tmp_path}/tries) -gt {num_failures} ] || "
+        "{ echo 'Unable to contact slurm controller' >&2; exit 1; }\n"
+    )
+    scancel.chmod(0o755)
+    monkeypatch.setenv("PATH", str(scancel.parent), prepend=os.pathsep)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("accelmark.run.launchers.slurm.job._CANCEL_PAUSES_S", (0.0, 0.0))
+    directory = RunDirectory.create(run, make_plan(cluster=ClusterSpec(launcher="slurm")))
+    (run / ALLOCATION_FILE).write_text("7")
+    launcher = create_launcher(directory.plan, run)
+    with nullcontext() if has_ended else pytest.raises(RunError, match="Slurm job 7"):
+        asyncio.run(launcher.close())
+    assert (run / ALLOCATION_FILE).exists() != has_ended
+    scancel.write_text("#!/bin/sh\nexit 0\n")
+    assert stop(run, at_once=False) != has_ended, "it ends what is left"
+    assert not (run / ALLOCATION_FILE).exists()

@@ -14,6 +14,7 @@ from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RunError
+from accelmark.spec.plugins.launcher import load_launcher
 
 _STOP_TIMEOUT_S: Final = 90.0
 
@@ -48,7 +49,9 @@ def stop(path: Path, *, at_once: bool) -> bool:
 def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool:
     statuses = directory.statuses().values()
     has_ended = all(status.ended for status in statuses)
-    if has_ended and not any(status.state == "lost" for status in statuses):
+    names = load_launcher(directory.plan.cluster.launcher).run_files
+    holds_hosts = any((directory.path / name).exists() for name in names)  # an allocation that was not returned
+    if has_ended and not holds_hosts and not any(status.state == "lost" for status in statuses):
         return False
     with directory.locked():
         if not has_ended:
@@ -73,8 +76,6 @@ async def _end_lost_jobs(directory: RunDirectory) -> None:
     """End agents of lost jobs. Raises RunError: some of their hosts cannot be reached."""
     statuses = directory.statuses()
     lost = {node.host for job in directory.plan.jobs if statuses[job.directory].state == "lost" for node in job.nodes}
-    if not lost:
-        return
     launcher = create_launcher(directory.plan, directory.path)
     try:
         hosts = [host for host in directory.plan.cluster.hosts if host.name in lost]

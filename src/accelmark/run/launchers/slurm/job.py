@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from accelmark.spec.errors import RequestError, RunError
 
 _THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
 _PREFIX: Final = re.compile(r"sbatch: ((error|fatal): )?")
+_CANCEL_PAUSES_S: Final = (1.0, 3.0, 9.0, 15.0)
+"""Pauses before a job's cancellation is tried again."""
+_IS_GONE: Final = re.compile("Invalid job id|already complet")
+"""What ``scancel`` prints about a job that has ended."""
 _NO_REASON: Final = ("None", "")
 _WAITING: Final = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
@@ -118,9 +123,19 @@ async def troubled_nodes(nodes: Iterable[str]) -> list[str]:
     return [f"{node} is {state} ({why.strip()})" for node, state, why in (line.split(" ", 2) for line in lines)]
 
 
-async def scancel(job_id: str) -> None:
-    """Cancel a job."""
-    await _slurm("scancel", job_id)
+async def cancel(job_id: str) -> None:
+    """Cancel a job; one that has ended is no error.
+
+    Raises:
+        RunError: Slurm does not confirm it; the job still holds its nodes.
+    """
+    for pause_s in (*_CANCEL_PAUSES_S, 0.0):
+        done = await _slurm("scancel", job_id)
+        if done.code == 0 or _IS_GONE.search(done.output):
+            return
+        await asyncio.sleep(pause_s)
+    what = f"Slurm job {job_id} could not be cancelled and holds its nodes: {done.message}"
+    raise RunError(f"{what}; when Slurm answers, run 'scancel {job_id}', or 'accelmark stop' on this run")
 
 
 async def _slurm(*argv: str) -> CommandResult:

@@ -20,10 +20,10 @@ from accelmark.run.agent.task import NodeJob
 from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher
 from accelmark.run.launchers.slurm.job import (
     SlurmJob,
+    cancel,
     node_address,
     request,
     require_nodes,
-    scancel,
     show_job,
     troubled_nodes,
 )  # fmt: skip
@@ -183,9 +183,12 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return self._addresses[host.address]
 
     async def close(self) -> None:
-        """Cancel an allocation that was requested here, granted or not."""
+        """Cancel an allocation that was requested here, granted or not.
+
+        Raises RunError: Slurm does not confirm it; its number stays in the run directory, for ``stop``.
+        """
         if self._is_own and self._job_id is not None:
-            await scancel(self._job_id)
+            await cancel(self._job_id)
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
 
     def abort(self) -> None:

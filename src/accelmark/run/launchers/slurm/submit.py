@@ -13,7 +13,7 @@ from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.launchers.slurm.job import SlurmJob, request, require_nodes, scancel, show_job
+from accelmark.run.launchers.slurm.job import SlurmJob, cancel, request, require_nodes, show_job
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import options_of
@@ -86,7 +86,7 @@ class SubmittedJob:
 
     def cancel(self) -> None:
         """Cancel the job."""
-        asyncio.run(scancel(self.number))
+        asyncio.run(cancel(self.number))
 
 
 def _script_of(run: Path) -> Path:
