@@ -144,8 +144,9 @@ def container_engine(host: HostState) -> Iterator[Problem]:
     container, problem = host.cluster.container, host.facts.engine_problem
     if container is not None and problem is not None:
         check = CONTAINER_ENGINES[container.engine].check
-        is_program = container.engine == check[0]
-        name = f"container engine {container.engine}" if is_program else f"{check[0]}, which {container.engine} needs,"
+        name = f"{check[0]}, which {container.engine} needs,"
+        if container.engine == check[0]:
+            name = f"the container engine {container.engine}"
         yield error(f"{name} {problem}", f"install it, or repair it until '{' '.join(check)}' works there")
 
 
