@@ -38,7 +38,9 @@ class Source:
 def look(plan: Plan, run: Path, *given: Path) -> list[str]:
     run.mkdir()
     directory = RunDirectory(run, plan)
-    found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs, given).run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accelmark.run.preflight.check.given_data", lambda _: [(None, path) for path in given])
+        found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs).run())
     return [problem.what for problem in found if "busy: load" not in problem.what]
 
 

@@ -154,7 +154,8 @@ class Preflight:
         Raises:
             RunError: there is no allocation of hosts.
         """
-        await self.launcher.allocate()
+        if not self.is_dry_run:
+            await self.launcher.allocate()
         used = {node.host for job in self.jobs for node in job.nodes} or {host.name for host in self._cluster.hosts}
         hosts = {host.name: self.launcher.host(host) for host in self._cluster.hosts if host.name in used}
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
