@@ -28,6 +28,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
+MessageTimeout=5
 ReturnToService=2
 StateSaveLocation={home}/state
 SlurmdSpoolDir={home}/spool-%n

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from accelmark.plan.plan import Plan
 from accelmark.run.host import CommandResult
 from accelmark.run.launchers import launcher_of_hosts
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.run.fakes import wait_for
@@ -41,7 +43,8 @@ def bound(bed: Bed, number: int, source: Path, target: str) -> Iterator[None]:
 
 def drop_connections(bed: Bed, number: int) -> None:
     """Kill the processes of a host's sshd that serve connections; commands without a terminal continue."""
-    listener = (bed.home(number) / "sshd.pid").read_text().strip()
+    pid_file = bed.home(number) / "sshd.pid"
+    listener = pid_file.read_text().strip() if pid_file.exists() else ""
     for pid in run("ip", "netns", "pids", bed.namespace(number)).split():
         with contextlib.suppress(OSError):
             if pid != listener and Path(f"/proc/{pid}/comm").read_text().strip().startswith("sshd"):
@@ -70,8 +73,54 @@ def test_a_start_that_fails_on_one_host_ends_the_agents_of_the_others(plan: Make
         code, out, err = done(drive("start", directory, plan=plan((ENDLESS,), num_hosts=3)))
     (status,) = statuses(directory)
     assert (code, status.state) == (1, "failed"), out + err + str(status)
-    assert status.reason == "n2: the node agent could not be started: mkdir: No space left on device"
+    assert (status.reason or "").startswith("n2: the node agent could not be started: mkdir: No space left on device")
+    assert "free space there" in (status.reason or "")
     wait_for(lambda: not bed.processes(), "the end of the agents on the other hosts", 30)
+
+
+def test_a_connection_that_is_lost_while_a_host_is_prepared_is_opened_again(
+    plan: MakePlan, bed: Bed, tmp_path: Path
+) -> None:
+    directory, python, begun = tmp_path / "run", tmp_path / "python", tmp_path / "begun"
+    slow = f'case "$*" in *" files") [ -e {begun} ] || {{ touch {begun}; sleep 600; }};; esac'
+    python.write_text(f'#!/bin/sh\n{slow}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    process = drive("start", directory, plan=plan((), on={"python": str(python)}))
+    wait_for(begun.exists, "the preparation")
+    drop_connections(bed, 1)
+    for pid, line in bed.processes().items():
+        if "sleep 600" in line:
+            os.kill(pid, signal.SIGKILL)
+    code, out, err = done(process)
+    assert (code, [(status.state, status.attempt) for status in statuses(directory)]) == (0, [("succeeded", 1)]), (
+        out + err
+    )
+
+
+def test_later_rounds_wait_for_another_run_that_has_taken_a_host(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    directory, lock = tmp_path / "run", "\\0accelmark-host"
+    process = drive("start", directory, plan=plan(("steps=60", "pace=0.05"), ()))
+    wait_for(lambda: stepping(directory), "a step of the first round")
+    body = f"""
+import socket, time
+lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+while True:
+    try:
+        lock.bind("{lock}")
+        break
+    except OSError:
+        time.sleep(0.001)
+time.sleep(6)
+"""
+    other = subprocess.Popen(bed.enter(1, sys.executable, "-c", body))
+    code, out, err = done(process)
+    assert other.wait(60) == 0
+    assert (code, [(status.state, status.attempt) for status in statuses(directory)]) == (
+        0,
+        [("succeeded", 1), ("succeeded", 1)],
+    ), out + err
+    second = NodeExit.model_validate_json(next(directory.glob("toy1*/round1/*/exit.json")).read_bytes())
+    assert second.duration_s > 5, "it waited"
 
 
 def test_outages_do_not_add_up(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Twenty-one faults on two hosts with real sshd's: how each run ends, how soon it is noticed, and what is left behind.
+"""Faults on two hosts with real sshd's: how each run ends, how soon it is noticed, and what is left behind.
 
 With ``ACCELMARK_FAULTS=FILE`` each fault is appended to a table.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -19,8 +20,9 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.record.directory import RunDirectory
-from tests.cluster.bed import Bed
+from tests.cluster.bed import WORK, Bed
 from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.test_connections import drop_connections
 from tests.run.fakes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.heavy]
@@ -76,6 +78,8 @@ class Fault:
     """Settings of the cluster file."""
     warning: str = ""
     """Part of a warning in ``exit.json``."""
+    disk_mib: int | None = None
+    """Size of a file system of its own for the run's directory."""
 
 
 def kill(text: str, number: signal.Signals = signal.SIGKILL) -> Inject:
@@ -148,6 +152,56 @@ def stop_and_start_sshd(running: Running) -> None:
     running.bed.sshd(2)
 
 
+def restart_sshd(running: Running) -> None:
+    running.bed.stop_sshd(2)
+    drop_connections(running.bed, 2)
+    running.bed.sshd(2)
+    wait_for((running.bed.home(2) / "sshd.pid").exists, "the new sshd")
+
+
+def small_disk(bed: Bed) -> None:
+    subprocess.run(bed.inside(2, "mount", "-t", "tmpfs", "-o", "size=80m", "none", str(WORK)), check=True)
+
+
+def usual_disk(bed: Bed) -> None:
+    subprocess.run(bed.inside(2, "umount", "-l", str(WORK)), check=True)
+
+
+def fill_coordinators_disk(running: Running) -> None:
+    ballast = running.run.parent / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+    code, out, err = done(running.coordinator)
+    assert (code, "ranks that were started continue" in err) == (1, True), out + err
+    assert running.pids("fake_rank.py")
+    ballast.unlink()
+    running.coordinator = drive("resume", running.run)
+
+
+def close_terminal(running: Running) -> None:
+    running.coordinator.send_signal(signal.SIGHUP)
+    _, _, err = done(running.coordinator)
+    assert "ranks that were started continue" in err, err
+    running.coordinator = drive("resume", running.run)
+
+
+def move_and_resume(running: Running) -> None:
+    running.coordinator.kill()
+    running.coordinator.communicate()
+    running.run = running.run.rename(running.run.with_name("moved"))
+    running.coordinator = drive("resume", running.run)
+
+
+def copy_and_use(running: Running) -> None:
+    copy = running.run.with_name("copy")
+    shutil.copytree(running.run, copy)
+    for verb in ("resume", "end"):
+        code, _, err = done(drive(verb, copy))
+        assert (code, f"is a copy of the run {running.run}" in err) == (2, True), err
+
+
 FAULTS: Final = (
     Fault("a rank is killed", "failed", "rank 1", kill("fake_rank.py")),
     Fault("a rank crashes (SIGSEGV)", "failed", "rank 1", kill("fake_rank.py", signal.SIGSEGV)),
@@ -164,20 +218,38 @@ FAULTS: Final = (
     ),
     Fault("the program that sends files is killed", "succeeded", "", kill("Send the files"), SHORT),
     Fault("sshd is stopped for 3 s", "succeeded", "", stop_and_start_sshd, SHORT),
+    Fault("sshd is restarted", "succeeded", "", restart_sshd, SHORT),
     Fault("the network fails for 3 s", "succeeded", "", unplugged(3), SHORT),
     Fault("the network fails", "lost", "n2", unplug, repair=plug_in, on={"abandon_s": 20.0}),
     Fault("the coordinator is stopped for 5 s", "succeeded", "", pause_coordinator, SHORT),
     Fault("the coordinator is killed and the run resumed", "succeeded", "", replace_coordinator, SHORT),
+    Fault("the terminal is closed and the run resumed", "succeeded", "", close_terminal, SHORT),
+    Fault("the coordinator's disk is full", "succeeded", "", fill_coordinators_disk, SHORT, disk_mib=16),
+    Fault("the run is moved and resumed", "succeeded", "", move_and_resume, SHORT),
+    Fault("a copy of the run is resumed and stopped", "succeeded", "", copy_and_use, SHORT),
+    Fault(
+        "a rank fills a host's disk",
+        "failed",
+        "disk",
+        modes=(*ENDLESS, "1:fill"),
+        prepare=small_disk,
+        repair=usual_disk,
+    ),
+    Fault("a rank is killed by SIGBUS", "failed", "SIGBUS (shared memory", modes=(*ENDLESS, "1:bus")),
     Fault("the log of a rank is removed on its host", "failed", "without a FINISHED event", remove_log, SHORT),
     Fault("a host refuses the key", "failed", "n2", prepare=without_keys, repair=with_keys),
-    Fault("the work directory is read-only", "failed", "n2", prepare=read_only, repair=writable),
+    Fault("the work directory is read-only", "failed", "mount it writable", prepare=read_only, repair=writable),
     Fault("the hosts' Python is missing", "failed", "no-such-python", on={"python": "/opt/no-such-python"}),
 )
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what.replace(" ", "-"))
 def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    run = tmp_path / "runs" / "run"
+    run.parent.mkdir()
+    if fault.disk_mib is not None:
+        size = f"size={fault.disk_mib}m"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(run.parent)], check=True)
     made = plan(fault.modes, num_hosts=2, on={"reconnect_s": 8.0, **fault.on}, stall_timeout_s=15.0)
     fault.prepare(bed)
     running = Running(bed, run, drive("start", run, plan=made))
@@ -195,6 +267,7 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
         raise
     finally:
         fault.repair(bed)
+    run = running.run
     (status,) = status_of(run)
     deadline = time.monotonic() + 60
     while (left := bed.processes()) and time.monotonic() < deadline:
@@ -207,6 +280,8 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
         exits = [path.read_text() for path in run.glob("*/round1/*/exit.json")]
         assert any(fault.warning in text for text in exits), exits
     assert RunDirectory.open(run).events()
+    if fault.disk_mib is not None:
+        subprocess.run(["umount", "-l", str(run.parent)], check=True)
 
 
 def record(fault: Fault, state: str, reason: str, noticed_s: float | None, num_left: int) -> None:

@@ -106,6 +106,13 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     corrupt.write_bytes(archive.read_bytes()[:200_000])
     told = reason("corrupt", image="other:2", image_file=str(corrupt))
     assert told.startswith(f"n1: the image other:2 could not be loaded from {corrupt}: ")
+    storage = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(bed.home(1) / "podman")]
+    subprocess.run(bed.inside(1, *storage), check=True)
+    try:
+        full = reason("full", image="boxed:1", image_file=str(archive))
+    finally:
+        subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
+    assert "no space left on device (the disk is full" in full, full
     gone = reason("gone", image="other:2", image_file="/nowhere/boxed.tar")
     assert "/nowhere/boxed.tar: no such file or directory" in gone
     unmade = reason("unmade", image="other:2")

@@ -49,6 +49,25 @@ def test_healthy_hosts_have_no_problem(plan: MakePlan) -> None:
     assert look(plan((), num_hosts=4)) == []
 
 
+def test_names_that_are_no_text_and_an_old_python(plan: MakePlan, bed: Bed) -> None:
+    set_name = "import socket, sys; socket.sethostname(eval(sys.argv[1]))"
+    body = "import socket; s = socket.socket(socket.AF_UNIX); s.bind(b'\\0\\xff\\xfe'); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    subprocess.run(bed.inside(1, sys.executable, "-c", set_name, r"b'n\xff1'"), check=True)
+    try:
+        with subprocess.Popen(bed.enter(1, sys.executable, "-c", body), stdin=pipe, stdout=pipe) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert look(plan(())) == []
+            other.communicate(b"\n")
+    finally:
+        subprocess.run(bed.inside(1, sys.executable, "-c", set_name, "b'n1'"), check=True)
+    old = next(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"), None) or shutil.which("python3.8")
+    if old is not None:
+        (problem,) = look(plan((), on={"python": str(old)}))
+        assert (problem.where, f"{old} is Python 3.8." in problem.what, "pip" in problem.hint) == ("n1", True, False)
+
+
 def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     lines = (bed.root / "known_hosts").read_text().splitlines()
@@ -138,7 +157,7 @@ def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
 
 
 def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second = tmp_path / f"first-{'ü' * 60}", tmp_path / "second"  # the name of the lock ends inside a letter
     process = drive("start", first, plan=plan(("steps=100000",)))
     wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
     found = [problem.what for problem in look(plan(()))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -114,6 +115,48 @@ def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_p
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
     events = (run / "events.jsonl").read_text()
     assert f"Slurm job {job_id} ended because a node failed" in events
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("scontrol", "requeue", "{job}"), "was requeued by a user or by Slurm (Slurm starts it again"),
+        (("scancel", "{job}.0"), "*** STEP {job}.0 ON n1 CANCELLED AT "),
+    ],
+)
+def test_a_requeued_job_and_a_cancelled_step_are_named(
+    command: tuple[str, ...], reason: str, plugins: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    where = cluster(1).model_copy(update={"slurm_options": ["--requeue"]})
+    process = drive("start", run, plan=make_plan(ENDLESS, hosts=("n1",), cluster=where))
+    wait_for(lambda: stepping(run), "a step")
+    (job,) = numbers("RUNNING")
+    subprocess.run([part.format(job=job) for part in command], check=True)
+    code, out, err = done(process)
+    (status,) = status_of(run)
+    assert (code, status.state) == (1, "lost"), out + err
+    assert reason.format(job=job) in (status.reason or ""), status
+    assert left_running(run) == []
+
+
+@pytest.mark.heavy
+def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("steps=30", "pace=0.1"), hosts=("n1",), cluster=cluster(1)))
+    wait_for(lambda: stepping(run), "a step")
+    (job,) = numbers("RUNNING")
+    controller = int((Path(os.environ["SLURM_CONF"]).parent / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        code, out, err = done(process)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert (code, f"Slurm job {job} could not be cancelled" in err) == (1, True), out + err
+    assert (run / "slurm.job").read_text() == job
+    assert done(drive("end", run))[0] == 0
+    wait_for(lambda: not queue(), "the allocation given back")
+    assert not (run / "slurm.job").exists()
 
 
 def test_slurms_time_limit_makes_the_job_timed_out(plugins: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_runs(plan: Ma
     code, out, err = done(drive("start", run, plan=plan((ENDLESS, "1:die"), (), num_hosts=2)))
     first, second = statuses(run)
     assert (code, first.state, second.state) == (1, "failed", "succeeded"), out + err
-    assert first.reason == "n2: rank 1: killed by SIGKILL (often the kernel's out-of-memory killer: see dmesg)"
+    assert (first.reason or "").startswith("n2: rank 1: killed by SIGKILL (")
 
 
 def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_lost_job_is_retried_where_the_plan_allows_it(plan: MakePlan, bed: Bed
     (status,) = statuses(run)
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
     first = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
-    assert "node agent exited without writing exit.json (was it killed?)" in first
+    assert "node agent exited without writing exit.json: killed by SIGKILL" in first
 
 
 def test_a_killed_telemetry_recorder_is_restarted_with_a_warning(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

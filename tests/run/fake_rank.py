@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -50,6 +51,7 @@ def main() -> int:
     meant = [mode.removeprefix(f"{RANK}:") for mode in sys.argv[2:] if mode.startswith(f"{RANK}:") or ":" not in mode]
     modes = dict(mode.partition("=")[::2] for mode in meant)
     node_dir = Path(os.environ["ACCELMARK_NODE_DIR"])
+    faulthandler.enable()
     log = os.open(node_dir / f"rank{RANK}.out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -130,6 +132,12 @@ def misbehave(modes: dict[str, str], step: int, node_dir: Path) -> None:
             time.sleep(600)
     if "halt" in modes:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if "bus" in modes:
+        with (node_dir / "mapped").open("w+b") as file:
+            file.truncate(4096)
+            mapped = mmap.mmap(file.fileno(), 4096)
+            file.truncate(0)
+            mapped[0] = 1
     if "fill" in modes:
         with (node_dir / "ballast").open("wb") as file:
             while True:

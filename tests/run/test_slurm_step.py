@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from accelmark.run.agent.task import CODE_FILE
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.controller.stop import stop
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.shared_filesystem import CommandAgent
 from accelmark.run.launchers.slurm.launcher import ALLOCATION_FILE
-from accelmark.run.launchers.slurm.step import ENDED_FILE, script_of
+from accelmark.run.launchers.slurm.step import script_of
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
@@ -48,7 +49,7 @@ def test_each_node_runs_its_own_agent_in_its_directory(plugins: Path, tmp_path: 
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
     where = second.node.node_dir
     assert (where / "agent.log").read_text() == f"{where} it's $HOME\n"
-    assert (where / ENDED_FILE).read_text() == "3\n"
+    assert (where / CODE_FILE).read_text() == "3\n"
     assert list(first.node.node_dir.iterdir()) == []
 
 

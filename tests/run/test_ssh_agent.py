@@ -31,7 +31,7 @@ def test_a_lost_connection_is_reported_once_and_so_is_its_return(monkeypatch: py
     host: Any = SimpleNamespace(name="n2")
     unused: Any = None
     agent = SshAgent(
-        unused, host, (), (), unused, stream=stream, reconnect_s=300, abandon=unused, report=reported.append
+        unused, host, (), (), (), unused, stream=stream, reconnect_s=300, abandon=unused, report=reported.append
     )
     asyncio.run(agent.wait())
     assert reported == [

@@ -42,8 +42,11 @@ def test_a_rank_that_computes_longer_is_named_and_the_others_wait_for_it(
     assert (found.straggler.rank, found.straggler.cause) == (1, "computation")
 
 
-def rank(number: int, host: str, own_ms: float, data_wait_ms: float = 1.0) -> RankTime:
-    return RankTime(rank=number, host=host, step_ms=100.0, data_wait_ms=data_wait_ms, own_ms=own_ms, wait_ms=0.0)
+def rank(number: int, host: str, own_ms: float, data_wait_ms: float = 1.0, longest_s: float = 0.1) -> RankTime:
+    return RankTime(
+        rank=number, host=host, step_ms=100.0, data_wait_ms=data_wait_ms, own_ms=own_ms, wait_ms=0.0,
+        longest_s=longest_s, num_steps=690,
+    )  # fmt: skip
 
 
 def test_a_rank_that_costs_less_than_2_percent_is_not_named() -> None:
@@ -64,6 +67,10 @@ def test_a_rank_that_costs_less_than_2_percent_is_not_named() -> None:
         (
             (rank(0, "a", 80.0, 21.0), rank(1, "b", 80.0)),
             "rank 0 on host a waits longer for its data than the others, which costs them 20\u202f% of each step",
+        ),
+        (
+            (rank(0, "a", 80.0), rank(1, "b", 138.0, longest_s=40.0)),
+            "rank 1 on host b paused in one step, for 40 s; the others waited for it",
         ),
     ],
 )

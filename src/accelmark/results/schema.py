@@ -495,6 +495,9 @@ class RankTime(Spec):
     """Computation up to its last gradient."""
     wait_ms: FiniteFloat
     """Wait for other ranks: the rest of its step, less the least rest of any rank, which is exchange and update."""
+    longest_s: FiniteFloat = 0.0
+    """Its longest single computation or wait for data."""
+    num_steps: int = 1
 
     @property
     def busy_ms(self) -> float:
@@ -513,6 +516,8 @@ class Straggler(Spec):
     """What takes it longer than the others."""
     is_whole_host: bool
     """Whether its host has several ranks, and all are slower than those of other hosts by more than the limit."""
+    pause_s: FiniteFloat | None = None
+    """Length of the one step that costs more than half of the time; null where its steps are slow in general."""
 
 
 class RankTimes(Spec):

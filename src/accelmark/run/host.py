@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
+from accelmark.run.causes import advice_for
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
@@ -25,6 +26,7 @@ class HostError(RunError):
     def __init__(self, host: str, problem: str, advice: str | None = None) -> None:
         self.host = host
         self.problem = problem
+        advice = advice or advice_for(problem)
         self.advice = advice or self.default_advice
         self.what = f"{problem}: {advice}" if advice else problem
         """The problem, with the advice of this error if it has one."""

@@ -37,6 +37,10 @@ class RunError(AccelmarkError):
     """A valid request failed: a run could not be carried out or read."""
 
 
+class WriteError(RunError):
+    """A file on this machine cannot be written."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Problem:

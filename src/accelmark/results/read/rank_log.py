@@ -143,6 +143,8 @@ class OwnTime:
     num_waits: int = 0
     data_wait_ms: float = 0.0
     """Of all steps."""
+    longest_ms: float = 0.0
+    """The longest own part, or wait for data, of one step."""
 
     def take(self, window: StepWindow, skipped: int) -> None:
         """Add a window without its first ``skipped`` steps."""
@@ -153,12 +155,14 @@ class OwnTime:
             self.num_steps += len(window.own_ms[skipped:])
             self.step_ms += sum(window.step_ms[skipped:])
             self.own_ms += sum(window.own_ms[skipped:])
+        self.longest_ms = max([self.longest_ms, *waits, *window.own_ms[skipped:]])
 
     def take_traced(self, step: TracedStep) -> None:
         """Add a step that was traced."""
         self.num_steps += 1
         self.step_ms += step.step_ms
         self.own_ms += step.own_ms
+        self.longest_ms = max(self.longest_ms, step.own_ms)
 
 
 @final

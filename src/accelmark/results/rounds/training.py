@@ -36,7 +36,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 from accelmark.spec.layers import flatten
 from accelmark.spec.log.records import DATA_FILE
-from accelmark.spec.number_format import limit_percent, percent
+from accelmark.spec.number_format import duration, limit_percent, percent
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.trainer import TrainerSpec
 
@@ -288,6 +288,8 @@ def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> RankTimes | 
                 data_wait_ms=data_wait_ms,
                 own_ms=own_ms,
                 wait_ms=wait_ms,
+                longest_s=own.longest_ms / 1e3,
+                num_steps=own.num_steps,
             )
         )
     return RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks)))
@@ -318,6 +320,7 @@ def find_straggler(ranks: tuple[RankTime, ...]) -> Straggler | None:
         share=lost_ms / step_ms,
         cause="data" if data_ms > lost_ms / 2 else "computation",
         is_whole_host=_is_whole_host(slowest.host, ranks, MAX_SHARE * step_ms),
+        pause_s=slowest.longest_s if slowest.longest_s * 1e3 > lost_ms * slowest.num_steps / 2 else None,
     )
 
 
@@ -338,6 +341,9 @@ def straggler_findings(times: RankTimes | None) -> Iterable[Finding]:
 def describe(straggler: Straggler) -> str:
     """Return which rank or host is slow, in what, and its cost."""
     who = f"rank {straggler.rank} on host {straggler.host}"
+    if straggler.pause_s is not None:
+        what = "waited for data in one step" if straggler.cause == "data" else "paused in one step"
+        return f"{who} {what}, for {duration(straggler.pause_s)}; the others waited for it"
     if straggler.is_whole_host:
         who = f"host {straggler.host} (all of its ranks; the slowest is rank {straggler.rank})"
     what = "waits longer for its data" if straggler.cause == "data" else "takes longer to compute"

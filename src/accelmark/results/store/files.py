@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import WriteError
 
 _ELSEWHERE: Final = "choose another directory with --out (on a host reached by SSH: work_directory in the cluster file)"
 _ADVICE: Final = {
@@ -25,12 +25,12 @@ _ADVICE: Final = {
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a RunError with ``path`` and advice."""
+    """Turn an OSError into a WriteError with ``path`` and advice."""
     try:
         yield
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-        raise RunError(f"{path}: cannot be written: {advice}") from error
+        raise WriteError(f"{path}: cannot be written: {advice}") from error
 
 
 def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
@@ -39,7 +39,7 @@ def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
     A device or a pipe, such as ``/dev/null``, is written to and never replaced. A ``private`` file is readable only by
     the owner of the directory, which is not the writer in a container.
 
-    Raises RunError if it cannot be written.
+    Raises WriteError if it cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with write_errors(path):
@@ -71,7 +71,7 @@ def _make_private(descriptor: int, directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create ``path`` and its parents. Raises RunError if it cannot be created."""
+    """Create ``path`` and its parents. Raises WriteError if it cannot be created."""
     with write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -42,7 +43,7 @@ from accelmark.run.agent.host import (
 )
 from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, watched_code, without_loaders
-from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
+from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, escaped_line, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
 from accelmark.run.agent.stall import diagnose
 from accelmark.run.agent.task import (
@@ -55,6 +56,8 @@ from accelmark.run.agent.task import (
     AgentTask,
 )  # fmt: skip
 from accelmark.run.agent.virtual_environment import CODE_DIRECTORY, environment_variables
+from accelmark.run.causes import explained
+from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.processes import (
     NODE_MARKER,
     RUN_MARKER,
@@ -119,6 +122,7 @@ class Agent:
         self._stall: StallRecord | None = None
         self._descendants = DescendantRecord(node_dir)
         self._num_requests = 0
+        self._signal: str | None = None
         self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
         self._log_events = LogEvents(node_dir / f"rank{task.ranks[0]}.out.log")
@@ -136,8 +140,7 @@ class Agent:
                 self._prepare()
                 exit_code = self._supervise()
         except HostInUseError as error:
-            cancelled = Termination("cancelled", "cancelled", "was cancelled") if self._num_requests else None
-            self._ending = cancelled or Termination("failed", "failed", str(error))
+            self._ending = self._cancelled() or Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
@@ -261,7 +264,9 @@ class Agent:
         for _ in self._selector.select(timeout_s):
             with contextlib.suppress(BlockingIOError):
                 for number in self._sockets[0].recv(4096):
-                    self._num_requests += number in (signal.SIGTERM, signal.SIGINT)
+                    if number in (signal.SIGTERM, signal.SIGINT):
+                        self._num_requests += 1
+                        self._signal = self._signal or signal.Signals(number).name
         for urgency, name in enumerate(STOP_FILES, start=1):
             if self._num_requests < urgency and (self._dir / name).exists():
                 self._num_requests = urgency
@@ -270,8 +275,7 @@ class Agent:
     def _enforce(self) -> None:
         now = time.monotonic()
         if self._ending is None:
-            cancelled = Termination("cancelled", "cancelled", "was cancelled") if self._num_requests else None
-            self._ending = cancelled or self._limits.check()
+            self._ending = self._cancelled() or self._limits.check()
             if self._ending is not None:
                 self._terminate_at = now + self._diagnose()
         if self._kill_at is None and self._ending is not None and (self._num_requests or now >= self._terminate_at):
@@ -280,6 +284,15 @@ class Agent:
                 self._ranks.terminate()
         if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
             signal_all(self._rank_tree(), signal.SIGKILL)
+
+    def _cancelled(self) -> Termination | None:
+        """Return the end that a request requires: a stop file is the coordinator's, a signal comes from elsewhere."""
+        if not self._num_requests:
+            return None
+        what = "was cancelled"
+        if self._signal is not None and not any((self._dir / name).exists() for name in STOP_FILES):
+            what = f"its node agent received {self._signal} from a user or a scheduler, not from AccelMark"
+        return Termination("cancelled", "cancelled", what)
 
     def _diagnose(self) -> float:
         """Record what silent ranks do; returns how long to keep them, so that the agents of other hosts can, too."""
@@ -328,7 +341,13 @@ class Agent:
         launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
         errors = load_framework(self._task.framework).connection_errors
-        return classify_ranks(logs, exit_code, self._launch_record(), self._ending, errors)
+        ends = classify_ranks(logs, exit_code, self._launch_record(), self._ending, errors)
+        killed = [end for end in ends if (end.state, end.signal) == ("signaled", "SIGKILL")]
+        messages = kernel_messages(self._limits.started, re.compile(KILLED_FOR_MEMORY))[0] if killed else []
+        if not messages:
+            return ends
+        reason = explained(f"killed by SIGKILL: {escaped_line(messages[-1])}")
+        return tuple(end.model_copy(update={"reason": reason}) if end in killed else end for end in ends)
 
     def _launch_record(self) -> LaunchRecord | None:
         try:

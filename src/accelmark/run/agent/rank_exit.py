@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
+from accelmark.run.causes import cause_among, explained
 from accelmark.spec.job import NodeExit, RankExit, RankState
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, decode_line
@@ -27,6 +28,8 @@ _CAUSE: Final = re.compile(
     r"|(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file )."
 )
 """An exception, a fatal error, or Python's message where the script or module does not exist."""
+_FAULT: Final = "Fatal Python error"
+"""Begins the line of Python's fault handler, which has no more than the signal."""
 _COMPILER_ERROR: Final = re.compile(r"^\S+:\d+(:\d+)?: (fatal )?error:|^CMake Error")
 _ERROR: Final = re.compile(r"\berror\b|\bE:|cannot|not found|no such file", re.IGNORECASE)
 _GENERIC: Final = re.compile(
@@ -36,13 +39,6 @@ _GENERIC: Final = re.compile(
 )
 _NUM_ERROR_LINES: Final = 3
 _MAX_ERROR_LENGTH: Final = 300
-_SIGNAL_HINTS: Final = {
-    signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
-    signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
-    signal.SIGABRT: "an abort in native code: see the last lines for its message",
-    signal.SIGBUS: "often shared memory that is too small, or a full disk under a mapped file",
-    signal.SIGXFSZ: "a file grew beyond the limit for files",
-}
 _CONNECTION_ERRORS: Final = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
 """Errors of any framework that ranks raise after another rank has died."""
 _CAUSES: Final[tuple[RankState, ...]] = (
@@ -120,8 +116,10 @@ def read_log_end(path: Path) -> LogEnd:
 
 
 def error_lines(text: str) -> str:
-    """Return the first lines of ``text`` that name an error, preferably a compiler's; else its last line."""
+    """Return the line of ``text`` with a known cause; else the first errors, preferably a compiler's; else its end."""
     lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
+    if (cause := cause_among(lines)) is not None:
+        return explained(without_userinfo(cause)[:_MAX_ERROR_LENGTH])
     named = [line for line in lines if _COMPILER_ERROR.search(line)]
     named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
     named = named or lines[-1:]
@@ -191,8 +189,8 @@ def classify_rank(
     elif log.state == "cancelled":
         state, reason = "cancelled", log.cause or "was cancelled"
     elif name is not None and log.state is None:
-        hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
-        state, reason = "signaled", f"killed by {name}{during}" + (f" ({hint})" if hint else "")
+        is_told = log.cause is not None and not log.cause.startswith(_FAULT)
+        state, reason = "signaled", f"killed by {name}{during}" + (f": {log.cause}" if is_told else "")
     elif exit_code == 0 and log.state is None:
         state, reason = "failed", log.cause or f"exited with code 0 without a FINISHED event{during}"
     elif exit_code is None and log.state is None:
@@ -208,7 +206,7 @@ def classify_rank(
         state=state,
         exit_code=exit_code,
         signal=name,
-        reason=reason,
+        reason=None if reason is None else explained(reason),
         lost_connection=state == "failed" and any(error in said for error in errors),
         last_lines=lines,
     )

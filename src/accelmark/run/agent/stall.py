@@ -17,13 +17,13 @@ from typing import Final
 from pydantic import ValidationError
 
 from accelmark.run.agent.rank_exit import escaped_line, read_log_end, tail
+from accelmark.run.onhost.checks import kernel_messages
 from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import decode_line
 from accelmark.spec.plugins.framework import STACKS_SIGNAL, collectives_address
 
 _PROC: Final = Path("/proc")
-_KERNEL_LOG: Final = Path("/dev/kmsg")
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the workers of data loaders write there
 _LEAST_FREE: Final = 0.01
 _STACKS_TIMEOUT_S: Final = 3.0
@@ -68,9 +68,10 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
         )
         for rank, silent in silent_s.items()
     )
-    messages, problem = _kernel_messages(since_s)
+    messages, problem = kernel_messages(since_s, _TELLING)
+    shown = tuple(map(escaped_line, messages[-_MAX_MESSAGES:]))
     full = tuple(filter(None, map(_fullness, (_SHARED_MEMORY, Path(tempfile.gettempdir()), node_dir))))
-    return StallRecord(ranks=ranks, full_file_systems=full, kernel_messages=messages, kernel_problem=problem)
+    return StallRecord(ranks=ranks, full_file_systems=full, kernel_messages=shown, kernel_problem=problem)
 
 
 def _fullness(place: Path) -> str | None:
@@ -188,28 +189,3 @@ def _text(pid: int, name: str) -> str:
 
 def _log(node_dir: Path, rank: int) -> Path:
     return node_dir / f"rank{rank}.out.log"
-
-
-def _kernel_messages(since_s: float) -> tuple[tuple[str, ...], str | None]:
-    """Return the kernel's messages about faults since a time, and why they cannot be read."""
-    found: list[str] = []
-    try:
-        log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return (), f"{_KERNEL_LOG}: {error.strerror}"
-    try:
-        while True:
-            try:
-                header, _, message = os.read(log, 8192).decode(errors="replace").partition(";")
-            except BrokenPipeError:  # overwritten while it was read
-                continue
-            stamp = header.split(",")[2] if header.count(",") > 1 else ""
-            line = message.partition("\n")[0]
-            if stamp.isdigit() and int(stamp) / 1e6 >= since_s and _TELLING.search(line):
-                found.append(escaped_line(line))
-    except BlockingIOError:
-        return tuple(found[-_MAX_MESSAGES:]), None
-    except OSError as error:
-        return tuple(found[-_MAX_MESSAGES:]), f"{_KERNEL_LOG}: {error.strerror}"
-    finally:
-        os.close(log)

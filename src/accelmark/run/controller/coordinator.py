@@ -29,11 +29,19 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import measure_run
-from accelmark.run.record.registry import register_end
+from accelmark.run.record.registry import register_end, require_original
 from accelmark.run.record.source import record_start, require_unchanged
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, SpecError
+from accelmark.spec.errors import (
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    EXIT_OK,
+    AccelmarkError,
+    RunError,
+    SpecError,
+    WriteError,
+)  # fmt: skip
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.catalog import add_plugins
@@ -87,6 +95,7 @@ def resume(
     for folder in directory.plan.plugins:
         add_plugins(folder)
     require_unchanged(directory.plan, str(path))
+    require_original(directory.path)
 
     def body(coordinator: Coordinator) -> Coroutine[Any, Any, Summary]:
         return coordinator.resume(redo_failed=redo_failed, from_scratch=from_scratch)
@@ -106,7 +115,10 @@ def _carry_out(
         coordinator = Coordinator(directory, fetch, preflight, observer)
         coordinator.stop.handle_signals(observer.note, coordinator.hang_up)
         watching = asyncio.create_task(coordinator.stop.watch_files(directory.path))
-        summary = await body(coordinator)
+        try:
+            summary = await body(coordinator)
+        except WriteError as error:
+            raise RunError(f"{error}{coordinator.what_continues()}") from error
         watching.cancel()
         good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.measured)
         code = EXIT_OK if summary.state == "succeeded" and good else EXIT_FAILED
@@ -195,7 +207,7 @@ class Coordinator:
             self._launcher.abort()
             self.directory.discard()
             return f"{path}: the terminal was closed before anything was started"
-        what = f"the terminal was closed; ranks continue: follow them with 'accelmark resume {path}'"
+        what = f"the terminal was closed{self.what_continues()}"
         self._event_log.note("note", what)
         return f"{path}: {what}"
 
@@ -259,8 +271,14 @@ class Coordinator:
             self.observer.planned(self.directory.plan)
         return next(iter(self._in_state("queued")), None)
 
+    def what_continues(self) -> str:
+        """Return how a run continues whose coordinator ends early; empty where nothing was started."""
+        what = "ranks that were started continue; follow them" if self._in_state("running") else "continue"
+        return f"; {what} with 'accelmark resume {self.directory.path}'" if self._event_log.num_events else ""
+
     async def _close(self) -> None:
         self._event_log.close()
+        self._launcher.leaves_ranks = bool(self._in_state("running"))
         await self._launcher.close()
 
     async def _run_job(self, job: PlannedJob, *, from_checkpoint: bool) -> None:
@@ -295,6 +313,8 @@ class Coordinator:
                 tick=self._reporter(job),
                 interval_s=1.0,
             )
+        except WriteError:  # this machine's disk: ranks continue
+            raise
         except AccelmarkError as error:
             end = "lost" if isinstance(error, UnreachableError) else "failed", str(error)
         await self._finish(job, end)

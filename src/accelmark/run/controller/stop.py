@@ -13,6 +13,7 @@ from accelmark.run.controller.coordinator import Coordinator
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.registry import require_original
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import load_launcher
 
@@ -22,9 +23,12 @@ _STOP_TIMEOUT_S: Final = 90.0
 def stop(path: Path, *, at_once: bool) -> bool:
     """Stop the run at ``path`` and wait for its end; returns False if it had ended already.
 
-    Raises RunError: its coordinator does not end, or a host with stale agents cannot be reached.
+    Raises:
+        RequestError: the directory is a copy.
+        RunError: its coordinator does not end, or a host with stale agents cannot be reached.
     """
     directory = RunDirectory.open(path)
+    require_original(directory.path)
     holder = directory.holder()
     process = holder or directory.holder_elsewhere()
     if process is None:

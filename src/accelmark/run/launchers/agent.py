@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.agent.rank_exit import tail
+from accelmark.run.agent.rank_exit import signal_name, tail
 from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, NodeJob
+from accelmark.run.causes import cause_among, explained
 from accelmark.run.host import Host, HostError
-from accelmark.run.processes import BOOT_ID, ProcessId
+from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 
 START_TIMEOUT_S: Final = 120.0
 """Longest time from starting an agent (a container may have to be set up) to its lock."""
-_NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
+_NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE}"
 
 
 @dataclass(eq=False)
@@ -37,9 +39,13 @@ class AgentHandle(ABC):
     """The command on the host that runs the agent."""
     clean_up: Sequence[str]
     """The command on the host that ends what a dead agent left behind, and may print a number of processes."""
+    look: Sequence[str]
+    """The command on the host that reports what may have ended an agent: the verb ``state`` of ``onhost``."""
     prepare: Callable[[], Awaitable[None]]
     """Delivers to the host what the agent needs; raises AccelmarkError if the host cannot run the job."""
     started_at: str = field(default_factory=utc_now, init=False)
+    exit_code: int | None = field(default=None, init=False)
+    """Of the command, where it was a child of this process."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -69,7 +75,7 @@ class AgentHandle(ABC):
 
         An agent that never ran failed, any other is lost.
         """
-        why = _NO_EXIT_FILE
+        why = None
         try:
             if has_exit:
                 return NodeExit.model_validate_json((self.node.node_dir / EXIT_FILE).read_bytes())
@@ -78,21 +84,26 @@ class AgentHandle(ABC):
         except (OSError, ValueError) as error:
             why = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_ended = await self.end_processes()
-        why = await self._reboot() or why
-        last = next(filter(None, map(_last_error, self.logs)), "")
+        cause = why or await self._cause()
         if not (self.node.node_dir / IDENTITY_FILE).exists():
-            return self.record("failed", f"node agent could not start{last}")
+            return self.record("failed", explained(f"node agent could not start: {cause or 'it printed nothing'}"))
         left = f"; {num_ended} processes that it left behind were killed" if num_ended else ""
-        return self.record("lost", why + left + last)
+        ending = f"{_NO_EXIT_FILE}: {cause}" if cause is not None else f"{_NO_EXIT_FILE} (was it killed?)"
+        return self.record("lost", explained(ending) + left)
 
-    async def _reboot(self) -> str | None:
-        """Return a message where the host was booted after the agent started; None where it was not, or is unknown."""
+    async def _cause(self) -> str | None:
+        """Return what ended an agent that left no record, as its host or its logs show; None where nothing does."""
+        host: dict[str, Any] = {}
+        with contextlib.suppress(HostError, ValueError):
+            host = json.loads((await self.host.run(self.look)).out)
         agent = ProcessId.read(self.node.node_dir / IDENTITY_FILE)
-        with contextlib.suppress(HostError):
-            booted = (await self.host.run(["cat", str(BOOT_ID)])).out.decode(errors="replace").strip()
-            if agent is not None and booted and booted != agent.boot_id:
-                return f"the host was rebooted while the job ran (boot {agent.boot_id} ended, it is {booted} now)"
-        return None
+        if agent is not None and host.get("boot_id", agent.boot_id) != agent.boot_id:
+            return f"the host was rebooted while the job ran (boot {agent.boot_id} ended, it is {host['boot_id']} now)"
+        lines = [line for log in self.logs for line in tail(log) if line.strip()]
+        code = int(host["exit_code"]) if host.get("exit_code", "").isdigit() else self.exit_code
+        killer = signal_name(code) if code is not None else None
+        ending = f"killed by {killer}" if killer is not None else None
+        return cause_among([*host.get("messages", ()), *reversed(lines)]) or ending or _last_error(lines)
 
     async def end_processes(self) -> int:
         """End what a dead agent left behind on its host; returns the number of processes, 0 where it is unknown."""
@@ -122,8 +133,7 @@ class AgentHandle(ABC):
         return end
 
 
-def _last_error(log: Path) -> str:
-    """Return ``; last output: …`` with the last line of a log that names an error, else its last line."""
-    lines = [line.strip() for line in tail(log) if line.strip()]
+def _last_error(lines: Sequence[str]) -> str | None:
+    """Return ``last output: …`` with the last line that names an error, else the last line; None without lines."""
     chosen = [line for line in lines if "error" in line.lower()] or lines
-    return f"; last output: {chosen[-1]}" if chosen else ""
+    return f"last output: {chosen[-1].strip()}" if chosen else None

@@ -33,6 +33,9 @@ class Launcher(ABC):
     locks_hosts: bool = False
     """Whether a job locks its hosts, so that no other run uses them."""
 
+    leaves_ranks = False
+    """Whether ranks continue after :meth:`close`, as their coordinator ends early: an allocation is kept for them."""
+
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan = plan
         self.run = run

@@ -15,6 +15,7 @@ from typing import Final
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.results.store.loaded_run import PLAN_FILE
+from accelmark.run import onhost
 from accelmark.run.agent.agent import agent_commands
 from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, SubprocessHost
@@ -71,8 +72,9 @@ class SharedFilesystemLauncher(Launcher):
             if sandbox.image is not None:
                 await ensure_image(sandbox.image, host, node.node_dir)
 
-        command = sandbox.command(self.python, self.agent_module(node))
-        return CommandAgent(node, host, command, self.clean_up_command(node, PurePosixPath(node.node_dir)), prepare)
+        node_dir, command = PurePosixPath(node.node_dir), sandbox.command(self.python, self.agent_module(node))
+        clean_up, look = self.clean_up_command(node, node_dir), onhost.command(self.python, "state", str(node_dir))
+        return CommandAgent(node, host, command, clean_up, look, prepare)
 
     def job_commands(self, node: NodeJob) -> list[list[str]]:
         """Return the commands that ensure the image, start the agent, and are started by it."""
@@ -134,6 +136,7 @@ class CommandAgent(AgentHandle):
         """Wait until the agent's command has ended, or without it until the agent has."""
         if self._process is not None:
             await end_of(self._process)
+            self.exit_code = self._process.returncode
             return
         deadline = time.monotonic() + START_TIMEOUT_S
         while (locked := is_locked(str(self.node.node_dir / LOCK_FILE))) or (

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-Verb = Literal["probe", "packages", "listen", "reach", "wheel", "files", "clear", "follow"]
-_PROGRAMS: Final = {"probe": "checks", "packages": "checks", "listen": "checks", "reach": "checks"}
+Verb = Literal["probe", "packages", "state", "listen", "reach", "wheel", "files", "clear", "follow"]
+_PROGRAMS: Final = dict.fromkeys(("probe", "packages", "state", "listen", "reach"), "checks")
 """Verb -> the module of this package that carries it out; others are in ``files``."""
 
 START: Final = """\

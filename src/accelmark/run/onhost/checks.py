@@ -1,7 +1,8 @@
 """Check a host, for preflight. Each form prints its answer as one line of JSON.
 
 ``probe`` and ``packages`` read a request as one line of JSON, and report the state of the host and the packages of this
-Python. ``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach ADDRESS PORT TOKEN
+Python. ``state DIRECTORY`` reports what may have ended a node agent that left no record in its directory.
+``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach ADDRESS PORT TOKEN
 TIMEOUT`` checks that this listener answers.
 """
 
@@ -11,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import select
 import socket
 import sys
@@ -20,6 +22,9 @@ from typing import Any
 HOST_LOCK = "accelmark-host"
 """Abstract socket address that is bound while a job runs; a second one, with the run after a slash, names it."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  where ranks share memory
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+KERNEL_LOG = "/dev/kmsg"
+KILLED_FOR_MEMORY = "ut of memory: Killed process"
 CONNECT_S = 10.0
 """Time for a connection to a service that a job asks."""
 
@@ -144,7 +149,7 @@ def probe(request: dict[str, Any]) -> dict[str, object]:
     return {
         "time": time.time(),
         "hostname": text(os.fsencode(socket.gethostname())),
-        "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
+        "boot_id": text_of(BOOT_ID),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "not_writable": writable(work, request["mounted"]),
@@ -224,6 +229,43 @@ def report(**values: object) -> None:
     sys.stdout.flush()
 
 
+def kernel_messages(since_s: float, pattern: re.Pattern[str]) -> tuple[list[str], str | None]:
+    """Return the kernel's messages since a time after boot that match, and why they cannot be read, or None."""
+    found: list[str] = []
+    try:
+        log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return found, "%s: %s" % (KERNEL_LOG, error.strerror)
+    try:
+        while True:
+            try:
+                header, _, message = os.read(log, 8192).decode(errors="replace").partition(";")
+            except BrokenPipeError:  # overwritten while it was read
+                continue
+            stamp = header.split(",")[2] if header.count(",") > 1 else ""
+            line = message.partition("\n")[0]
+            if stamp.isdigit() and int(stamp) / 1e6 >= since_s and pattern.search(line):
+                found.append(line)
+    except BlockingIOError:
+        return found, None
+    except OSError as error:
+        return found, "%s: %s" % (KERNEL_LOG, error.strerror)
+    finally:
+        os.close(log)
+
+
+def state(directory: str) -> dict[str, object]:
+    """Return what may have ended an agent that left no record in its directory."""
+    code, task = (os.path.join(directory, name) for name in ("agent.code", "agent.json"))
+    age_s = time.time() - os.stat(task).st_mtime if os.path.exists(task) else 0.0
+    killed, _ = kernel_messages(time.monotonic() - age_s, re.compile(KILLED_FOR_MEMORY))
+    return {
+        "boot_id": text_of(BOOT_ID),
+        "exit_code": text_of(code) if os.path.exists(code) else "",
+        "messages": [why for why in (writable(directory, None), *killed[-1:]) if why is not None],
+    }
+
+
 def listen(port: int, token: str) -> None:
     """Answer connections with the token, for a minute at most."""
     server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
@@ -264,6 +306,8 @@ def main(verb: str, *arguments: str) -> None:
         listen(int(arguments[0]), arguments[1])
     elif verb == "reach":
         reach(arguments[0], int(arguments[1]), arguments[2], float(arguments[3]))
+    elif verb == "state":
+        report(**state(arguments[0]))
     else:
         request = json.loads(sys.stdin.readline())
         report(**(probe(request) if verb == "probe" else packages(request)))

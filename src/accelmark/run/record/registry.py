@@ -23,6 +23,7 @@ from accelmark.results.schema import Summary
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import MANIFEST_FILE, PLAN_FILE
 from accelmark.run.record.states import utc_now
+from accelmark.spec.errors import RequestError
 from accelmark.spec.log.records import REGISTRATION_FILE, EarlierRun, Registration
 
 STATE_VARIABLE: Final = "ACCELMARK_STATE"
@@ -116,6 +117,22 @@ def register_end(run_dir: Path, summary: Summary) -> None:
             _append(descriptor, entry, previous)
     except OSError:
         return
+
+
+def require_original(run_dir: Path) -> None:
+    """Check that a run is not a copy of another directory, whose jobs on hosts it would end; a moved one is none.
+
+    Raises RequestError: the directory where the run was started still exists.
+    """
+    registration = _registration(run_dir)
+    if registration is None or registration.number is None:
+        return
+    with contextlib.suppress(OSError), _opened() as (_, entries, _):
+        starts = (line for line in entries if line.get("nonce") == registration.nonce and line.get("kind") == "start")
+        for path in (Path(line["run"]) for line in starts):
+            owner = None if path.resolve() == run_dir.resolve() else _registration(path)
+            if owner is not None and owner.nonce == registration.nonce:
+                raise RequestError(f"{run_dir}: is a copy of the run {path}, which owns its jobs: use that directory")
 
 
 def _work_hash(plan: Plan) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import final
 
+from accelmark.run import onhost
 from accelmark.run.agent.task import AGENT_MODULE, NodeJob
 from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers.shared_filesystem import (
@@ -51,7 +52,8 @@ def local_agent(node: NodeJob) -> CommandAgent:
     async def prepare() -> None:
         write_task(node)
 
-    return CommandAgent(node, SubprocessHost(node.host), command, clean_up, prepare)
+    look = onhost.command(sys.executable, "state", *place)
+    return CommandAgent(node, SubprocessHost(node.host), command, clean_up, look, prepare)
 
 
 def _python_path() -> dict[str, str]:

@@ -45,6 +45,8 @@ class SlurmJob:
     state: str
     reason: str
     time_limit: str
+    restarts: int = 0
+    """How often Slurm has requeued it."""
 
     def __str__(self) -> str:
         """Return its number, with Slurm's reason where it has one."""
@@ -107,7 +109,8 @@ async def show_job(job_id: str) -> SlurmJob | None:
     fields = dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split())
     if done.code != 0 or "JobState" not in fields:
         return None
-    return SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""))
+    restarts = int(fields.get("Restarts", 0))
+    return SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""), restarts)
 
 
 async def node_address(node: str) -> str | None:

@@ -17,6 +17,7 @@ from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.agent.task import NodeJob
+from accelmark.run.causes import explained
 from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher
 from accelmark.run.launchers.slurm.job import (
     SlurmJob,
@@ -52,6 +53,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         self._allocating = asyncio.Lock()
         self._is_own = _JOB_VARIABLE not in os.environ
         self._was_granted = False
+        self._restarts = 0
         self._job_id = os.environ.get(_JOB_VARIABLE) or self._saved_job_id()
         self._addresses: dict[str, str] = {}
 
@@ -75,7 +77,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         """Return the agents of a job, which one ``srun`` starts."""
         step = self._step(nodes)
         step.agents = [
-            StepAgent(plain.node, plain.host, plain.command, plain.clean_up, plain.prepare, step=step)
+            StepAgent(plain.node, plain.host, plain.command, plain.clean_up, plain.look, plain.prepare, step=step)
             for plain in map(super().agent, nodes)
         ]
         return step.agents
@@ -138,6 +140,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
                 end = job.end if job is not None else None
                 raise RunError(end[1] if end else f"Slurm job {self._job_id} is gone: Slurm granted no allocation")
             if job.is_active:
+                self._restarts = job.restarts
                 return
             if job.reason != told and pause_s > _POLL_S[0]:
                 told = job.reason
@@ -158,7 +161,11 @@ class SlurmLauncher(SharedFilesystemLauncher):
 
     async def allocation_end(self) -> tuple[NodeState, str] | None:
         """Return the state and reason with which Slurm ended the allocation; None while it is held."""
-        if self._job_id is None or (job := await self._settled(self._job_id)) is None or job.end is None:
+        if self._job_id is None or (job := await self._settled(self._job_id)) is None:
+            return None
+        if job.restarts > self._restarts:
+            return "lost", explained(f"Slurm job {self._job_id} was requeued by a user or by Slurm")
+        if job.end is None:
             return None
         state, reason = job.end
         nodes = await troubled_nodes(host.address for host in self.plan.cluster.hosts) if state == "lost" else []
@@ -187,7 +194,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
 
         Raises RunError: Slurm does not confirm it; its number stays in the run directory, for ``stop``.
         """
-        if self._is_own and self._job_id is not None:
+        if self._is_own and self._job_id is not None and not self.leaves_ranks:
             await cancel(self._job_id)
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.results.store.files import write_atomic, write_errors
-from accelmark.run.agent.task import AGENT_LOG, IDENTITY_FILE, LOCK_FILE
+from accelmark.run.agent.rank_exit import signal_name
+from accelmark.run.agent.task import AGENT_LOG, CODE_FILE, IDENTITY_FILE, LOCK_FILE
 from accelmark.run.launchers.shared_filesystem import POLL_S, CommandAgent
 from accelmark.run.onhost.files import is_locked
 from accelmark.spec.errors import RunError
@@ -20,8 +21,6 @@ from accelmark.spec.errors import RunError
 SCRIPT_FILE: Final = "step.sh"
 LOG_FILE: Final = "step.log"
 """In the directory of a job's first host: what ``srun`` runs on every host, and what it prints."""
-ENDED_FILE: Final = "agent.ended"
-"""In the directory of a host: exit code of the command that ran its agent."""
 _CHECKS_PER_S: Final = 256
 """Most hosts that are looked at in a second, over all hosts of a job."""
 _END_S: Final = 60.0
@@ -46,7 +45,7 @@ def script_of(agents: Sequence[CommandAgent]) -> str:
         f"cd {shlex.quote(str(agent.node.node_dir))} && set -- {shlex.join(agent.command)} || exit;;"
         for agent in agents
     )
-    return _SCRIPT.format(cases=cases, log=AGENT_LOG, ended=ENDED_FILE)
+    return _SCRIPT.format(cases=cases, log=AGENT_LOG, ended=CODE_FILE)
 
 
 @final
@@ -59,6 +58,7 @@ class JobStep:
         self.agents: list[StepAgent] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._num_ended = 0
+        self._is_noted = False
 
     @property
     def command(self) -> list[str]:
@@ -85,6 +85,14 @@ class JobStep:
                 )
             except FileNotFoundError as error:
                 raise RunError(f"{command[0]} is not on the PATH") from error
+
+    def note_death(self) -> None:
+        """Add to its log that ``srun`` was killed, which it cannot write itself."""
+        code = self.process.poll() if self.process is not None else None
+        if code is not None and code < 0 and not self._is_noted:
+            self._is_noted = True
+            with self.log.open("a", encoding="utf-8") as log:
+                log.write(f"srun: was killed by {signal_name(code)}\n")
 
     async def left_by_one(self) -> None:
         """Count the end of an agent; with the last one, wait for the end of ``srun``."""
@@ -116,11 +124,12 @@ class StepAgent(CommandAgent):
             return
         while not await asyncio.to_thread(self._has_ended):
             await asyncio.sleep(self.step.poll_s)
+        self.step.note_death()
         await self.step.left_by_one()
 
     def _has_ended(self) -> bool:
         directory, srun = self.node.node_dir, self.step.process
-        if (directory / ENDED_FILE).exists() or srun is None or srun.poll() is not None:
+        if (directory / CODE_FILE).exists() or srun is None or srun.poll() is not None:
             return True
         return (directory / IDENTITY_FILE).exists() and not is_locked(str(directory / LOCK_FILE))
 

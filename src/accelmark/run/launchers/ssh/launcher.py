@@ -113,6 +113,7 @@ class SshLauncher(Launcher):
             host,
             self._agent_command(node),
             self.clean_up_command(node, node_dir),
+            command(self.python, "state", str(node_dir)),
             prepare,
             stream=stream,
             reconnect_s=self.options.reconnect_s,
