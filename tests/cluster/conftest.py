@@ -92,6 +92,15 @@ def status_of(run: Path) -> list[JobStatus]:
     return list(RunDirectory.open(run).statuses().values())
 
 
+def record_fault(what: str, expected: str, status: JobStatus, noticed_s: float | None = None, left: int = 0) -> None:
+    """Append a row to the table of faults (benchmarks/faults.md) where ``ACCELMARK_FAULTS`` names a file."""
+    if (file := os.environ.get("ACCELMARK_FAULTS")) is not None:
+        seen = status.state + (f": {status.reason.splitlines()[0]}" if status.reason else "")
+        took = f"{noticed_s:.1f}" if noticed_s is not None else "-"
+        with Path(file).open("a") as table:
+            table.write(f"| {what} | {expected} | {seen.replace('|', ' ')} | {took} | {left} |\n")
+
+
 def on_first_host_only(plan: Plan, index: int) -> Plan:
     """Return the plan with one job on host 0 alone."""
     jobs = list(plan.jobs)

@@ -137,7 +137,7 @@ def test_what_a_killed_agent_leaves_is_ended_from_another_container(
     assert left_running(run) == []
 
 
-@pytest.mark.parametrize("kind", ["directory", "sqsh"])
+@pytest.mark.parametrize("kind", ["directory", pytest.param("sqsh", marks=pytest.mark.heavy)])
 def test_a_case_is_trained_on_two_hosts_with_its_vendors_adaptation(
     kind: str, cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

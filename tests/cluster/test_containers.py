@@ -129,6 +129,7 @@ def test_a_case_is_trained_in_podman_containers_with_its_vendors_adaptation(
     assert left.stdout == b""
 
 
+@pytest.mark.heavy
 def test_a_case_is_trained_natively_with_its_vendors_adaptation(
     cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
 ) -> None:

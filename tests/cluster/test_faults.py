@@ -21,7 +21,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.record.directory import RunDirectory
 from tests.cluster.bed import WORK, Bed
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
 from tests.cluster.test_connections import drop_connections
 from tests.run.fakes import wait_for
 
@@ -31,7 +31,6 @@ Inject = Callable[["Running"], None]
 
 ENDLESS: Final = ("steps=100000", "pace=0.05")
 SHORT: Final = ("steps=200", "pace=0.05")
-TABLE_VARIABLE: Final = "ACCELMARK_FAULTS"
 
 
 @dataclass
@@ -272,7 +271,8 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
     deadline = time.monotonic() + 60
     while (left := bed.processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    record(fault, status.state, status.reason or "", noticed_s if fault.state != "succeeded" else None, len(left))
+    expected = f"{fault.state}, names {fault.reason}" if fault.reason else fault.state
+    record_fault(fault.what, expected, status, noticed_s if fault.state != "succeeded" else None, len(left))
     assert status.state == fault.state, f"{status}\n{out}{err}"
     assert fault.reason in (status.reason or ""), status
     assert not left
@@ -282,13 +282,3 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
     assert RunDirectory.open(run).events()
     if fault.disk_mib is not None:
         subprocess.run(["umount", "-l", str(run.parent)], check=True)
-
-
-def record(fault: Fault, state: str, reason: str, noticed_s: float | None, num_left: int) -> None:
-    """Append a row to the table, where one is asked for."""
-    if (file := os.environ.get(TABLE_VARIABLE)) is not None:
-        seen = f"{state}: {reason.splitlines()[0]}" if reason else state
-        took = f"{noticed_s:.1f}" if noticed_s is not None else "-"
-        expected = f"{fault.state}, names {fault.reason}" if fault.reason else fault.state
-        with Path(file).open("a") as table:
-            table.write(f"| {fault.what} | {expected} | {seen.replace('|', ' ')} | {took} | {num_left} |\n")

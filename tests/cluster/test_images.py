@@ -15,7 +15,7 @@ from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, status_of
+from tests.cluster.conftest import done, drive, record_fault, status_of
 from tests.cluster.skeleton import mounts, write_rootfs
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
@@ -112,6 +112,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
         full = reason("full", image="boxed:1", image_file=str(archive))
     finally:
         subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
+    record_fault("podman's storage is full", "failed, names the disk", status_of(tmp_path / "full")[0])
     assert "no space left on device (the disk is full" in full, full
     gone = reason("gone", image="other:2", image_file="/nowhere/boxed.tar")
     assert "/nowhere/boxed.tar: no such file or directory" in gone

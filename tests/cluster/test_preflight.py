@@ -107,8 +107,8 @@ def test_unusable_keys_are_reported_with_all_other_problems(plan: MakePlan, bed:
     run = tmp_path / "run"
     code, _, err = done(drive("start", run, "--look", plan=made))
     assert (code, run.exists()) == (1, False), err
-    assert f"n1: the key file {keys[0]} is not a readable private key" in err
-    assert f"n2: the key file {keys[1]} cannot be read (No such file or directory)" in err
+    assert f"n1: SSH cannot use the key file {keys[0]} (" in err
+    assert f"n2: SSH cannot use the file {keys[1]} of this machine (No such file or directory)" in err
     assert "1000000000 are needed" in err
 
 
@@ -145,7 +145,7 @@ def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
     argv = [sys.executable, "-m", "accelmark", "preflight", str(file)]
     found = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "300"})
     assert (found.returncode, found.stdout) == (1, "1 of 3 hosts are ready\n"), found
-    rows = [line for line in found.stderr.splitlines() if "the key file /nowhere cannot be read" in line]
+    rows = [line for line in found.stderr.splitlines() if "SSH cannot use the file /nowhere" in line]
     assert len(rows) == 1, found.stderr
     assert rows[0].startswith("error: n2, n3: "), found.stderr
 

@@ -63,7 +63,7 @@ def test_ctrl_c_and_a_container_that_is_removed(recipe: Path, tmp_path: Path) ->
     assert left_running(run) == []
 
 
-@pytest.mark.parametrize("kind", ["sif", "sqsh"])
+@pytest.mark.parametrize("kind", ["sif", pytest.param("sqsh", marks=pytest.mark.heavy)])
 def test_two_nodes_run_a_job_in_an_image_file_and_a_dead_rank_ends_it(
     kind: str, plugins: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

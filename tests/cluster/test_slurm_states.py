@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
 from tests.cluster.test_containers import accelmark
 from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -135,6 +135,7 @@ def test_a_requeued_job_and_a_cancelled_step_are_named(
     subprocess.run([part.format(job=job) for part in command], check=True)
     code, out, err = done(process)
     (status,) = status_of(run)
+    record_fault(f"Slurm: {' '.join(command)}", "lost, names who", status)
     assert (code, status.state) == (1, "lost"), out + err
     assert reason.format(job=job) in (status.reason or ""), status
     assert left_running(run) == []
@@ -152,6 +153,7 @@ def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(p
         code, out, err = done(process)
     finally:
         os.kill(controller, signal.SIGCONT)
+    record_fault("Slurm: its controller stops before the run ends", "succeeded, exit code 1", status_of(run)[0])
     assert (code, f"Slurm job {job} could not be cancelled" in err) == (1, True), out + err
     assert (run / "slurm.job").read_text() == job
     assert done(drive("end", run))[0] == 0

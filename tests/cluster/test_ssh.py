@@ -147,6 +147,7 @@ def test_a_killed_telemetry_recorder_is_restarted_with_a_warning(plan: MakePlan,
     assert "the telemetry recorder ended with exit code -9; it was started again" in ended
 
 
+@pytest.mark.heavy
 def test_a_stopped_telemetry_recorder_is_noticed_and_replaced(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("steps=400", "pace=0.1")))

@@ -58,47 +58,25 @@ def test_an_unknown_host_key_is_reported(home: Path) -> None:
     assert said == f"n1: unknown host key (Host key is not trusted): {advice}"
 
 
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        (
-            "locked",
-            "the key file HOME/locked has a passphrase, which cannot be asked for: add it to ssh-agent ",
-        ),
-        ("key.pub", "the key file HOME/key.pub is not a readable private key "),
-        ("garbage", "the key file HOME/garbage is not a readable private key "),
-        ("gone", "the key file HOME/gone cannot be read (No such file or directory): correct key in the cluster file"),
-        (".ssh", "the key file HOME/.ssh cannot be read (Is a directory): correct key in the cluster file"),
-    ],
-)
-def test_a_key_file_that_cannot_be_used_is_named(home: Path, key: str, told: str) -> None:
-    assert refusal(home, key=key).startswith(f"n1: {told}")
+@pytest.mark.parametrize("key", ["locked", "key.pub", "garbage", "gone", ".ssh"])
+def test_a_key_file_that_cannot_be_used_is_named(home: Path, key: str) -> None:
+    assert refusal(home, key=key).startswith("n1: SSH cannot use the ")
+    assert f"HOME/{key} " in refusal(home, key=key)
+
+
+@pytest.mark.parametrize("known", ["noise", "marker", "gone", ".ssh"])
+def test_a_file_of_known_hosts_that_cannot_be_used_is_named(home: Path, known: str) -> None:
+    assert re.match(f"n1: SSH cannot use (the file )?HOME/{known} ", refusal(home, known_hosts=known))
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("config", "named"),
     [
-        ("noise", "HOME/noise is not a text file (invalid start byte): create it again (ssh-keyscan -p "),
-        ("marker", "SSH cannot use HOME/marker and ~/.ssh/config: Invalid known hosts marker: nobody"),
-        ("gone", "the file of known hosts HOME/gone cannot be read (No such file or directory): correct known_hosts"),
-        (".ssh", "the file of known hosts HOME/.ssh cannot be read (Is a directory): correct known_hosts"),
+        (b"Host *\n  Port many\n", "HOME/.ssh/config line 2"),
+        (b"Host \xff\n", "~/.ssh/config"),
+        (b"Host *\n  ProxyCommand HOME/nowhere\n", "HOME/nowhere"),
     ],
 )
-def test_a_file_of_known_hosts_that_cannot_be_used_is_named(home: Path, known: str, told: str) -> None:
-    assert refusal(home, known_hosts=known).startswith(f"n1: {told}")
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        (b"Host *\n  Port many\n", "invalid SSH configuration on this machine: HOME/.ssh/config line 2: "),
-        (b"Host \xff\n", "~/.ssh/config is not a text file (invalid start byte): correct it"),
-        (
-            b"Host *\n  ProxyCommand HOME/nowhere\n",
-            "HOME/nowhere, which ~/.ssh/config names, cannot be used (No such file ",
-        ),
-    ],
-)
-def test_a_configuration_that_cannot_be_used_is_named(home: Path, config: bytes, told: str) -> None:
+def test_a_configuration_that_cannot_be_used_is_named(home: Path, config: bytes, named: str) -> None:
     (home / ".ssh" / "config").write_bytes(config.replace(b"HOME", str(home).encode()))
-    assert refusal(home).startswith(f"n1: {told}")
+    assert named in refusal(home)

@@ -291,7 +291,7 @@ class Agent:
             return None
         what = "was cancelled"
         if self._signal is not None and not any((self._dir / name).exists() for name in STOP_FILES):
-            what = f"its node agent received {self._signal} from a user or a scheduler, not from AccelMark"
+            what = f"its node agent received {self._signal} from a user, a scheduler or a shutdown, not from AccelMark"
         return Termination("cancelled", "cancelled", what)
 
     def _diagnose(self) -> float:

@@ -189,29 +189,24 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
     # Without a label, the address is the host's name: then the text is the same for all hosts, to be grouped.
     at = f"{host.address} port {port}" if host.label else f"port {port}"
     at = at if options.ssh_config is None else host.address
-    scan = _scan(port)
     if isinstance(error, asyncssh.PermissionDenied):
         why = error.reason.removesuffix(f" on host {host.address}")
         return f"SSH login at {at} was refused ({why})", "check user and key in the cluster file"
     if isinstance(error, TimeoutError):
         return f"no answer at {at} within {min(_CONNECT_TIMEOUT_S, options.reconnect_s):g} s", None
     if isinstance(error, OSError) and error.filename is not None:
-        return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
+        what = f"SSH cannot use the file {error.filename} of this machine ({error.strerror})"
+        return what, f"correct key or known_hosts in the cluster file, or {_CONFIG}"
     if isinstance(error, OSError):
         number = error.errno or 0  # negative where a name cannot be resolved
         why = os.strerror(number) if number > 0 else error.strerror or str(error)
         return f"cannot be reached at {at}: {why}", None
     if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
-        return _bad_key(str(error), options.key_of(host))
-    if isinstance(error, asyncssh.ConfigParseError):
-        return f"invalid SSH configuration on this machine: {error}", "correct that line"
-    if isinstance(error, UnicodeDecodeError):
-        known = options.known_hosts or _KNOWN_HOSTS
-        file = next((file for file in (known, _CONFIG) if not _is_text(file)), None)
-        what = f"{file or 'a file of SSH on this machine'} is not a text file ({error.reason})"
-        return what, f"create it again ({scan})" if file == known else "correct it"
-    if isinstance(error, ValueError):
-        return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} and {_CONFIG}: {error}", "correct the file"
+        key = options.key_of(host) or f"in ~/.ssh, or one that {_CONFIG} names,"
+        advice = "name a private key without passphrase, or add it to ssh-agent and remove key from the cluster file"
+        return f"SSH cannot use the key file {key} ({error})", advice
+    if isinstance(error, asyncssh.ConfigParseError | ValueError):
+        return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} or {_CONFIG}: {error}", "correct the file"
     return f"SSH at {at} failed: {error}", None
 
 
@@ -219,7 +214,7 @@ def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
     """Return whether a host key is unknown or has changed; the texts are the same for all hosts, to be grouped."""
     where = f" for host {host.address}"
     known, port = (options.known_hosts or _KNOWN_HOSTS).expanduser(), options.port_of(host)
-    scan = _scan(port)
+    scan = f"ssh-keyscan -p {port} ADDRESS"  # the same for all hosts, to be grouped
     try:
         is_known = bool(library().match_known_hosts(str(known), host.address, "", port)[0])
     except (OSError, ValueError):
@@ -228,36 +223,3 @@ def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
         found = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
         return found, f"find out why; if it was reinstalled, replace its line there ({scan})"
     return f"unknown host key ({reason.removesuffix(where)})", f"verify the key, then add it: {scan} >> {known}"
-
-
-def _scan(port: int) -> str:
-    """Return the command that prints the key of a host; the same for all hosts, to be grouped."""
-    return f"ssh-keyscan -p {port} ADDRESS"
-
-
-def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> _Explained:
-    if file == options.key_of(host):
-        return f"the key file {file} cannot be read ({why})", "correct key in the cluster file"
-    if options.known_hosts is not None and file == options.known_hosts:
-        what = f"the file of known hosts {file} cannot be read ({why})"
-        return what, f"correct known_hosts in the cluster file, or create the file ({scan})"
-    return f"{file}, which {_CONFIG} names, cannot be used ({why})", f"correct {_CONFIG}"
-
-
-def _bad_key(what: str, key: Path | None) -> _Explained:
-    named = f"the key file {key}" if key is not None else f"a key file in ~/.ssh, or one that {_CONFIG} names,"
-    if "passphrase" in what.lower():
-        add = f"ssh-add {key}" if key is not None else "ssh-add"
-        advice = f"add it to ssh-agent ({add}) and remove key from the cluster file, or use another key"
-        return f"{named} has a passphrase, which cannot be asked for", advice
-    return f"{named} is not a readable private key ({what})", "name the private key, not the .pub file"
-
-
-def _is_text(file: Path) -> bool:
-    try:
-        file.expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        return False
-    except OSError:
-        return True
-    return True
