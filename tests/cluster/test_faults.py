@@ -20,7 +20,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.record.directory import RunDirectory
-from tests.cluster.bed import WORK, Bed
+from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
 from tests.cluster.test_connections import drop_connections
 from tests.run.fakes import wait_for
@@ -158,14 +158,6 @@ def restart_sshd(running: Running) -> None:
     wait_for((running.bed.home(2) / "sshd.pid").exists, "the new sshd")
 
 
-def small_disk(bed: Bed) -> None:
-    subprocess.run(bed.inside(2, "mount", "-t", "tmpfs", "-o", "size=80m", "none", str(WORK)), check=True)
-
-
-def usual_disk(bed: Bed) -> None:
-    subprocess.run(bed.inside(2, "umount", "-l", str(WORK)), check=True)
-
-
 def fill_coordinators_disk(running: Running) -> None:
     ballast = running.run.parent / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb") as file:
@@ -226,14 +218,6 @@ FAULTS: Final = (
     Fault("the coordinator's disk is full", "succeeded", "", fill_coordinators_disk, SHORT, disk_mib=16),
     Fault("the run is moved and resumed", "succeeded", "", move_and_resume, SHORT),
     Fault("a copy of the run is resumed and stopped", "succeeded", "", copy_and_use, SHORT),
-    Fault(
-        "a rank fills a host's disk",
-        "failed",
-        "disk",
-        modes=(*ENDLESS, "1:fill"),
-        prepare=small_disk,
-        repair=usual_disk,
-    ),
     Fault("a rank is killed by SIGBUS", "failed", "SIGBUS (shared memory", modes=(*ENDLESS, "1:bus")),
     Fault("the log of a rank is removed on its host", "failed", "without a FINISHED event", remove_log, SHORT),
     Fault("a host refuses the key", "failed", "n2", prepare=without_keys, repair=with_keys),

@@ -156,26 +156,14 @@ def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
     assert (found.returncode, found.stdout) == (0, shown), found
 
 
-def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [{}, {"work_directory": "/var/tmp/accelmark/other"}])
+def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path, changed: dict[str, object]) -> None:
     first, second = tmp_path / f"first-{'ü' * 60}", tmp_path / "second"  # the name of the lock ends inside a letter
     process = drive("start", first, plan=plan(("steps=100000",)))
     wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
-    found = [problem.what for problem in look(plan(()))]
-    code, out, _ = done(drive("start", second, plan=plan(())))
-    process.terminate()
-    done(process)
-    assert any("is in use by first-" in what for what in found), found
-    assert (code, status_of(second)[0].state) == (1, "failed"), out
-    assert "is in use by first-" in (status_of(second)[0].reason or "")
-
-
-def test_a_run_with_another_work_directory_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    process = drive("start", first, plan=plan(("steps=100000",)))
-    wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
-    other = plan((), on={"work_directory": "/var/tmp/accelmark/other"})
-    found = [problem.what for problem in look(other)]
-    code, out, _ = done(drive("start", second, plan=other))
+    made = plan((), on=changed)
+    found = [problem.what for problem in look(made)]
+    code, out, _ = done(drive("start", second, plan=made))
     process.terminate()
     done(process)
     assert any("is in use by first-" in what for what in found), found

@@ -122,9 +122,10 @@ def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_p
     [
         (("scontrol", "requeue", "{job}"), "was requeued by a user or by Slurm (Slurm starts it again"),
         (("scancel", "{job}.0"), "*** STEP {job}.0 ON n1 CANCELLED AT "),
+        (("pkill", "-KILL", "--oldest", "--full", "^srun.*{run}"), "srun: was killed by SIGKILL"),
     ],
 )
-def test_a_requeued_job_and_a_cancelled_step_are_named(
+def test_who_ended_a_job_or_a_step_of_slurm_is_named(
     command: tuple[str, ...], reason: str, plugins: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -132,7 +133,7 @@ def test_a_requeued_job_and_a_cancelled_step_are_named(
     process = drive("start", run, plan=make_plan(ENDLESS, hosts=("n1",), cluster=where))
     wait_for(lambda: stepping(run), "a step")
     (job,) = numbers("RUNNING")
-    subprocess.run([part.format(job=job) for part in command], check=True)
+    subprocess.run([part.format(job=job, run=run) for part in command], check=True)
     code, out, err = done(process)
     (status,) = status_of(run)
     record_fault(f"Slurm: {' '.join(command)}", "lost, names who", status)

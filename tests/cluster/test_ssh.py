@@ -19,7 +19,7 @@ from accelmark.results.store.bundle import check_manifest
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
+from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, statuses, stepping
 from tests.run.fakes import wait_for
 
 ENDLESS = "steps=100000"
@@ -178,6 +178,7 @@ def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_pat
     finally:
         subprocess.run(bed.inside(2, "umount", "-l", "/var/tmp/accelmark"), check=True)
     reason = statuses(run)[0].reason or ""
+    record_fault("a rank fills a host's disk", "failed, names n2", statuses(run)[0])
     assert [status.state for status in statuses(run)] == ["failed", "succeeded"]
     assert reason.startswith("n2: ")
     assert "No space left on device" in reason or "are free on the disk of" in reason

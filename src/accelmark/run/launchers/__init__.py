@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, final
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import Folder, find, folder_module, folders
@@ -20,22 +21,20 @@ SUBMIT_FILE: Final = "submit.py"
 ``batch_script(plan, run, arguments) -> text`` and ``submitted(run) -> SubmittedJob | None``."""
 
 
-class SubmittedJob(Protocol):
+@final
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
     """The batch job of a run that has no directory (yet); as text, its state."""
 
-    @property
-    def number(self) -> str:
-        """Number of the job."""
-        ...
+    number: str
+    state: str
+    may_start: bool
+    """Whether the run may still start."""
+    cancel: Callable[[], None]
 
-    @property
-    def may_start(self) -> bool:
-        """Whether the run may still start."""
-        ...
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        ...
+    def __str__(self) -> str:
+        """Return its state."""
+        return self.state
 
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:

@@ -7,13 +7,13 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.launchers.slurm.job import SlurmJob, cancel, request, require_nodes, show_job
+from accelmark.run.launchers import SubmittedJob
+from accelmark.run.launchers.slurm.job import cancel, request, require_nodes, show_job
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import options_of
@@ -56,37 +56,16 @@ def submitted(run: Path) -> SubmittedJob | None:
         number = _script_of(run).read_text(encoding="utf-8").rpartition(_NUMBER)[2].strip()
     except OSError:
         return None
-    return SubmittedJob(number, asyncio.run(show_job(number)), _log_of(run)) if number.isdecimal() else None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SubmittedJob:
-    """The batch job of a run that has no directory (yet)."""
-
-    number: str
-    job: SlurmJob | None
-    """None: Slurm has no record of it any more."""
-    log: Path
-
-    @property
-    def may_start(self) -> bool:
-        """Whether the run may still start."""
-        return self.job is not None and (self.job.is_waiting or self.job.is_active)
-
-    def __str__(self) -> str:
-        """Return the state of the run."""
-        if self.job is not None and self.job.is_waiting:
-            return f"queued as Slurm job {self.job}"
-        if self.job is not None and self.job.is_active:
-            return f"starting in Slurm job {self.number}"
-        end = self.job.end if self.job is not None else None
-        why = end[1] if end else f"Slurm has no record of job {self.number} any more"
-        return f"did not start: {why}" + (f"; its output: {self.log}" if self.log.is_file() else "")
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        asyncio.run(cancel(self.number))
+    if not number.isdecimal():
+        return None
+    job, log = asyncio.run(show_job(number)), _log_of(run)
+    may_start = job is not None and (job.is_waiting or job.is_active)
+    if job is not None and may_start:
+        state = f"queued as Slurm job {job}" if job.is_waiting else f"starting in Slurm job {number}"
+    else:
+        why = job.end[1] if job is not None and job.end else f"Slurm has no record of job {number} any more"
+        state = f"did not start: {why}" + (f"; its output: {log}" if log.is_file() else "")
+    return SubmittedJob(number, state, may_start, lambda: asyncio.run(cancel(number)))
 
 
 def _script_of(run: Path) -> Path:
