@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -86,6 +87,8 @@ def test_an_image_is_built_only_when_absent_or_changed(
 
 def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:
     archive = tmp_path / "boxed.tar"
+    (recipe / "ballast").write_bytes(os.urandom(8 << 20))
+    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nCOPY ballast /\n")
     podman(bed, "build", "--tag", "boxed:1", str(recipe))
     podman(bed, "save", "--output", str(archive), "boxed:1")
     podman(bed, "rmi", "--force", "boxed:1")
@@ -106,7 +109,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     corrupt.write_bytes(archive.read_bytes()[:200_000])
     told = reason("corrupt", image="other:2", image_file=str(corrupt))
     assert told.startswith(f"n1: the image other:2 could not be loaded from {corrupt}: ")
-    storage = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(bed.home(1) / "podman")]
+    storage = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(bed.home(1) / "podman")]
     subprocess.run(bed.inside(1, *storage), check=True)
     try:
         full = reason("full", image="boxed:1", image_file=str(archive))

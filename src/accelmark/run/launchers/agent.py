@@ -84,11 +84,11 @@ class AgentHandle(ABC):
         except (OSError, ValueError) as error:
             why = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_ended = await self.end_processes()
-        cause = why or await self._cause()
+        cause = await self._cause()
         if not (self.node.node_dir / IDENTITY_FILE).exists():
             return self.record("failed", explained(f"node agent could not start: {cause or 'it printed nothing'}"))
         left = f"; {num_ended} processes that it left behind were killed" if num_ended else ""
-        ending = f"{_NO_EXIT_FILE}: {cause}" if cause is not None else f"{_NO_EXIT_FILE} (was it killed?)"
+        ending = why or (f"{_NO_EXIT_FILE}: {cause}" if cause else f"{_NO_EXIT_FILE} (was it killed?)")
         return self.record("lost", explained(ending) + left)
 
     async def _cause(self) -> str | None:
