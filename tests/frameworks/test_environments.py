@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import accelmark
 from accelmark.cli.main import app
-from accelmark.run.agent.virtual_environment import environment_variables
+from accelmark.run.agent.rank_environment import environment_variables
 from accelmark.run.environments import registry
 from accelmark.run.environments.create import MARKER, create, recipe_of
 from accelmark.run.environments.registry import FrameworkEnvironment, register, registered

@@ -42,7 +42,14 @@ from accelmark.run.agent.host import (
     system_information,
 )
 from accelmark.run.agent.limits import LimitChecker
-from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, watched_code, without_loaders
+from accelmark.run.agent.rank_environment import (
+    CODE_DIRECTORY,
+    UNWATCHED,
+    environment_record,
+    environment_variables,
+    watched_code,
+    without_loaders,
+)  # fmt: skip
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, escaped_line, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
 from accelmark.run.agent.stall import diagnose
@@ -55,7 +62,6 @@ from accelmark.run.agent.task import (
     TASK_FILE,
     AgentTask,
 )  # fmt: skip
-from accelmark.run.agent.virtual_environment import CODE_DIRECTORY, environment_variables
 from accelmark.run.causes import explained
 from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.processes import (

@@ -1,4 +1,4 @@
-"""Record the environment that ranks start in: their variables with their origins, and what loads code before them."""
+"""The environment that ranks start in: that of a virtual environment, and a record of variables and of code loaded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ import accelmark
 from accelmark.run.agent.adaptation import SITE_DIRECTORY
 from accelmark.run.agent.host import reported_prefixes
 from accelmark.run.agent.task import AgentTask
-from accelmark.run.agent.virtual_environment import CODE_DIRECTORY
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.spec.log.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.secret import displayed_value
 
+CODE_DIRECTORY: Final = "code"
+"""Directory of the node directory with a link to the agent's AccelMark, where that is next to other packages."""
+_PACKAGES: Final = ("site-packages", "dist-packages")
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
 _RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
@@ -187,3 +189,22 @@ def _is_packaged(path: Path, content: bytes) -> bool:
 
 def _short_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def environment_variables(python: Path, environment: Mapping[str, str], node_dir: Path) -> dict[str, str]:
+    """Return the variables with which ``python`` imports this AccelMark and finds the commands of its environment.
+
+    Of an AccelMark in site-packages only the package itself is added to ``PYTHONPATH``, not the packages next to it,
+    which belong to the agent's Python.
+    """
+    ours = Path(accelmark.__file__).parent
+    place = ours.parent
+    if place.name in _PACKAGES:
+        place = node_dir / CODE_DIRECTORY
+        place.mkdir(exist_ok=True)
+        if not (place / ours.name).is_symlink():
+            (place / ours.name).symlink_to(ours)
+    others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    others = [entry for entry in others if Path(entry).name not in _PACKAGES and Path(entry) != place]
+    path = os.pathsep.join(filter(None, [str(python.parent), environment.get("PATH", "")]))
+    return {"PATH": path, "PYTHONPATH": os.pathsep.join([str(place), *others]), "VIRTUAL_ENV": str(python.parents[1])}

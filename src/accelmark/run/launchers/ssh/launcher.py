@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,13 +17,20 @@ from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.agent import agent_commands, temporary_directories
-from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, NodeJob
+from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, AgentTask, NodeJob
 from accelmark.run.host import HostError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, SshAgent
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.delivery import PLUGINS, deliver, delivery_command, path_on_host, put_files
-from accelmark.run.launchers.ssh.layout import Layout
+from accelmark.run.launchers.ssh.delivery import (
+    PLUGINS,
+    deliver,
+    delivery_command,
+    on_host,
+    path_on_host,
+    put_files,
+    wheel,
+)  # fmt: skip
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream, wait_until_visible
 from accelmark.run.onhost import command, start_command
@@ -31,6 +39,7 @@ from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import DATA_FILE
 from accelmark.spec.number_format import duration
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
@@ -45,6 +54,62 @@ _DESCRIPTORS: Final = 256
 """Open files of the coordinator besides one connection for each host, of which twice as many are allowed."""
 _CLEAR_TIMEOUT_S: Final = 90.0
 _DATA_TIMEOUT_S: Final = 4 * 3600.0
+
+
+@final
+class Layout:
+    """The directories of the run at ``run`` on its hosts, below the work directory."""
+
+    def __init__(self, plan: Plan, run: Path, options: Options) -> None:
+        self._options = options
+        shared = options.shared_directory
+        self.run_id = plan.run_id or run.name
+        self.work = PurePosixPath(options.work_directory if shared is None else shared / "accelmark")
+        self.is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
+        """Whether the hosts write to the run's directory directly, so that nothing is copied."""
+        self.run = PurePosixPath(run.absolute()) if self.is_shared_run else self.work / "runs" / self.run_id
+
+    @property
+    def code(self) -> PurePosixPath:
+        """The directory of the unpacked AccelMark."""
+        return self.work / "code" / wheel().directory
+
+    def node_dir(self, node: NodeJob) -> PurePosixPath:
+        """Return a job's directory on its host: ``<case>/<round>/<node>`` below the run's."""
+        return self.run.joinpath(*node.node_dir.parts[-3:])
+
+    def job_file(self, node: NodeJob) -> PurePosixPath:
+        """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
+        return self.node_dir(node).parent / ("job.hosts.json" if self.is_shared_run else "job.json")
+
+    def job(self, node: NodeJob) -> JobSpec:
+        """Return the job with the paths of a host."""
+        job = node.job
+        # An evaluation job reads the checkpoints of its round, which is next to it.
+        checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
+        return job.model_copy(
+            update={
+                "case": on_host(job.case, self.code),
+                "extern": on_host(job.extern, self.code) if job.extern is not None else None,
+                "checkpoint_dir": Path(self.node_dir(node).parent / checkpoints),
+            }
+        )
+
+    def task(self, node: NodeJob) -> AgentTask:
+        """Return the agent's task with the paths of a host."""
+        task = node.task
+        changed: dict[str, object] = {
+            "run": self.run_id,
+            "job_file": Path(self.job_file(node)),
+            "limits": task.limits.model_copy(update={"abandon_s": self._options.abandon_s}),
+            "locks_host": True,
+        }
+        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
+            changed[name] = path and path_on_host(path, self.code)
+        if task.telemetry is not None:
+            folder = path_on_host(task.telemetry.vendor_folder, self.code)
+            changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
+        return task.model_copy(update=changed)
 
 
 @final
