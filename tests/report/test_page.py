@@ -58,6 +58,7 @@ def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
     ]
     assert order == sorted(order)
     assert "12,800" in text
+    assert "Run, 21 Nov 2026 " in text
     assert "6.40" in text  # MFU in percent
 
 

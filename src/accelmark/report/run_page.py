@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +26,7 @@ from accelmark.results.figures import (
 )
 from accelmark.results.rounds.summary import NARROW
 from accelmark.results.scaling import scaling_curves
-from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread, Summary
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
@@ -36,6 +38,8 @@ from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent
 
 REPORT_FILE: Final = "report.html"
 
+_STAMP: Final = re.compile(r"^\d{8}T\d{6}Z-")
+"""Start of a run's directory name."""
 F = FigureName
 NUM_TILES: Final = 6
 _MAX_RANKS: Final = 16
@@ -378,7 +382,7 @@ def render_page(run: LoadedRun) -> str:
         "run/run.html",
         "run/run.js",
         charts=True,
-        title=run.summary.run,
+        title=_title(run.summary),
         version=run.summary.accelmark_version,
         run=run,
         summary=run.summary,
@@ -389,6 +393,13 @@ def render_page(run: LoadedRun) -> str:
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
         data=embed_json({case.anchor: case.plots for case in cases}),
     )
+
+
+def _title(summary: Summary) -> str:
+    """Return name and day of a run for people: ``Quickstart, 27 Nov 2026``."""
+    name = re.sub(r"[-_]+", " ", _STAMP.sub("", summary.run)).strip() or summary.run
+    day = f", {datetime.fromisoformat(summary.started_at):%-d %b %Y}" if summary.started_at else ""
+    return f"{name[:1].upper()}{name[1:]}{day}"
 
 
 def write_page(run_dir: Path, output: Path | None = None) -> Path:
