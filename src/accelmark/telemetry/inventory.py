@@ -127,7 +127,8 @@ def _on_devices(
         return Support(what, True, f"in the environment {environment}{unchecked}")
     version = _version(framework)
     if version is None:
-        create = f"accelmark env create {framework.name}"
+        size = f" ({device.size_gb:g} GB)" if device.size_gb is not None else ""
+        create = f"accelmark env create {framework.name} --vendor {vendor.name}{size}"
         return Support(what, False, f"{framework.title} is not installed in this Python: run {create}")
     if device.module is not None:
         there = _is_there(device.module)

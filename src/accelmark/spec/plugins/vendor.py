@@ -123,6 +123,8 @@ class FrameworkDevice(Spec):
     """Packages that the framework needs for this device, in addition to its own (``jax[cuda13]``)."""
     index: str | None = None
     """Address of a package index with the framework's builds for this device, in addition to PyPI; null: none."""
+    size_gb: float | None = None
+    """Size of the installed framework with what it needs for this device, in GB; null: not known."""
 
 
 class VendorSpec(Spec):
