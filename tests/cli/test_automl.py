@@ -129,6 +129,17 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_shows_the_values_of_a_configuration_whose_data_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "search.json"
+    data, schedule = {"name": "cifar-10", "directory": "absent"}, {"concurrency": 1, "max_trials": 1}
+    path.write_text(
+        json.dumps({"network": "small32", "dataset": data, "schedule": schedule, "training": {"batch_size": 64}})
+    )
+    done = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"])
+    assert isinstance(done.exception, AccelmarkError)
+    assert re.search(r"^schedule\.concurrency +\d", done.stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     "arguments", [["run", "-c", "fashion"], ["run", "-c", "fashion", "--dry-run"], ["resume", "x"]]
 )

@@ -77,12 +77,11 @@ def run(
         from accelmark.automl.controller.session import check_without_start
         from accelmark.spec.layers import flatten
 
+        for key, value in flatten(loaded.model_dump(mode="json")).items() if not as_json else ():
+            typer.echo(f"{key:<{_KEY_WIDTH}}  {setting_text(value)}")
         dataset, unchecked = check_without_start(loaded)
         if as_json:
             typer.echo(loaded.model_dump_json(indent=2))
-        else:
-            for key, value in flatten(loaded.model_dump(mode="json")).items():
-                typer.echo(f"{key:<{_KEY_WIDTH}}  {setting_text(value)}")
         if dataset is not None:
             sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
             typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)

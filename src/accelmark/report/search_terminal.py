@@ -19,7 +19,7 @@ from accelmark.automl.records import TrialStatus
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.results.rounds.search import SearchSummary
-from accelmark.spec.number_format import counted, duration, quantity
+from accelmark.spec.number_format import NOTHING, counted, duration, quantity
 
 if TYPE_CHECKING:
     from accelmark.automl.controller.controller import Observer
@@ -103,8 +103,9 @@ def show_summary(summary: SearchSummary) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("run", f"{summary.run} ({summary.outcome})")
     table.add_row("trials", _counts(summary.trials))
-    table.add_row("duration", quantity(summary.duration_s, "s"))
-    table.add_row("score", f"{_operations(final.score)} ({summary.counting})")
+    measured = summary.duration_s > 0
+    table.add_row("duration", quantity(summary.duration_s, "s") if measured else f"{NOTHING} (no epoch has ended)")
+    table.add_row("score", f"{_operations(final.score if measured else None)} ({summary.counting})")
     table.add_row("error", f"{_ratio(final.error)} held out, {_ratio(final.search_error)} on the validation split")
     table.add_row("regulated score", _operations(final.regulated_score))
     table.add_row("idle", _ratio(summary.utilisation.idle_share))
