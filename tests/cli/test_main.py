@@ -149,7 +149,7 @@ def test_flagperfs_files_are_imported_and_the_rest_is_listed(tmp_path: Path) -> 
     assert "ssh_port: 2022" in (tmp_path / "site" / "cluster.yaml").read_text()
     assert "cluster: cluster.yaml" in (tmp_path / "site" / "run.yaml").read_text()
     listed = " ".join(done.stdout.split())
-    assert "FLAGPERF_PATH: is computed, and nothing is executed: os.getcwd()" in listed
+    assert "FLAGPERF_PATH: the value is an expression, and the importer runs no code: os.getcwd()" in listed
     assert "runs read config_A100x1x8.yaml from vendors/<vendor>/cases/<case>-<framework>/" in listed
     again = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert again.returncode == 2

@@ -148,7 +148,7 @@ def test_nothing_is_executed_and_non_data_is_listed(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     left = {problem.key: problem.what for problem in convert(write(tmp_path, test_conf__py=TEST)).left_over}
     assert not (tmp_path / "pwned").exists()
-    assert "is computed, and nothing is executed" in left["FLAGPERF_LOG_PATH"]
+    assert "is an expression" in left["FLAGPERF_LOG_PATH"]
     assert "is code, not a setting" in left.values()
     assert "hosts need no clone" in left["FLAGPERF_PATH"]
 

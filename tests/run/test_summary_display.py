@@ -45,14 +45,14 @@ def shown(summary: Summary, run_dir: Path, width: int = 120) -> str:
 
 def test_an_invalid_result_has_no_tick_and_the_summary_names_the_vendor_and_its_hooks(tmp_path: Path) -> None:
     summary = loaded(tmp_path / "run").summary
-    assert "Vendor acme: standard cases, no hook replaced" in shown(summary, tmp_path / "run")
+    assert "Vendor acme: standard cases, nothing changed" in shown(summary, tmp_path / "run")
     hooks = (ReplacedHook(name="create_optimizer", place="extern/__init__.py:4", num_lines=3),)
     changed = {"verdict": "INVALID", "reasons": ("why",), "adaptation": AdaptationCost(hooks=hooks)}
     (case,) = summary.cases
     text = shown(summary.model_copy(update={"cases": (case.model_copy(update=changed),)}), tmp_path / "run")
     assert "✓" not in text
     assert "✕" in text
-    assert "Vendor acme: toy with create_optimizer" in text
+    assert "Vendor acme changed toy: hook create_optimizer" in text
     assert "resume" not in text
 
 

@@ -205,7 +205,10 @@ def _conclusion(verification: Verification) -> str:
         return "Files were changed since the run ended."
     if verification.signature.status == "broken":
         return "The signature does not belong to these files."
-    return "No file was changed, but this installation computes other results from the records."
+    return (
+        "Files intact, but this AccelMark computes other results from them: "
+        "it, or its copy of the case, differs from the one that ran."
+    )
 
 
 def _cost_table(cost: AdaptationCost) -> RenderableType:

@@ -150,7 +150,9 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
                 parsed.values[name] = _literal(expression)
             except ValueError:
                 parsed.values.pop(name, None)
-                parsed.skipped[name] = f"is computed, and nothing is executed: {ast.unparse(expression)[:80]}"
+                parsed.skipped[name] = (
+                    f"the value is an expression, and the importer runs no code: {ast.unparse(expression)[:80]}"
+                )
         case _:
             parsed.skipped[line] = "is code, not a setting"
 

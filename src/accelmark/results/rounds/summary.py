@@ -101,7 +101,9 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     warnings: list[str] = []
     num_rounds = max((found.num_rounds for found in figures.values()), default=0)
     if num_rounds == 1:
-        warnings.append("a single round has no interval: repeat the case; its key ends with the number of rounds")
+        warnings.append(
+            "no confidence interval: only one round. End the key with :3 for three rounds, as in CASE:FRAMEWORK:CHIP:1:1:3"
+        )
     wide: list[str] = []
     needed = 0
     for name in WARNED_FIGURES:

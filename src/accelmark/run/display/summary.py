@@ -36,6 +36,8 @@ _VERDICT_SIGNS: Final = {"VALID": ("✓", "green"), "OPEN": ("○", "yellow"), "
 _TO_CONTINUE: Final = {"cancelled": "", "lost": "", "failed": " --failed", "timed_out": " --failed"}
 """State of a round that can be repeated -> the option of ``resume`` that repeats it."""
 _NOTHING: Final = "-"
+_MAX_SETTINGS: Final = 3
+"""Changed settings of a case that the line of the vendor names."""
 _NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
 _FIGURES_FROM: Final = 4
@@ -127,19 +129,20 @@ def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
 
 
 def vendor_line(summary: Summary) -> Text:
-    """Return the vendor of a run, and the hooks and numbers of settings that it replaced in the standard cases."""
-    line = Text(f"Vendor {summary.vendor}:")
+    """Return the vendor of a run, and what it changed in the standard cases: hooks, engines, kernels, settings."""
     parts: list[str] = []
     for case in (case for case in summary.cases if case.role in (None, "as shipped")):
-        cost = case.adaptation
-        changed = [*(hook.name for hook in cost.hooks), *cost.engines] if cost is not None else []
-        changed += [counted(len(cost.keys), "setting")] if cost is not None and cost.keys else []
-        changed += [counted(len(cost.kernels), "kernel file")] if cost is not None and cost.kernels else []
+        if (cost := case.adaptation) is None:
+            continue
+        changed = [*(f"hook {hook.name}" for hook in cost.hooks), *(f"engine {name}" for name in cost.engines)]
+        changed += [counted(len(cost.kernels), "kernel file")] if cost.kernels else []
+        changed += [f"{key.key} {key.standard} -> {key.value}" for key in cost.keys[:_MAX_SETTINGS]]
+        changed += [f"{len(cost.keys) - _MAX_SETTINGS} more settings"] if len(cost.keys) > _MAX_SETTINGS else []
         if changed:
-            parts.append(f" {case.key.model} with {', '.join(changed)} of the vendor")
-    text = ";".join(dict.fromkeys(parts)) or " standard cases, no hook replaced"
-    line.append(text, style="yellow" if parts else "dim")
-    return line
+            parts.append(f"{case.key.model}: {', '.join(changed)}")
+    if not parts:
+        return Text.assemble(f"Vendor {summary.vendor}: ", ("standard cases, nothing changed", "dim"))
+    return Text.assemble(f"Vendor {summary.vendor} changed ", ("; ".join(dict.fromkeys(parts)), "yellow"))
 
 
 def _table(cases: Sequence[CaseResult], console: Console) -> Table:
