@@ -28,5 +28,7 @@ def all_terms() -> dict[str, dict[str, Term]]:
     """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
     path = Path(__file__).with_name("terms.yaml")
     reasons = "The page and 'accelmark verify RUN' list each reason."
-    verdicts = {word: Term(text=text, remedy="" if word == "VALID" else reasons) for word, text in VERDICTS.items()}
+    verdicts: dict[str, Term] = {
+        word: Term(text=text, remedy="" if word == "VALID" else reasons) for word, text in VERDICTS.items()
+    }
     return {"verdict": verdicts} | TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))

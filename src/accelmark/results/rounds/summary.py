@@ -102,7 +102,7 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     num_rounds = max((found.num_rounds for found in figures.values()), default=0)
     if num_rounds == 1:
         warnings.append(
-            "no confidence interval: only one round. End the key with :3 for three rounds, as in CASE:FRAMEWORK:CHIP:1:1:3"
+            "no confidence interval: only one round. End the key with :3 for three, as in CASE:pytorch:CPU:1:1:3"
         )
     wide: list[str] = []
     needed = 0
