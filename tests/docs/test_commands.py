@@ -38,6 +38,8 @@ ELSEWHERE: Final = {
     "view": "tests/report/test_view.py",
     "probe": "tests/probe/test_probe.py",
     "cluster": "tests/cluster/test_cluster_report.py",
+    "reproduce": "tests/results/test_claims.py",
+    "ledger": "tests/ledger/test_ledger.py",
     "data": "tests/datasets/test_prepare.py",
     "env": "tests/frameworks/test_environments.py",
     "automl": "tests/automl/controller",
@@ -112,9 +114,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with two finished runs, a bundle, and FlagPerf's files, in which commands are typed."""
     made(tmp_path / "runs" / "base", rounds=2, windows=4)
     made(tmp_path / "runs" / "other", rounds=2, windows=4)
-    bundled = CliRunner().invoke(app, ["bundle", str(tmp_path / "runs" / "base"), "-o", str(tmp_path / "run.tar")])
+    bundled = CliRunner().invoke(app, ["bundle", str(tmp_path / "runs" / "base"), "-o", str(tmp_path / "claim.tar")])
     assert bundled.exit_code == 0, bundled.output
-    for name in ("engines.yaml", "run.yaml"):  # that the guides show
+    for name in ("engines.yaml", "suite.yaml"):  # as the guides show them
         (tmp_path / name).write_text(f"name: {name}\ncases: [resnet_mini]\n")
     (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3"]\nSSH_PORT = "22"\n')
     (tmp_path / "test_conf.py").write_text('VENDOR = "nvidia"\nCASES = {"bert:pytorch:A100:1:8:1": "/data"}\n')
@@ -126,8 +128,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ready(words: tuple[str, ...]) -> list[str]:
     """Return a command with runs for its placeholders; what would start work is only planned."""
     found = {"RUN": "runs/base", "BASE": "runs/base", "A": "runs/base", "OTHER": "runs/other", "B": "runs/other"}
-    found |= {"DIR": "runs", "runs/RUN": "runs/other", "latest": "base", "site/run.yaml": "run.yaml"}
-    found |= {"march/run.yaml": "run.yaml"}
+    found |= {"DIR": "runs", "runs/RUN": "runs/other", "latest": "base", "run.yaml": "suite.yaml"}
+    found |= {"site/run.yaml": "suite.yaml", "march/run.yaml": "suite.yaml"}
+    found |= {"run.tar": "claim.tar"} if words[0] != "bundle" else {}
     typed = [found.get(word, word) for word in words if word not in ("…", "...")]
     if typed[0] in ("train", "infer", "serve", "run"):
         if "--data" in typed:
