@@ -155,10 +155,6 @@ def test_searched_batches_can_be_divided_among_the_devices(tmp_path: Path) -> No
         assert load_search(written(tmp_path, text))[0].tuning.batch_size == searched
 
 
-def test_a_tuner_that_cannot_search_networks_is_refused(tmp_path: Path) -> None:
-    assert "TPE cannot search networks" in problems(tmp_path, AIPERF.replace("Name: NetworkMorphism", "Name: TPE"))
-
-
 def test_paths_in_our_own_form_are_relative_to_the_file(tmp_path: Path) -> None:
     config, _ = load_search(written(tmp_path, OURS))
     assert config.dataset.directory == (tmp_path / "data").resolve()
@@ -186,10 +182,6 @@ def test_all_problems_of_our_own_form_are_reported_at_once(tmp_path: Path) -> No
         assert part in message
 
 
-def test_a_searched_kernel_of_1_is_refused(tmp_path: Path) -> None:
-    assert "a kernel of 1 cannot be searched" in problems(tmp_path, OURS + "tuning: {kernel: [1, 3]}\n")
-
-
 def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
     text = OURS + "search: {max_kernel: 5}\n"
     assert "tuning.kernel: 7 is above search.max_kernel, 5" in problems(tmp_path, text)
@@ -215,27 +207,7 @@ def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
 
 
-def test_a_batch_that_cannot_be_divided_evenly_among_the_devices_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "search.yaml"
-    path.write_text("schedule: {max_trials: 1}\ntraining: {batch_size: 100, devices_per_trial: 8}\n")
-    with pytest.raises(SpecError, match="100 cannot be divided evenly among the 8 devices of a trial: take 96 or 104"):
-        load_search(path)
-
-
 def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
     config, _ = load_search(written(tmp_path, OURS.replace("small28", "smal28")))
     with pytest.raises(RequestError, match="did you mean 'small28'"):
         resolve_network(config.network)
-
-
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="cannot be read"):
-        load_search(tmp_path / "none.yml")
-
-
-def test_a_flag_without_a_value_is_a_problem_and_stray_words_are_listed(tmp_path: Path) -> None:
-    text = AIPERF.replace("--epoch 60", "--epoch").replace("--final_lr 0", "--final_lr=0 --other=1 extra")
-    assert "trial.command: --epoch has no value" in problems(tmp_path, text)
-    _, unused = load_search(written(tmp_path, text.replace("--epoch ", "--epoch 60 ")))
-    remarks = [line for line in unused if "is not a known flag" in line]
-    assert [line.split("'")[1] for line in remarks] == ["--other=1", "extra"]

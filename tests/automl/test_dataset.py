@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.seeds import resnet50, small
-from accelmark.datasets.images import LabeledFiles, imagenet_identity, read_arrays, read_weights
+from accelmark.datasets.images import LabeledFiles, imagenet_identity
 from accelmark.spec.errors import DataError, RequestError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 
@@ -177,32 +175,6 @@ def test_arrays_that_are_not_labeled_images_are_reported_by_file_and_array(
     np.savez(tmp_path / "bad.npz", **arrays(**changes))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "bad.npz"), tiny_network())
-
-
-@pytest.mark.parametrize("read", [read_arrays, read_weights])
-def test_a_damaged_npz_file_is_reported(tmp_path: Path, read: Callable[[Path], object]) -> None:
-    np.savez(tmp_path / "cut.npz", **arrays())  # type: ignore[arg-type]
-    np.save(tmp_path / "one.npy", np.zeros(3))
-    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-100])
-    (tmp_path / "words.npz").write_text("hello")
-    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
-        archive.writestr("train_images", "hello")
-    for name, message in {
-        "cut.npz": "zip",
-        "one.npy": "one array",
-        "words.npz": r"not an \.npz file",
-        "text.npz": "is not an array",
-        "no.npz": "No such",
-    }.items():
-        with pytest.raises(DataError, match=rf"{name}: cannot be read as .*{message}"):
-            read(tmp_path / name)
-
-
-def test_fashion_mnist_with_more_images_than_labels_is_reported(tmp_path: Path) -> None:
-    write_fashion(tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx((np.arange(49) % 10).astype(np.uint8)))
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: has 49 labels, but .*images-idx3-ubyte has 50"):
-        opened(tmp_path)
 
 
 def test_equal_images_in_another_place_are_equal_data(tmp_path: Path) -> None:

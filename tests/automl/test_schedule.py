@@ -94,29 +94,6 @@ def test_a_trial_that_diverged_is_skipped() -> None:
     assert scheduler.over(1.0)
 
 
-def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
-    scheduler = Scheduler(ScheduleConfig(concurrency=16, max_trials=17))
-    assert scheduler.wanted() == 17
-    for number in range(17):
-        scheduler.ready.append(number)
-    for _ in range(16):
-        scheduler.start(0.0)
-    assert scheduler.wanted() == 0
-    unbounded = Scheduler(ScheduleConfig(concurrency=16, max_duration=99.0))
-    assert unbounded.wanted() == 18
-
-
-def test_a_requested_stop_ends_the_run() -> None:
-    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=99))
-    scheduler.ready.append(0)
-    scheduler.start(0.0)
-    scheduler.asked_to_stop = True
-    assert scheduler.must_cut(1.0)
-    scheduler.ended(0, "cut", 1.0)
-    assert scheduler.over(1.0)
-    assert scheduler.start(1.0) is None
-
-
 def test_early_stop_waits_its_patience_and_restarts_after_progress() -> None:
     for number, patience in ((1, 8), (4, 14), (7, 20), (30, 20)):
         losses = [1.0, 0.9995, 0.5, *[0.4999] * patience]

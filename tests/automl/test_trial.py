@@ -13,8 +13,7 @@ from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters
-from accelmark.automl.trial.executor import RankContext, run_trial, trial_settings
-from accelmark.spec.errors import DataError
+from accelmark.automl.trial.executor import RankContext, run_trial
 from tests.automl.images import tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
@@ -136,16 +135,6 @@ def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
     assert weights["c2_conv.weight"].shape[-1] == 5
     assert kernels(given.network) == [3, 5]
     assert result.executed == given.network.digest != tiny_network().digest
-
-
-def test_a_searched_batch_size_is_what_is_trained(data: Dataset) -> None:
-    _, _, notes = run(data, order(PLAIN.model_copy(update={"batch_size": 64}), epochs=1))
-    assert notes.epochs[0].steps == 4
-
-
-def test_a_batch_larger_than_the_split_is_refused() -> None:
-    with pytest.raises(DataError, match="a batch of 32 is larger than the training split of 31 images"):
-        trial_settings(order(), images=31, world_size=1, threads=1)
 
 
 def test_a_searched_learning_rate_and_dropout_change_the_weights(data: Dataset) -> None:

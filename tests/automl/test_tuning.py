@@ -11,14 +11,11 @@ import time
 from collections.abc import Iterator
 from math import log10
 from pathlib import Path
-from typing import Any
 
 import pytest
-from optuna.storages import journal
 
 from accelmark.automl.config import TrainingConfig, TuningConfig
-from accelmark.automl.search import tuning
-from accelmark.automl.search.tuning import STUDY_FILE, StudyError, Tuner
+from accelmark.automl.search.tuning import StudyError, Tuner
 
 SPACE = TuningConfig(kernel=(3, 5), batch_size=(16, 32), learning_rate=(1e-3, 1e-1), dropout=(0.0, 0.5))
 
@@ -91,31 +88,6 @@ def test_a_killed_run_finds_its_study_again_and_abandons_running_trials(tmp_path
     second.tell(99, 0.1)
 
 
-@pytest.mark.parametrize("num_asked", range(4))
-def test_a_run_that_was_killed_while_it_asked_finds_its_study_again(
-    tmp_path: Path, num_asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, suggest = tuner(tmp_path), tuning._suggest
-    first.ask(0)
-    first.tell(0, 0.5)
-    calls = iter(range(num_asked))
-
-    def killed(*given: Any) -> None:
-        next(calls)
-        suggest(*given)
-
-    monkeypatch.setattr(tuning, "_suggest", killed)
-    with pytest.raises(StopIteration):
-        first.ask(1)
-    monkeypatch.undo()
-    second = tuner(tmp_path)
-    assert len(second.trials[1].params) == num_asked
-    assert second.abandon_running() == 1
-    third = tuner(tmp_path)
-    assert [trial.state.name for trial in third.trials] == ["COMPLETE", "FAIL"]
-    assert third.ask(2).kernel in {3, 5}
-
-
 def test_the_study_gets_executed_hyperparameters_where_they_differ_from_the_proposal(tmp_path: Path) -> None:
     one = tuner(tmp_path, TuningConfig(kernel=(3, 7), dropout=(0.0, 0.5)))
     executed = []
@@ -144,12 +116,6 @@ def test_two_runs_share_a_study_by_url_and_name_and_abandon_only_their_own_trial
     assert [trial.state.name for trial in one.trials] == ["COMPLETE", "RUNNING", "FAIL"]
     one.tell(1, 0.8)
     assert one.trials[1].value == 0.8
-
-
-def test_a_study_without_a_name_is_not_shared(tmp_path: Path) -> None:
-    alone = shared(tmp_path).model_copy(update={"study": None})
-    tuner(tmp_path, alone).ask(0)
-    assert tuner(tmp_path, alone, run="two").trials == []
 
 
 def test_a_study_of_another_experiment_is_refused(tmp_path: Path) -> None:
@@ -228,23 +194,3 @@ def test_an_unreachable_server_is_reported_without_its_password(tmp_path: Path) 
         tuner(tmp_path, shared(tmp_path, "postgresql://me:secret@127.0.0.1:1/none?connect_timeout=2"))
     assert "secret" not in str(caught.value)
     assert "me:***@127.0.0.1" in str(caught.value)
-
-
-def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="cannot be opened"):
-        tuner(tmp_path, TuningConfig(storage="nonsense://x"))
-
-
-def test_the_lock_of_a_killed_process_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = tmp_path / f"{STUDY_FILE}.lock"
-    lock.symlink_to(tmp_path / STUDY_FILE)
-    locked: list[bool] = []
-
-    class Opened(journal.JournalFileBackend):
-        def __init__(self, path: str) -> None:
-            locked.append(os.path.lexists(f"{path}.lock"))
-            super().__init__(path)
-
-    monkeypatch.setattr("accelmark.automl.search.tuning.JournalFileBackend", Opened)
-    assert tuner(tmp_path).ask(0).batch_size in (16, 32)
-    assert locked == [False]

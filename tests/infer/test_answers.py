@@ -7,7 +7,6 @@ from accelmark.cases.minilm.infer_pytorch import Case as MiniLM
 from accelmark.cases.resnet_mini.infer_pytorch import Case as ResNetMini
 from accelmark.infer.case import InferBatch, swap_neighbours
 from accelmark.infer.checks import Answers
-from accelmark.infer.slots import Slots, rows_of
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.tasks.metrics import IGNORED
@@ -118,13 +117,3 @@ def test_noise_is_new_and_has_a_hundredth_of_the_inputs_deviation(dtype: torch.d
         assert abs(noise.mean()) < 0.01
         assert (noise != 0).float().mean() > 0.8
     assert (once.float() - batch.inputs[0].float()).std() == pytest.approx(0.2, rel=0.03)
-
-
-def test_slots_that_follow_each_other_are_those_that_are_named_singly() -> None:
-    slots = Slots(rows_of((torch.zeros(1, 3), torch.zeros(1, 5, 1, dtype=torch.int64))), 4, 3)
-    memory = torch.arange(slots.size).to(torch.uint8)
-    for number, (first, second) in enumerate(zip(*slots.blocks(memory, 1, 2, 3), strict=True), start=1):
-        for found, named in zip((first, second), slots.views(memory, number, 3), strict=True):
-            assert found.shape == named.shape
-            assert found.data_ptr() == named.data_ptr()
-            assert torch.equal(found.view(torch.uint8), named.view(torch.uint8))

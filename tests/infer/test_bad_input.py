@@ -11,9 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from accelmark.infer.engine import file_hash
 from accelmark.infer.failures import Context, classify, end_reason_of
-from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -73,15 +71,6 @@ def test_an_engine_file_that_is_damaged_or_a_directory_is_named(take: Any, tmp_p
         assert str(place) in _failed(ran, InferStep.INFER, "incompatible_engine")
 
 
-@pytest.mark.parametrize("text", ["[1]", "rubbish"])
-def test_a_fingerprint_that_is_not_one_is_named(take: Any, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "engine.blob"
-    path.write_bytes(b"whatever")
-    path.with_name("engine.blob.json").write_text(text)
-    ran = take(compiler="openvino", **LOADED, exist_compiler_path=str(path))
-    assert "engine.blob.json" in _failed(ran, InferStep.INFER, "incompatible_engine")
-
-
 @pytest.mark.parametrize(
     ("settings", "step", "reason", "words"),
     [
@@ -121,11 +110,6 @@ def test_an_engine_that_does_not_declare_loops_refuses_dependent_steps_before_an
     assert "acme_rt" in _failed(ran, InferStep.INITIALISE, "bad_request")
 
 
-def test_a_missing_file_cannot_be_hashed(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.onnx"):
-        file_hash(tmp_path / "gone.onnx")
-
-
 @pytest.mark.parametrize(("what", "value"), [("device", "Another Chip"), ("openvino", "2019.1"), ("precision", "bf16")])
 def test_an_engine_file_of_another_chip_or_version_is_refused(
     take: Any, tiny_onnx: Path, what: str, value: str
@@ -148,14 +132,6 @@ def test_devices_and_data_that_cannot_be_used_are_named(take: Any, make_job: Any
     assert "'cuda'" in _failed(ran, InferStep.INITIALISE, "engine_missing")
 
 
-def test_a_device_without_a_known_provider_takes_the_one_that_is_set(take: Any, make_job: Any, tiny_onnx: Path) -> None:
-    given = {"compiler": "onnxruntime", "no_validation": True, "exist_onnx_path": str(tiny_onnx)}
-    ran = take(make_job(**given).model_copy(update={"device_type": "gcu"}))
-    assert "engine_options.providers" in _failed(ran, InferStep.COMPILE, "engine_missing")
-    job = make_job(**given, engine_options={"providers": ["CPUExecutionProvider"]})
-    assert take(job.model_copy(update={"device_type": "gcu"})).finished.infer_average_acc > 0.9
-
-
 def test_out_of_memory_says_batch_device_and_what_to_try() -> None:
     context = Context("compiling", "tensorrt", 64, "cuda")
     for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("std::bad_alloc")):
@@ -163,19 +139,6 @@ def test_out_of_memory_says_batch_device_and_what_to_try() -> None:
         assert end_reason_of(typed) == "out_of_memory"
         assert "cuda" in str(typed)
         assert "batch 64; try batch_size 32" in str(typed)
-
-
-@pytest.mark.parametrize(
-    ("text", "operator"),
-    [
-        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Celu(12) node", "Celu"),
-        ("No importer registered for op: RotaryEmbedding", "RotaryEmbedding"),
-    ],
-)
-def test_operators_are_named_from_other_runtimes_messages(text: str, operator: str) -> None:
-    typed = classify(RuntimeError(text), Context("compiling", "x", 1, "cpu"))
-    assert end_reason_of(typed) == "unsupported_operator"
-    assert f"operator {operator} is not supported;" in str(typed)
 
 
 def test_a_real_failed_allocation_is_out_of_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,7 +17,6 @@ from accelmark.infer.scenarios import RequestQueue
 from accelmark.serving.loadgen.mlperf import Query
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferSettings, InferStep
-from tests.infer.test_request_queue import _Query
 
 _TWO = """
     def __init__(self, request):
@@ -81,6 +81,12 @@ def test_an_exception_of_one_call_ends_the_run_with_its_reason(take: Any, acme: 
     assert (ran.finished.state, ran.finished.failed_step) == ("failed", InferStep.INFER)
     assert "acme_rt" in ran.finished.message
     assert "fell off the bus" in ran.finished.message
+
+
+@dataclass(frozen=True)
+class _Query:
+    id: int
+    index: int
 
 
 class _Device:

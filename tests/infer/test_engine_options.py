@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
-from accelmark.infer.failures import InferenceError
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import engine_specs, find
 from tests.infer import toy_tensorrt
@@ -216,16 +215,3 @@ def test_the_data_for_calibration_is_given_by_name(make_job: Any, tmp_path: Path
     )
     (found,), _ = engine_class(name, None)(request)(list(items))
     assert torch.allclose(torch.as_tensor(found), items[0].sum(1, keepdim=True) + items[1], atol=0.05)
-
-
-def test_a_file_with_names_of_its_own_keeps_its_order_and_one_with_some_of_the_cases_is_refused(
-    make_job: Any, tmp_path: Path
-) -> None:
-    left, right = torch.full((2, 3), 5.0), torch.full((2, 3), 3.0)
-    path = _difference(tmp_path, ("a", "b"))
-    request = request_of(make_job, path, tmp_path, example=(left, right), input_names=("left", "right"))
-    outputs, _ = engine_class("onnxruntime", None)(request)([left, right])
-    assert float(outputs[1][0, 0]) == 2.0
-    request = request_of(make_job, path, tmp_path, example=(left, right), input_names=("b", "mask"))
-    with pytest.raises(InferenceError, match="the model has the inputs a, b, the case b, mask; export it again"):
-        engine_class("onnxruntime", None)(request)

@@ -65,20 +65,6 @@ def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> 
     assert ran.finished.val_average_acc > 0.9
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("synthetic", [False, True])
-def test_short_rows_name_the_engine(take: Any, acme: Any, *, synthetic: bool) -> None:
-    methods = """
-    def __call__(self, inputs):
-        (outputs,), _ = super().__call__(inputs)
-        self.calls = getattr(self, "calls", 0) + 1
-        return [outputs[: len(outputs) - (self.calls > 8)]], 0.0
-    """
-    ran = take(acme(methods, synthetic=synthetic))
-    assert ran.finished.end_reason == "wrong_shape"
-    assert "engine acme_rt: returns 15 rows for 16 items" in ran.finished.message
-
-
 _CRASHES = """
 import os, signal
 from torch import nn

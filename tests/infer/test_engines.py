@@ -8,14 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelmark.infer import torch_engine
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.run import build_case
-from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_specs, find
 from accelmark.spec.settings.inference import InferStep
@@ -207,13 +204,6 @@ def test_a_vendor_adds_an_engine_as_one_file(make_job: Any, tiny_onnx: Path, tmp
     assert engine.describe() == {"acme_compiler": "1.0"}
 
 
-def test_a_file_without_an_engine_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "engines").mkdir()
-    (tmp_path / "engines" / "hollow.py").write_text("VALUE = 1\n")
-    with pytest.raises(RunError, match="defines no class Engine"):
-        engine_class("hollow", tmp_path)
-
-
 def test_an_installed_package_adds_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "acme_engines.py").write_text(_VENDOR_ENGINE)
     metadata = tmp_path / "acme_engines-1.0.dist-info"
@@ -222,58 +212,6 @@ def test_an_installed_package_adds_an_engine(tmp_path: Path, monkeypatch: pytest
     (metadata / "entry_points.txt").write_text("[accelmark.engines]\nacmepkg = acme_engines:Engine\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert engine_class("acmepkg", None).__module__ == "acme_engines"
-
-
-class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the device and type that each copy or conversion gives."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[tuple[str, torch.dtype]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if "_to_copy" in str(func):
-            self.found.append((result.device.type, result.dtype))
-        return result
-
-
-@pytest.mark.parametrize(("precision", "is_shared"), [("fp32", True), ("bf16", False)])
-def test_weights_that_are_in_place_are_not_copied(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, precision: str, *, is_shared: bool
-) -> None:
-    linear = torch.nn.Linear(3, 3)
-    model = torch.nn.Sequential(linear, linear, torch.nn.BatchNorm1d(3)).eval()
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    engine = engine_class("eager", None)(_request(make_job, tiny_onnx, tmp_path, model=model, precision=precision))
-    assert isinstance(engine, torch_engine.TorchEngine)
-    placed = engine.placed_model()
-    for name, each in placed.state_dict().items():
-        own = model.state_dict()[name]
-        assert (each.data_ptr() == own.data_ptr()) is (is_shared or not own.is_floating_point())
-        assert each.dtype == (own.dtype if is_shared or not own.is_floating_point() else torch.bfloat16)
-        assert torch.equal(own, before[name])
-    assert len(list(placed.parameters())) == 4, "the layer that is used twice has its weights once"
-
-
-def test_a_batch_is_copied_to_the_device_before_it_is_converted(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reset: list[torch.device] = []
-    monkeypatch.setattr(torch_engine, "forget_peak_memory", reset.append)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    meta = torch.device("meta")
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
-    engine = engine_class("eager", None)(
-        _request(make_job, tiny_onnx, tmp_path, model=model, device=meta, device_type="meta", precision="bf16")
-    )
-    assert reset == [meta], "the validation's peak memory does not count for the engine"
-    assert torch.backends.cudnn.benchmark
-    assert isinstance(engine, torch_engine.TorchEngine)
-    with Casts() as casts:
-        (batch,) = engine.to_device([torch.zeros(2, 3, 8, 8)])
-    assert casts.found == [("meta", torch.float32), ("meta", torch.bfloat16)]
-    assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
 _FLAGPERF = '''

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from accelmark.serving.loadgen.mlperf import read_log
-from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import Event
 
 _SHORT = {"scenario_duration_s": 0.3, "scenario_queries": 20, "repeat_check": False, "max_batches": 3}
@@ -88,11 +83,3 @@ def test_an_engine_that_fails_under_load_ends_the_run_with_its_reason(take: Any,
     assert ran.finished.state == "failed"
     assert "fell off the bus" in ran.finished.message
     assert ran.finished.p_inference_core > 0
-
-
-def test_a_file_that_is_no_loadgen_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="not a log of LoadGen"):
-        read_log(tmp_path / "mlperf_log_detail.txt")
-    (tmp_path / "mlperf_log_detail.txt").write_text(':::MLLOG {"key": "x", "value": 1}\n')
-    with pytest.raises(RunError, match="no result from LoadGen"):
-        read_log(tmp_path / "mlperf_log_detail.txt")

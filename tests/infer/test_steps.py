@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.case import InferCase
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.run import batches_of, build_case
-from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -55,12 +53,6 @@ def test_int8_is_calibrated_on_other_items_than_those_that_are_measured(
     assert images.shape == (32, 1, 8, 8), "also with smaller batches"
     assert torch.equal(example, images[:16])
     assert not any(torch.equal(one, other) for one in images for other in measured)
-
-
-def test_a_case_without_data_for_calibration_says_what_to_do(make_job: Any, tmp_path: Path) -> None:
-    case = build_case(job := make_job(), job.work, tmp_path)
-    with pytest.raises(DataError, match="choose another precision, or define calibration_batch"):
-        InferCase.calibration_batch(case, 16)
 
 
 def test_without_a_compiler_only_the_framework_is_measured_in_passes_and_windows(take: Any) -> None:
@@ -111,16 +103,6 @@ def test_the_engine_computes_for_the_duration_and_short_passes_share_a_window(ta
     assert check.num_batches >= 6
 
 
-@pytest.mark.parametrize(("log_freq", "expected"), [(5, [7, 7]), (3, [4, 3, 4, 3])])
-def test_windows_of_the_engine_are_of_about_equal_length(
-    take: Any, monkeypatch: pytest.MonkeyPatch, log_freq: int, expected: list[int]
-) -> None:
-    monkeypatch.setattr("accelmark.infer.checked_pass._WINDOW_S", 0.0)
-    ran = take(compiler="eager", repeat=2, log_freq=log_freq)
-    windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
-    assert [len(window.items) for window in windows] == expected, "seven batches a pass"
-
-
 def test_each_item_of_the_data_is_compared_once_in_the_first_pass(take: Any) -> None:
     ran = take(compiler="eager", repeat=4)
     (check,) = ran.of(Event.ANSWER_CHECK)
@@ -153,13 +135,6 @@ def test_an_option_that_the_engine_does_not_know_is_warned_of(take: Any, tiny_on
     (warning,) = map(str, ran.of(Event.WARNING))
     assert "engine_options.spining: unknown option of the engine onnxruntime (did you mean 'spinning'?)" in warning
     assert ran.finished.state == "completed"
-
-
-def test_a_batch_larger_than_the_data_is_warned_of(take: Any) -> None:
-    (warning,) = map(str, take(batch_size=128).of(Event.WARNING))
-    assert "batch_size" in warning
-    assert "larger than the data, so that every call has 100 items" in warning
-    assert take(batch_size=100).of(Event.WARNING) == []
 
 
 def test_synthetic_data_measures_speed_only(take: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from accelmark.infer.device import ComputeDevice
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engine_process import EngineProcess
-from accelmark.infer.failures import EngineExceptionError, InferenceError
+from accelmark.infer.failures import InferenceError
 from accelmark.infer.language_model import load_model
 from accelmark.infer.slots import Slots, rows_of
 
@@ -118,32 +118,6 @@ def test_a_process_that_dies_or_hangs_ends_the_others(
     process.close()
     processes.remove(process)
     assert not any(map(is_alive, process.pids))
-
-
-@pytest.mark.heavy
-def test_an_error_of_all_processes_is_that_of_the_engine(
-    tmp_path: Path, processes: list[EngineProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Transformers has no plan for OPT."""
-    from transformers import OPTConfig, OPTForCausalLM
-
-    shapes: dict[str, Any] = {
-        "hidden_size": 16,
-        "word_embed_proj_dim": 16,
-        "ffn_dim": 16,
-        "num_hidden_layers": 1,
-        "vocab_size": 251,
-    }
-    OPTForCausalLM(OPTConfig(**shapes, num_attention_heads=2)).save_pretrained(tmp_path / "opt")
-    made = EngineProcess.__init__
-
-    def keep(process: EngineProcess, *arguments: Any, **options: Any) -> None:
-        made(process, *arguments, **options)
-        processes.append(process)
-
-    monkeypatch.setattr(EngineProcess, "__init__", keep)
-    with pytest.raises(EngineExceptionError, match="`OPTForCausalLM` has no `tp_plan`"):
-        started(tmp_path / "opt", tmp_path / "engine", 2)
 
 
 def is_alive(pid: int) -> bool:

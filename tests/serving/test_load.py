@@ -93,12 +93,6 @@ def test_lognormal_lengths_have_their_mean_and_limits() -> None:
     assert all(150 <= draw_length(cut, rng) <= 250 for _ in range(500))
 
 
-def test_uniform_lengths_reach_both_ends() -> None:
-    rng = np.random.default_rng(3)
-    assert {draw_length(Lengths(distribution="uniform", min=3, max=6), rng) for _ in range(200)} == {3, 4, 5, 6}
-    assert draw_length(Lengths(mean=9), rng) == 9
-
-
 @settings_of_hypothesis(max_examples=20)
 @given(st.integers(min_value=1, max_value=120), st.integers(min_value=0, max_value=40), st.integers(0, 5))
 def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, prefix: int, seed: int) -> None:

@@ -27,12 +27,6 @@ def test_an_endpoint_without_a_server_is_refused() -> None:
         endpoint.require_reachable()
 
 
-def test_another_version_of_the_api_is_kept() -> None:
-    endpoint = Endpoint("http://host:1/v3", "m", "chat")
-    assert endpoint.url() == "http://host:1/v3/chat/completions"
-    assert endpoint.url("completions") == "http://host:1/v3/completions"
-
-
 @pytest.mark.parametrize(
     "base", ["host:1", "ftp://host", "http://", "http://host:99999", "http://me:word@host", "http://h?a=1"]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from accelmark.serving.cores import Cores
 from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
-from accelmark.spec.errors import DataError, SpecError
+from accelmark.spec.errors import DataError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
@@ -122,21 +121,6 @@ def test_options_become_arguments_and_null_is_left_out() -> None:
     }
     command = server.arguments(values, given)
     assert command[-5:] == ["--dtype", "float16", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"command": ["{pyton}"]}, "unknown placeholder {pyton}"),
-        ({"flags": {"precison": ["--dtype"]}}, "flags names 'precison'"),
-        ({"options": {"blocks": 1}}, "no entry for the option 'blocks'"),
-    ],
-)
-def test_a_wrong_declaration_names_what_is_wrong(change: dict[str, Any], what: str) -> None:
-    values = {"name": "toy", "title": "Toy", "tried": None, "command": [sys.executable]} | change
-    with pytest.raises(SpecError) as caught:
-        parse(ServerSpec, values, "server.yaml")
-    assert what in str(caught.value)
 
 
 def test_a_server_converts_the_model_before_it_starts_and_says_why_it_cannot(start: Start, tmp_path: Path) -> None:

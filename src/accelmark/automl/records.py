@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from accelmark.automl.model.counting import NetworkCount
 from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
@@ -56,7 +56,7 @@ class Individual(Spec):
     network: Network
     parent: int | None = None
     morphs: tuple[Morph, ...] = ()
-    status: IndividualStatus = Field("pending", validation_alias=AliasChoices("status", "standing"))
+    status: IndividualStatus = "pending"
     value: float | None = None
 
     @property
@@ -80,7 +80,7 @@ class EpochReport(Spec):
     training_s: NonNegative
     evaluating_s: NonNegative
     data_wait_s: NonNegative = 0.0
-    """The part of ``training_s`` in which a rank had no batch; 0 in a journal of an older version, which has none."""
+    """The part of ``training_s`` in which a rank had no batch."""
     train_loss: float | None
     validation_loss: float | None
     validation_accuracy: Share | None

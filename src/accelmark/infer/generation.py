@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import islice, pairwise
+from contextlib import suppress
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, final
@@ -20,9 +21,10 @@ from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.prompts import Decode, Encode
+from accelmark.serving.loadgen.mlperf import LoadGenRun, done, first, run_token_loadgen
 from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Answered, Load, PlannedRequest, Record
+from accelmark.serving.request import Load, PlannedRequest, Record
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
@@ -103,6 +105,8 @@ class EngineClient:
             AccelmarkError: the engine failed.
         """
         planned = iter(requests)
+        if load.loadgen is not None:
+            return self._run_loadgen(load.loadgen, planned, load, record, watch)
         size = load.concurrency or 1
         took_ns = 1
         for _ in range(2):
@@ -123,22 +127,60 @@ class EngineClient:
             watch()
         for batch, batch_due_ns, batch_ns, answers in done:
             for request, answer in zip(batch.requests, answers, strict=True):
-                times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in batch_ns]
                 text = self.decode(answer)
-                due_s = (batch_due_ns - begin_ns) / 1e9
-                ended = _record(request, load.stage, due_s, batch.tokens.shape[1], times_us, text)
+                ended = _record(request, load.stage, begin_ns, batch_due_ns, batch_due_ns, batch, batch_ns, text)
                 record(request, ended, text)
         return load.ended(begin_ns, (due_ns - begin_ns) / 1e9, size * len(batches))
 
-    @contextmanager
-    def live_stage(
-        self,
-        load: Load,
-        record: Record,
-        watch: Callable[[], None] = lambda: None,
-    ) -> Iterator[LiveBatches]:
-        """Open a stage whose requests are submitted one by one, and computed in batches of those that wait."""
-        yield LiveBatches(self, load, record, watch)
+    def _run_loadgen(
+        self, run: LoadGenRun, requests: Iterator[PlannedRequest], load: Load, record: Record, watch: Callable[[], None]
+    ) -> LoadStage:
+        """Compute the queries of LoadGen, which a thread runs to its end, in batches of those that wait."""
+        waiting: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        """Queries with the time at which they are due, and None at the end."""
+        requests = chain(list(islice(requests, load.num_drawn)), requests)
+
+        def work() -> None:
+            def issue(queries: Sequence[int]) -> None:
+                for query in queries:
+                    waiting.put((query, time.monotonic_ns()))
+
+            try:
+                run_token_loadgen(run, issue)
+            finally:
+                waiting.put(None)
+
+        begin_ns = end_ns = time.monotonic_ns()
+        num_requests = 0
+        threading.Thread(target=work, name="loadgen", daemon=True).start()
+        while taken := self._waiting_queries(waiting, watch):
+            batch = self.batch(list(islice(requests, len(taken))))
+            sent_ns, times_ns, steps = time.monotonic_ns(), list[int](), list[Tensor]()
+            for at_ns, tokens in self.process.generate(batch.tokens, batch.num_tokens):
+                if not times_ns:
+                    for query, _ in taken:
+                        first(query)
+                times_ns.append(at_ns)
+                steps.append(tokens)
+            end_ns, num_requests = times_ns[-1], num_requests + len(taken)
+            answers = torch.stack(steps, 1).tolist()
+            for request, (query, due_ns), answer in zip(batch.requests, taken, answers, strict=True):
+                done(query, len(answer))
+                text = self.decode(answer)
+                record(request, _record(request, load.stage, begin_ns, due_ns, sent_ns, batch, times_ns, text), text)
+        return load.ended(begin_ns, (end_ns - begin_ns) / 1e9, num_requests)
+
+    def _waiting_queries(
+        self, waiting: SimpleQueue[tuple[int, int] | None], watch: Callable[[], None]
+    ) -> list[tuple[int, int]]:
+        """Wait for queries; return up to a batch of them, none after the end."""
+        while True:
+            watch()
+            with suppress(Empty):
+                taken = [waiting.get(timeout=_WAIT_S)]
+                while len(taken) < self.live_batch and not waiting.empty():
+                    taken.append(waiting.get())
+                return [query for query in taken if query is not None]
 
     def batch(self, requests: Sequence[PlannedRequest]) -> _Batch:
         """Return requests of the same lengths as a batch."""
@@ -151,90 +193,29 @@ class EngineClient:
         return [at_ns for at_ns, _ in steps], torch.stack([tokens for _, tokens in steps], 1).tolist()
 
 
-@final
-class LiveBatches:
-    """A stage of an engine whose requests wait until the batch before them is done."""
-
-    def __init__(
-        self,
-        client: EngineClient,
-        load: Load,
-        record: Record,
-        watch: Callable[[], None],
-    ) -> None:
-        self._client = client
-        self._load = load
-        self._record = record
-        self._watch = watch
-        self._waiting: SimpleQueue[tuple[PlannedRequest, Answered, int]] = SimpleQueue()
-        self._num_requests = 0
-        self._begin_ns = self._end_ns = time.monotonic_ns()
-
-    def submit(self, request: PlannedRequest, answered: Answered) -> None:
-        """Let a request wait; it is due now."""
-        self._waiting.put((request, answered, time.monotonic_ns()))
-
-    def follow(self, is_over: Callable[[], bool]) -> None:
-        """Compute batches of the requests that wait until ``is_over``.
-
-        Raises:
-            AccelmarkError: the engine failed.
-        """
-        while not is_over():
-            self._watch()
-            if taken := self._take():
-                self._compute(taken)
-
-    def finish(self) -> LoadStage:
-        """Return the stage."""
-        return self._load.ended(self._begin_ns, (self._end_ns - self._begin_ns) / 1e9, self._num_requests)
-
-    def _take(self) -> list[tuple[PlannedRequest, Answered, int]]:
-        """Return up to a batch of waiting requests; none where none comes soon."""
-        found = []
-        with suppress(Empty):
-            found.append(self._waiting.get(timeout=_WAIT_S))
-            while len(found) < self._client.live_batch:
-                found.append(self._waiting.get_nowait())
-        return found
-
-    def _compute(self, taken: Sequence[tuple[PlannedRequest, Answered, int]]) -> None:
-        sent_ns = time.monotonic_ns()
-        arrivals_ns: list[int] = []
-        steps: list[Tensor] = []
-        batch = self._client.batch([request for request, _, _ in taken])
-        for at_ns, tokens in self._client.process.generate(batch.tokens, batch.num_tokens):
-            if not arrivals_ns:
-                for _, answered, _ in taken:
-                    answered.on_first()
-            arrivals_ns.append(at_ns)
-            steps.append(tokens)
-        self._end_ns = arrivals_ns[-1]
-        times_us = [round((at_ns - self._begin_ns) / 1e3) for at_ns in arrivals_ns]
-        for (request, answered, due_ns), answer in zip(taken, torch.stack(steps, 1).tolist(), strict=True):
-            self._num_requests += 1
-            text = self._client.decode(answer)
-            due_s, sent_s = ((at_ns - self._begin_ns) / 1e9 for at_ns in (due_ns, sent_ns))
-            found = _record(request, self._load.stage, due_s, batch.tokens.shape[1], times_us, text)
-            found = found.model_copy(update={"sent_s": sent_s})
-            answered.on_done(self._record(request, found, text) or found)
-
-
 def _record(
-    request: PlannedRequest, stage: int, due_s: float, input_tokens: int, times_us: Sequence[int], text: str
+    request: PlannedRequest,
+    stage: int,
+    begin_ns: int,
+    due_ns: int,
+    sent_ns: int,
+    batch: _Batch,
+    arrivals_ns: Sequence[int],
+    text: str,
 ) -> RequestRecord:
+    times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in arrivals_ns]
     return RequestRecord(
         stage=stage,
         number=request.number,
         prompt=request.prompt,
-        due_s=due_s,
-        sent_s=due_s,
+        due_s=(due_ns - begin_ns) / 1e9,
+        sent_s=(sent_ns - begin_ns) / 1e9,
         first_s=times_us[0] / 1e6,
         end_s=times_us[-1] / 1e6,
         gaps_us=tuple(later - earlier for earlier, later in pairwise(times_us)),
         status="ok",
         finish_reason="length",
-        input_tokens=input_tokens,
+        input_tokens=batch.tokens.shape[1],
         output_tokens=len(times_us),
         requested_tokens=request.requested_tokens,
         text_sha256=hashlib.sha256(text.encode()).hexdigest(),

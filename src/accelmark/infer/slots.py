@@ -41,7 +41,7 @@ def rows_of(batch: Sequence[Tensor]) -> Rows:
 @final
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """``num_slots`` slots of up to ``slot_items`` items; a slot has one region for each tensor of a batch."""
+    """``num_slots`` slots of up to ``slot_items`` items; a slot has an aligned region for each tensor of a batch."""
 
     rows: Rows
     slot_items: int

@@ -147,7 +147,7 @@ class _ServingRun:
                 self.stages = Stages(client, model, self.log.event, stream, sample, check)
                 plan.run(self.stages.run)
                 if settings.scenarios:
-                    TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event, own).run()
+                    TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event).run()
             if settings.benchmarks:
                 self._report("answering benchmarks")
                 asked = {

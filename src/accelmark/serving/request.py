@@ -7,13 +7,14 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, final
+from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
+from accelmark.serving.loadgen.mlperf import LoadGenRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
-from accelmark.spec.settings.serving import StageArrival, TokenScenario
+from accelmark.spec.settings.serving import StageArrival
 
 Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
@@ -46,31 +47,8 @@ class PlannedRequest:
     """Tokens of the prompt, where they were counted."""
 
 
-Record = Callable[[PlannedRequest, RequestRecord, str], RequestRecord | None]
-"""Gets each request that ended with its record and the text of its answer; may return a completed record."""
-
-
-class Answered(Protocol):
-    """What a submitted request reports."""
-
-    def on_first(self) -> None:
-        """Take note that its first output arrived."""
-
-    def on_done(self, record: RequestRecord) -> None:
-        """Take its record, at its end."""
-
-
-class LiveStage(Protocol):
-    """An open stage to which requests are submitted."""
-
-    def submit(self, request: PlannedRequest, answered: Answered) -> None:
-        """Send a request; returns at once."""
-
-    def follow(self, is_over: Callable[[], bool]) -> None:
-        """Report what arrives until ``is_over``."""
-
-    def finish(self) -> LoadStage:
-        """Wait for the requests in progress, and return the stage."""
+Record = Callable[[PlannedRequest, RequestRecord, str], object]
+"""Gets each request that ended with its record and the text of its answer."""
 
 
 @final
@@ -92,8 +70,10 @@ class Load:
     is_search: bool = False
     later_s: float = 0.0
     """Planned duration of what follows, for the remaining time."""
-    scenario: TokenScenario | None = None
-    """The LoadGen scenario whose queries are the requests."""
+    loadgen: LoadGenRun | None = None
+    """The run of LoadGen whose queries are the requests."""
+    num_drawn: int | None = None
+    """Requests for LoadGen that are drawn before the stage begins."""
     input_tokens: int | None = None
     """Lengths of prompts and answers; None where the settings of prompts state them."""
     output_tokens: int | None = None
@@ -115,7 +95,7 @@ class Load:
             concurrency=self.concurrency,
             rate=self.rate,
             is_search=self.is_search,
-            scenario=self.scenario,
+            scenario=self.loadgen.scenario if self.loadgen else None,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             begin_mono_s=begin_ns / 1e9,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import IO, Any, Protocol, final
 
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import LiveStage, Load, PlannedRequest, Record
+from accelmark.serving.request import Load, PlannedRequest, Record
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import SCENARIO_PHASES, LoadStage, RequestRecord
 
@@ -21,11 +20,6 @@ class StageClient(Protocol):
         self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = ...
     ) -> LoadStage:
         """Run one stage; call ``record`` with each request that ended, and ``watch`` at times."""
-
-    def live_stage(
-        self, load: Load, record: Record, watch: Callable[[], None] = ...
-    ) -> AbstractContextManager[LiveStage]:
-        """Open a stage whose requests are submitted one by one."""
 
 
 @final
@@ -54,6 +48,7 @@ class Stages:
         self.progress = LoadReporter(emit)
         self._client = client
         self._tokens = model.tokens
+        self.tokenizer_dir = model.directory if model.has_tokenizer else None
         self._emit = emit
         self._stream = stream
         self._sample = sample
@@ -69,34 +64,22 @@ class Stages:
         """
         self._begin(load)
         done = self._client.run_stage(requests, load, self._record, self._watch)
-        self.end(done)
-        return done, self._records
-
-    def live(self, load: Load) -> AbstractContextManager[LiveStage]:
-        """Open a stage whose requests are submitted one by one; the caller finishes it, and then calls :meth:`end`.
-
-        Raises as :meth:`run` does.
-        """
-        self._begin(load)
-        return self._client.live_stage(load, self._record, self._watch)
-
-    def end(self, done: LoadStage) -> None:
-        """Log the end of a stage."""
         self._stream.flush()
         self._emit(Event.LOAD_END, done)
+        return done, self._records
 
     def _begin(self, load: Load) -> None:
         self._records = []
         if load.stage < 0:
             self.progress.begin("warming up")
         else:
-            phase = "under load" if load.scenario is None else SCENARIO_PHASES[load.scenario]
+            phase = "under load" if load.loadgen is None else SCENARIO_PHASES[load.loadgen.scenario]
             self.progress.begin(phase, load.until_s, load.later_s)
         begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
         self._emit(Event.LOAD_BEGIN, begun)
 
-    def _record(self, request: PlannedRequest, record: RequestRecord, text: str) -> RequestRecord:
-        """Write and return the record of a request that ended, with the tokens of its answer."""
+    def _record(self, request: PlannedRequest, record: RequestRecord, text: str) -> None:
+        """Write the record of a request that ended, with the tokens of its answer."""
         if self._tokens is not None and record.status == "ok" and record.output_tokens is None:
             record = record.model_copy(update={"output_tokens": len(self._tokens(text))})
         self._stream.write(record.model_dump_json() + "\n")
@@ -104,7 +87,6 @@ class Stages:
         self.progress.num_requests += 1
         if record.stage >= 0 and record.status == "ok":
             self._sample.add(request, record, text)
-        return record
 
     def _watch(self) -> None:
         self._check_server()

@@ -97,6 +97,7 @@ def made_run(folder: Path, config: AutomlConfig | None = None) -> SearchDirector
     session = SessionBegan(
         at="2026-11-21T00:00:00+00:00",
         clock_s=0.0,
+        monotonic_s=0.0,
         host="host",
         pid=1,
         experiment=run.name,

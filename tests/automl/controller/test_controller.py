@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from contextlib import closing
@@ -12,7 +11,6 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from rich.console import Console
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.controller.controller import Observer, SearchController
@@ -22,9 +20,8 @@ from accelmark.automl.model.morphs import with_kernel
 from accelmark.automl.scoring.score import Scoreboard, summarise, verify_search
 from accelmark.automl.search import searchers
 from accelmark.automl.search.tuning import STUDY_FILE
-from accelmark.report import search_page
 from accelmark.report.search_page import write_report
-from accelmark.report.search_terminal import live_view, show_summary
+from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
 from tests.automl.threads import thread_pool
@@ -133,14 +130,6 @@ def test_its_report_is_self_contained_and_shows_every_network(finished: SearchDi
     assert "Regulated score" in before_library
     assert json.loads(written[1].read_text())["schema_version"] == 1
     assert len(written[3].read_text().splitlines()) == 8
-
-
-def test_a_chart_without_values_is_left_out(finished: SearchDirectory) -> None:
-    summary, state = summarise(finished), finished.state()
-    unknown = {"error": None, "search_error": None, "regulated_score": None}
-    series = tuple(point.model_copy(update=unknown) for point in summary.series)
-    page = search_page._page(finished, state, summary.model_copy(update={"series": series}), [])
-    assert re.findall(r"(\w+(?: \w+)*) over time; values in the table below", page) == ["Score"]
 
 
 def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_path: Path) -> None:
@@ -291,13 +280,3 @@ def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_p
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     with pytest.raises(RunError, match="line 1"):
         read_journal(tmp_path)
-
-
-def test_a_terminal_shows_that_workers_start_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.StringIO()
-    monkeypatch.setattr(
-        "accelmark.report.search_terminal.Console", lambda **_: Console(file=told, force_terminal=True, width=80)
-    )
-    with live_view():
-        pass
-    assert "starting workers" in told.getvalue()

@@ -13,7 +13,6 @@ from accelmark.automl.controller.journal import (
     Journal,
     Proposed,
     SearchState,
-    SessionBegan,
     TrialEvent,
     Valued,
     read_journal,
@@ -22,15 +21,12 @@ from accelmark.automl.records import Individual
 from accelmark.automl.scoring.score import Scoreboard
 from accelmark.spec.errors import RunError
 from tests.automl.images import tiny_network
-from tests.automl.test_score import FULL, epoch, trial
+from tests.automl.test_score import FULL, epoch, state, trial
 
 
 def begun() -> list[Event]:
-    session = SessionBegan(
-        at="2026-11-21T00:00:00+00:00", clock_s=0.0, host="h", pid=1, experiment="e", dataset_fingerprint="f", workers=1
-    )
     seed = Individual(id=0, network=tiny_network())
-    return [Proposed(individual=seed, searcher="seed"), session]
+    return [Proposed(individual=seed, searcher="seed"), *state([], []).sessions]
 
 
 def tried(started_s: float, ended_s: float | None, **changes: object) -> TrialEvent:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import numpy as np
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.model.network import Network, load_network
@@ -35,26 +35,25 @@ NETWORK_FILE: Final = "network.json"
 
 class _Event(Spec):
     after: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """SHA-256 of the line before; None in lines of early versions."""
+    """SHA-256 of the line before; set when the event is written."""
 
 
 class SessionBegan(_Event):
     """A controller started or resumed the run at ``clock_s`` of the run's clock.
 
-    ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that time, as in telemetry. Journals of early
-    versions have no ``splits``.
+    ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that time, as in telemetry.
     """
 
     event: Literal["session-began"] = "session-began"
     at: str
     clock_s: NonNegative
-    monotonic_s: float = 0.0
+    monotonic_s: float
     host: str
     pid: int
     experiment: str
     dataset_fingerprint: str
-    dataset_identity: str | None = None
-    splits: Splits | None = None
+    dataset_identity: str
+    splits: Splits
     workers: Annotated[int, Field(ge=1)]
 
 
@@ -72,7 +71,7 @@ class Valued(_Event):
 
     event: Literal["valued"] = "valued"
     individual: int
-    status: Literal["observed", "lost"] = Field(validation_alias=AliasChoices("status", "standing"))
+    status: Literal["observed", "lost"]
     value: float | None
 
 
@@ -168,25 +167,19 @@ def read_journal(directory: Path) -> list[Event]:
     return events
 
 
-def follow_hashes(directory: Path, events: Sequence[Event]) -> tuple[int, int | None]:
-    """Follow the hashes through a journal with these events.
+def first_broken_line(directory: Path, events: Sequence[Event]) -> int | None:
+    """Return the first line (from 1) of a journal with these events whose hash is not that of the line before.
 
     Not detected: a change of the last line alone, lines removed at the end, and a journal whose hashes were all
     recomputed.
-
-    Returns:
-        The number of leading lines without a hash, from an early version, and the first line (from 1) whose hash is not
-        that of the line before; None where all are.
     """
-    expected, unhashed = _sha256_of_request(directory), 0
+    expected = _sha256_of_request(directory)
     lines = _complete_lines(directory / JOURNAL_FILE)
     for number, (line, event) in enumerate(zip(lines, events, strict=False), start=1):
-        if event.after is None and unhashed == number - 1:
-            unhashed = number
-        elif event.after != expected:
-            return unhashed, number
+        if event.after != expected:
+            return number
         expected = sha256(line).hexdigest()
-    return unhashed, None
+    return None
 
 
 @dataclass

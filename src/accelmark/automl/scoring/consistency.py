@@ -44,7 +44,7 @@ def consistency_checks(config: AutomlConfig, events: Sequence[journal.Event], st
     yield from _sessions(config, state)
     yield from _bounds(config, state)
     yield from lineage(events, state)
-    splits = {session.splits for session in state.sessions if session.splits is not None}
+    splits = {session.splits for session in state.sessions}
     yield len(splits) <= 1, "data", "equal splits in all sessions", "the sessions have different splits"
     known = splits.pop() if len(splits) == 1 else None
     if known is not None:
@@ -65,9 +65,9 @@ def _sessions(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
     yield bool(state.sessions), "request", "at least one session", "no session of this run began"
     for number, session in enumerate(state.sessions, start=1):
         identity, splits, which = session.dataset_identity, session.splits, f"session {number}"
-        known = identity in (None, name) or name == "imagenet"
+        known = identity == name or name == "imagenet"
         yield known, "request", f"data set {name}", f"{which} used {identity}"
-        if identity == "imagenet" and splits is not None and config.dataset.limit is None:
+        if identity == "imagenet" and config.dataset.limit is None:
             sizes = splits.training + splits.validation, splits.held_out
             whole = sizes == (IMAGENET_TRAINING, IMAGENET_HELD_OUT)
             yield whole, "data", "the number of images of imagenet", f"{which} had {sizes} images"

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.controller.journal import SearchDirectory, SearchState, follow_hashes, read_journal
+from accelmark.automl.controller.journal import SearchDirectory, SearchState, first_broken_line, read_journal
 from accelmark.automl.records import TrialRecord
 from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
@@ -191,7 +191,7 @@ def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) ->
     yield enough, "accuracy", wanted, found
     finished = any(record.status == "finished" for record in board.trials.values())
     yield finished, "trials", "at least one finished trial", "no trial finished"
-    identities = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
+    identities = {session.dataset_identity for session in state.sessions}
     dataset = " or ".join(sorted(identities)) or config.dataset.name
     dataset += "" if config.dataset.limit is None else " (a part of it)"
     allowed = not rules.datasets or dataset in rules.datasets
@@ -243,9 +243,7 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
     )  # fmt: skip
 
 
-def verdict(
-    config: AutomlConfig, state: SearchState, checks: Iterable[Check] = (), disclosed: Iterable[str] = ()
-) -> search.SearchVerdict:
+def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = ()) -> search.SearchVerdict:
     """Return the audit's verdict by the rules and by further checks."""
     rules, board = PRESETS[config.rules], Scoreboard(state)
     findings = [
@@ -259,7 +257,7 @@ def verdict(
         version=rules.version,
         verdict=verdict_of(findings),
         reasons=tuple(dict.fromkeys(map(str, findings))),
-        disclosures=(*_disclosures(config, state, board), *disclosed),
+        disclosures=tuple(_disclosures(config, state, board)),
     )
 
 
@@ -272,25 +270,18 @@ class Verified(search.SearchVerdict):
 def verify_search(directory: SearchDirectory) -> Verified:
     """Recompute what can be recomputed; a contradiction makes the search INVALID. Raises RunError if unreadable."""
     config, events = directory.config(), read_journal(directory.path)
-    state, (unhashed, broken) = SearchState.of(events), follow_hashes(directory.path, events)
+    state, broken = SearchState.of(events), first_broken_line(directory.path, events)
     before = "configuration and seed network" if broken == 1 else f"line {(broken or 0) - 1}"
     actual = f"line {broken} of the journal does not follow from {before}: something was changed"
     linked = broken is None, "journal", "each line has the hash of the one before", actual
-    missing: list[str] = []
-    if any(session.splits is None for session in state.sessions):
-        what = "the journal of an older version does not record the splits of the data"
-        missing.append(f"{what}: images, steps and accuracies could not all be compared with the data")
-    if unhashed:
-        which = "no line" if unhashed == len(events) else f"none of the first {unhashed} lines"
-        missing.append(f"{which} of the journal has a hash of the line before: changes there are not detected")
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
     return Verified(
-        **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)], missing)),
+        **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)])),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total:,} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
-            f"{len(events) - unhashed} of {len(events)} journal lines have the hash of the line before",
+            f"{len(events) if broken is None else broken - 1} journal lines have the hash of the line before",
         ),
     )
 

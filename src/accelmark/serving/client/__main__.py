@@ -1,4 +1,4 @@
-"""``python -m accelmark.serving.client URL``: a process of the client, with messages and requests on its input."""
+"""``python -m accelmark.serving.client URL``: a process of the client, with stages and requests on its input."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Any, Final
+from typing import Any, Final, final
 
 from accelmark.serving.client.clock import WakeSelector, allow_files, new_loop
 from accelmark.serving.client.connection import Connections
-from accelmark.serving.client.messages import TO_CLIENT, Begin, Close, Open, Ready, Request, line
-from accelmark.serving.client.stage import StageRunner, raise_failure
+from accelmark.serving.client.messages import Done, Ready, Request, StageOrder, line
+from accelmark.serving.client.stage import Sendable, StageRunner, raise_failure
 from accelmark.spec.model import Spec
 
 API_KEY_VARIABLE: Final = "ACCELMARK_API_KEY"
 """Environment variable with the bearer token."""
-_LINE_BYTES: Final = 1 << 20
+_SWITCH_S: Final = 0.0005
+"""Longest time for which the event loop delays LoadGen's threads, and the other way round."""
 
 
 class _Output(asyncio.BaseProtocol):
@@ -29,56 +30,58 @@ class _Output(asyncio.BaseProtocol):
         self.closed.set_result(None)
 
 
+@final
 class _Client:
-    """Executes the messages of the parent."""
+    """Carries out one stage after the other."""
 
     def __init__(self, url: str, selector: WakeSelector) -> None:
         self._connections = Connections(url, selector, os.environ.get(API_KEY_VARIABLE))
         self._stage: StageRunner | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[Done] | None = None
+        self._input: asyncio.StreamReader
         self._output: asyncio.WriteTransport
 
     async def run(self) -> None:
-        """Take messages until the input ends or SIGTERM arrives; then give up what is in progress."""
+        """Carry out stages until the input ends or SIGTERM arrives; then give up what is in progress."""
         loop = asyncio.get_running_loop()
-        messages = asyncio.StreamReader(limit=_LINE_BYTES)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(messages), sys.stdin)
+        self._input = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._input), sys.stdin)
         self._output, output = await loop.connect_write_pipe(_Output, sys.stdout)
-        taking = loop.create_task(self._take(messages))
-        loop.add_signal_handler(signal.SIGTERM, taking.cancel)
-        await asyncio.wait((taking,))
+        stages = loop.create_task(self._run_stages())
+        loop.add_signal_handler(signal.SIGTERM, stages.cancel)
+        await asyncio.wait((stages,))
         if self._stage is not None and self._running is not None:
             self._stage.cancel()
             await self._running
-        self._connections.close()
         self._output.close()
         await output.closed
-        if not taking.cancelled():
-            taking.result()
+        if not stages.cancelled():
+            stages.result()
 
-    async def _take(self, messages: asyncio.StreamReader) -> None:
-        while text := await messages.readline():
-            message = TO_CLIENT.validate_json(text)
-            if isinstance(message, Open):
-                if self._running is not None:
-                    await self._running
-                self._stage = StageRunner(message, self._connections, self._send)
-                continue
-            if isinstance(message, Ready):
-                self._send(message)
-                continue
-            if self._stage is None:
-                raise RuntimeError("a stage is opened before its requests")
-            if isinstance(message, Request):
-                self._stage.add(message, await messages.readexactly(message.num_bytes))
-            elif isinstance(message, Begin):
-                self._running = asyncio.create_task(self._run(self._stage, message.mono_ns))
-                self._running.add_done_callback(raise_failure)
-            elif isinstance(message, Close):
-                self._stage.close()
+    async def _run_stages(self) -> None:
+        while text := await self._input.readline():
+            order = StageOrder.model_validate_json(text)
+            stage = self._stage = StageRunner(order, self._connections, self._send)
+            for _ in range(order.num_first):
+                stage.add(await self._next_request())
+            self._send(Ready())
+            running = self._running = asyncio.create_task(stage.run(int(await self._input.readline())))
+            running.add_done_callback(self._end_stage)
+            while (request := await self._next_request()) is not None:
+                stage.add(request)
+            stage.add(None)
+            await asyncio.wait((running,))
 
-    async def _run(self, stage: StageRunner, begin_ns: int) -> None:
-        self._send(await stage.run(begin_ns))
+    def _end_stage(self, running: asyncio.Task[Done]) -> None:
+        raise_failure(running)
+        self._send(running.result())
+
+    async def _next_request(self) -> Sendable | None:
+        text = await self._input.readline()
+        if text == b"null\n":
+            return None
+        request = Request.model_validate_json(text)
+        return request, await self._input.readexactly(request.num_bytes)
 
     def _send(self, message: Spec) -> None:
         self._output.write(line(message))
@@ -87,12 +90,14 @@ class _Client:
 def main() -> None:
     """Run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    sys.setswitchinterval(_SWITCH_S)
     allow_files()
     selector = WakeSelector()
     loop = new_loop(selector)
     loop.set_exception_handler(_fail)
     asyncio.set_event_loop(loop)
     loop.run_until_complete(_Client(sys.argv[1], selector).run())
+    os._exit(0)  # a thread of LoadGen may wait for answers that were given up
 
 
 def _fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,4 +1,9 @@
-"""Messages between the process that plans a load and the processes of the client: one line of JSON each."""
+"""Messages between the process that plans a load and the processes of the client: one line of JSON each.
+
+For each stage the parent sends a :class:`StageOrder` and its first requests, each a :class:`Request` and its body. The
+client answers :class:`Ready`, gets the ``time.monotonic_ns`` at which the stage begins, and then further requests, up
+to the line ``null``. It sends each request that ended, and :class:`Done` at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,29 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
+from accelmark.serving.loadgen.mlperf import LoadGenRun
 from accelmark.spec.log.serving import RequestRecord
 from accelmark.spec.model import Spec
 
 
-class Open(Spec):
-    """Begin to take the requests of a stage."""
+class StageOrder(Spec):
+    """A stage, as a process of the client carries it out."""
 
-    kind: Literal["open"] = "open"
     stage: int
     slots: int | None
     """Requests in progress in a closed loop; null: each is sent when it is due."""
     until_s: float
     """Time in which requests of a closed loop are started."""
     timeout_s: float
-    reports_first: bool = False
-    """Whether to report each request's first output when it arrives."""
+    num_first: int
+    """Requests that are sent before the stage begins."""
+    loadgen: LoadGenRun | None = None
+    """LoadGen, which decides when requests are sent."""
 
 
 class Request(Spec):
     """A request of the stage; its body follows the line."""
 
-    kind: Literal["request"] = "request"
     number: int
     prompt: int
     requested_tokens: int
@@ -38,30 +44,9 @@ class Request(Spec):
 
 
 class Ready(Spec):
-    """Of the parent: answer when everything before this was read. Of the client: it was."""
+    """The first requests of the stage were read."""
 
     kind: Literal["ready"] = "ready"
-
-
-class Begin(Spec):
-    """The stage begins."""
-
-    kind: Literal["begin"] = "begin"
-    mono_ns: int
-    """``time.monotonic_ns`` of the beginning, the same clock in all processes."""
-
-
-class Close(Spec):
-    """There are no more requests in the stage."""
-
-    kind: Literal["close"] = "close"
-
-
-class First(Spec):
-    """The first output of a request arrived."""
-
-    kind: Literal["first"] = "first"
-    number: int
 
 
 class Ended(Spec):
@@ -84,9 +69,7 @@ class Done(Spec):
     """CPU time of the process in the stage."""
 
 
-ToClient = Annotated[Open | Request | Ready | Begin | Close, Field(discriminator="kind")]
-FromClient = Annotated[Ready | First | Ended | Done, Field(discriminator="kind")]
-TO_CLIENT: Final[TypeAdapter[ToClient]] = TypeAdapter(ToClient)
+FromClient = Annotated[Ready | Ended | Done, Field(discriminator="kind")]
 FROM_CLIENT: Final[TypeAdapter[FromClient]] = TypeAdapter(FromClient)
 
 

@@ -1,4 +1,4 @@
-"""One stage of the load in a process of the client: closed or open loop, the records of its requests, and its lag."""
+"""A stage of the load in a process of the client: its requests in a closed or open loop or for LoadGen, and its lag."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import gc
 import hashlib
 import json
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Final, final
+from typing import Any, Final, final
 
 from accelmark.serving.client.connection import Connections, NotSentError, Response
-from accelmark.serving.client.messages import Done, Ended, First, Open, Request
+from accelmark.serving.client.messages import Done, Ended, Request, StageOrder
 from accelmark.serving.client.stream import Stream, has_output, read_stream
+from accelmark.serving.loadgen import mlperf
 from accelmark.spec.log.serving import RequestRecord, RequestStatus
 
 _LAG_PERIOD_S: Final = 0.01
@@ -41,30 +43,29 @@ class Exchange:
     status: RequestStatus | None = None
     """Where it was given up; null where the response decides."""
     error: str | None = None
+    query: int | None = None
+    """LoadGen's id of the request."""
 
 
 @final
 class StageRunner:
     """Sends the requests of a stage and gives the record of each to ``emit`` when it ended."""
 
-    def __init__(self, order: Open, connections: Connections, emit: Callable[[Ended | First], None]) -> None:
+    def __init__(self, order: StageOrder, connections: Connections, emit: Callable[[Ended], None]) -> None:
         self._order = order
         self._connections = connections
         self._emit = emit
         self._waiting: asyncio.Queue[Sendable | None] = asyncio.Queue()
         self._ended: asyncio.Queue[Exchange] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tokenizer: Any = None
         self._is_cancelled = False
         self._begin_ns = 0
         self._end_ns = 0
 
-    def add(self, request: Request, body: bytes) -> None:
-        """Take a request."""
-        self._waiting.put_nowait((request, body))
-
-    def close(self) -> None:
-        """Take note that there are no more requests."""
-        self._waiting.put_nowait(None)
+    def add(self, request: Sendable | None) -> None:
+        """Take a request; None after the last one."""
+        self._waiting.put_nowait(request)
 
     def cancel(self) -> None:
         """Give up all requests in progress, which are recorded as cancelled, and start none."""
@@ -83,10 +84,14 @@ class StageRunner:
             cpu_s = time.process_time()
             async with asyncio.TaskGroup() as beside:
                 sampling = beside.create_task(_sample_lag(lags_s))
-                recording = beside.create_task(self._record())
-                slots = self._order.slots
-                for work in (self._send_when_due(),) if slots is None else (self._send_in_turn() for _ in range(slots)):
-                    self._start(work)
+                recording = beside.create_task(self._record_all())
+                order = self._order
+                if order.loadgen is not None:
+                    self._start(self._send_for(order.loadgen))
+                elif order.slots is None:
+                    self._start(self._send_when_due())
+                for _ in range(order.slots or 0):
+                    self._start(self._send_in_turn())
                 while self._tasks:
                     await asyncio.wait(self._tasks)
                 await self._ended.join()
@@ -129,6 +134,34 @@ class StageRunner:
             await _sleep_until(due_ns)
             self._start(self._send(*found, due_ns))
 
+    async def _send_for(self, run: mlperf.LoadGenRun) -> None:
+        """Send a request for each query of LoadGen, which a thread runs to its end."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        if run.tokenizer_dir is not None:
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_file(str(run.tokenizer_dir / "tokenizer.json"))
+
+        def issue(queries: Sequence[int]) -> None:
+            loop.call_soon_threadsafe(send, queries, time.monotonic_ns())
+
+        def send(queries: Sequence[int], due_ns: int) -> None:
+            for query in queries:
+                self._start(self._answer(query, due_ns))
+
+        def work() -> None:
+            try:
+                mlperf.run_token_loadgen(run, issue)
+            finally:
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=work, name="loadgen", daemon=True).start()
+        await ended.wait()
+
+    async def _answer(self, query: int, due_ns: int) -> None:
+        if (found := await self._next()) is not None:
+            await self._exchange(*found, due_ns, query)
+
     async def _send(self, request: Request, body: bytes, due_ns: int) -> None:
         await self._exchange(request, body, due_ns)
 
@@ -138,11 +171,11 @@ class StageRunner:
             self._waiting.put_nowait(None)  # for the other slots
         return found
 
-    async def _exchange(self, request: Request, body: bytes, due_ns: int) -> Exchange:
+    async def _exchange(self, request: Request, body: bytes, due_ns: int, query: int | None = None) -> Exchange:
         """Send a request, wait for its end, and queue what arrived."""
         response = Response(reused=False)
-        if self._order.reports_first:
-            response.on_piece = partial(self._look_for_output, request.number, response)
+        if query is not None:
+            response.on_piece = partial(_report_output, query, response)
         status: RequestStatus | None = None
         error = None
         try:
@@ -155,26 +188,37 @@ class StageRunner:
         except asyncio.CancelledError:
             status, error = "cancelled", "the run was stopped"
         end_ns = response.end_ns if status is None else time.monotonic_ns()
-        exchange = Exchange(request, due_ns, end_ns, response, status, error)
+        exchange = Exchange(request, due_ns, end_ns, response, status, error, query)
         self._end_ns = max(self._end_ns, end_ns)
         self._ended.put_nowait(exchange)
         return exchange
 
-    def _look_for_output(self, number: int, response: Response) -> None:
-        """Report the first output of a request."""
-        if has_output(response.pieces):
-            response.on_piece = None
-            self._emit(First(number=number))
-
-    async def _record(self) -> None:
+    async def _record_all(self) -> None:
         """Read the responses that ended, one after the other, so that new requests are not delayed by all of them."""
         while True:
-            exchange = await self._ended.get()
-            self._emit(await record_of(exchange, self._order.stage, self._begin_ns))
+            await self._record(await self._ended.get())
             self._ended.task_done()
 
+    async def _record(self, exchange: Exchange) -> None:
+        ended = await record_of(exchange, self._order.stage, self._begin_ns)
+        if exchange.query is not None:
+            if exchange.response.on_piece is not None:  # LoadGen needs a first output of every query
+                mlperf.first(exchange.query)
+            num_tokens = ended.record.usage_output
+            if self._tokenizer is not None and ended.record.status == "ok":
+                num_tokens = len(self._tokenizer.encode(ended.text, add_special_tokens=False).ids)
+            mlperf.done(exchange.query, num_tokens)
+        self._emit(ended)
 
-def raise_failure(task: asyncio.Task[None]) -> None:
+
+def _report_output(query: int, response: Response) -> None:
+    """Report the first output of a request to LoadGen."""
+    if has_output(response.pieces):
+        response.on_piece = None
+        mlperf.first(query)
+
+
+def raise_failure(task: asyncio.Task[Any]) -> None:
     """Raise what ended the task, to the loop's exception handler."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error

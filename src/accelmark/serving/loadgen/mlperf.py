@@ -11,7 +11,10 @@ from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.requirements import pip_install
+from accelmark.spec.settings.serving import TokenScenario
 
+MIN_TOKENS: Final = 2
+"""Fewest tokens of an answer that LoadGen takes."""
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""
 DETAIL_FILE: Final = "mlperf_log_detail.txt"
@@ -43,6 +46,18 @@ class LoadGenSettings:
     tpot_ms: float | None = None
     share: float = 0.99
     """Share of the queries of the Server scenario with token latencies that must hold the limits."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadGenRun:
+    """A run of a scenario with token latencies, whose queries are the requests of a stage of the load."""
+
+    scenario: TokenScenario
+    settings: LoadGenSettings
+    log_dir: Path
+    tokenizer_dir: Path | None = None
+    """Directory of the tokenizer that counts the tokens of answers; None: the server's count is used."""
 
 
 class Query(Protocol):
@@ -139,7 +154,7 @@ def run_loadgen(
         RunError: LoadGen is not installed, or its log is not readable.
         AccelmarkError: the system failed.
     """
-    lg = _library()
+    lg = library()
 
     def complete(queries: Sequence[Query]) -> None:
         lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, 0, 0) for query in queries])
@@ -152,25 +167,23 @@ def run_loadgen(
     return LoadGenLog({}) if accuracy else read_log(log_dir / DETAIL_FILE)
 
 
-def run_token_loadgen(
-    scenario: str, expected: LoadGenSettings, issue: Callable[[Sequence[int]], None], log_dir: Path
-) -> None:
+def run_token_loadgen(run: LoadGenRun, issue: Callable[[Sequence[int]], None]) -> None:
     """Run one scenario with token latencies; ``issue`` gets ids of queries, for :func:`first` and :func:`done`."""
-    lg = _library()
-    count = max(1, expected.min_queries)
-    start_test(lg, scenario, expected, lambda queries: issue([each.id for each in queries]), count, log_dir)
+    lg = library()
+    count = max(1, run.settings.min_queries)
+    start_test(lg, run.scenario, run.settings, lambda queries: issue([each.id for each in queries]), count, run.log_dir)
 
 
 def first(query: int) -> None:
     """Report that the first output of a query arrived."""
-    lg = _library()
+    lg = library()
     lg.FirstTokenComplete([lg.QuerySampleResponse(query, 0, 0)])
 
 
-def done(query: int, num_tokens: int) -> None:
-    """Report that a query ended, of whose answer LoadGen wants at least two tokens."""
-    lg = _library()
-    lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, num_tokens)])
+def done(query: int, num_tokens: int | None) -> None:
+    """Report that a query ended; LoadGen is told at least the fewest tokens that it takes."""
+    lg = library()
+    lg.QuerySamplesComplete([lg.QuerySampleResponse(query, 0, 0, max(num_tokens or 0, MIN_TOKENS))])
 
 
 def start_test(
@@ -217,7 +230,12 @@ def start_test(
         lg.DestroySUT(system)
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Return LoadGen's module.
+
+    Raises:
+        RunError: it is not installed.
+    """
     try:
         import mlperf_loadgen
     except ImportError as error:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, search_rate
-from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, LoadGenSettings
-from accelmark.serving.loadgen.process import MIN_TOKENS, LoadGenProcess
+from accelmark.serving.loadgen.mlperf import (
+    DETAIL_FILE,
+    MIN_TOKENS,
+    MLPERF_MIN_DURATION_S,
+    LoadGenLog,
+    LoadGenRun,
+    LoadGenSettings,
+    library,
+    read_log,
+)
 from accelmark.serving.request import Load
 from accelmark.serving.stages import Stages
 from accelmark.spec.log.events import Event
@@ -43,31 +50,6 @@ class _Run(NamedTuple):
 
 @final
 @dataclass
-class _Query:
-    """A query of LoadGen that was sent."""
-
-    loadgen: LoadGenProcess
-    id: int
-    failed: list[RequestRecord]
-    has_output: bool = False
-
-    def on_first(self) -> None:
-        """Tell LoadGen."""
-        self.has_output = True
-        self.loadgen.first(self.id)
-
-    def on_done(self, record: RequestRecord) -> None:
-        """Tell LoadGen, which needs a first output of every query."""
-        if not self.has_output:
-            self.loadgen.first(self.id)
-        known = record.output_tokens if record.output_tokens is not None else record.usage_output
-        if record.status != "ok" or (known or 0) < MIN_TOKENS:
-            self.failed.append(record)
-        self.loadgen.done(self.id, known or 0)
-
-
-@final
-@dataclass
 class TokenScenarios:
     """Runs the scenarios of the settings, with the stages of a load."""
 
@@ -76,8 +58,6 @@ class TokenScenarios:
     stages: Stages
     node_dir: Path
     emit: Callable[[Event, Any], None]
-    cores: Sequence[int] | None = None
-    """For LoadGen's process."""
 
     def run(self) -> None:
         """Run them in the order of the settings.
@@ -85,6 +65,7 @@ class TokenScenarios:
         Raises:
             AccelmarkError: the server, the client or LoadGen ended.
         """
+        library()  # its absence is reported before the first stage
         kinds: dict[TokenScenario, Callable[[], TokenScenarioResult]] = {
             "server": self._server,
             "offline": self._offline,
@@ -142,6 +123,8 @@ class TokenScenarios:
     def _run(self, name: TokenScenario, expected: LoadGenSettings, folder: str, later_s: float) -> _Run:
         settings, rate = self.settings, expected.queries_per_s
         waits_s = _OFFLINE_WAIT * expected.min_duration_s if name == "offline" else 0.0
+        wanted = max(expected.min_queries, round(expected.min_duration_s * rate))
+        log_dir = self.node_dir / "loadgen" / name / folder
         load = Load(
             stage=self.plan.next_stage(),
             until_s=expected.min_duration_s,
@@ -149,24 +132,12 @@ class TokenScenarios:
             arrival="poisson" if name == "server" else "at_once",
             rate=rate if name == "server" else None,
             later_s=later_s,
-            scenario=name,
+            loadgen=LoadGenRun(name, expected, log_dir, self.stages.tokenizer_dir),
+            num_drawn=round(wanted * _HEADROOM),
         )
-        wanted = max(expected.min_queries, round(expected.min_duration_s * rate))
-        fresh = self.plan.fresh_requests()
-        requests = chain(list(islice(fresh, round(wanted * _HEADROOM))), fresh)  # drawn before the stage begins
-        log_dir = self.node_dir / "loadgen" / name / folder
-        failed: list[RequestRecord] = []
-        with self.stages.live(load) as stage:
-
-            def submit(loadgen: LoadGenProcess, query: int) -> None:
-                stage.submit(next(requests), _Query(loadgen, query, failed))
-
-            with LoadGenProcess(name, expected, log_dir, submit, self.cores) as loadgen:
-                stage.follow(lambda: loadgen.is_over)
-                log = loadgen.log()
-            ended = stage.finish()
-        self.stages.end(ended)
-        return _Run(log, ended, len(failed), log_dir)
+        stage, records = self.stages.run(load, self.plan.fresh_requests())
+        failed = [each for each in records if each.status != "ok" or (_num_tokens(each) or 0) < MIN_TOKENS]
+        return _Run(read_log(log_dir / DETAIL_FILE), stage, len(failed), log_dir)
 
     def _result(
         self, name: TokenScenario, run: _Run, tokens_per_s: float | None, queries_per_s: float | None
@@ -184,3 +155,7 @@ class TokenScenarios:
             log_dir=str(run.log_dir.relative_to(self.node_dir)),
             reason="; ".join(reasons) or None,
         )
+
+
+def _num_tokens(record: RequestRecord) -> int | None:
+    return record.output_tokens if record.output_tokens is not None else record.usage_output
