@@ -153,6 +153,19 @@ class InferCase(ABC):
             raise TypeError(f"parameters.{name} is {value!r}, not an integer")
         return value
 
+    def data_dir(self, name: str, content: str) -> Path:
+        """Return the directory of a data set, which holds ``content``.
+
+        Raises:
+            DataError: it was not given.
+        """
+        if name not in self.data_dirs:
+            raise DataError(
+                f"{name} is not here: name a directory that holds {content} (--data DIR), or measure speed only with "
+                "made-up data (--synthetic)"
+            )
+        return self.data_dirs[name]
+
     @abstractmethod
     def build_dataloader(self) -> InferBatches:
         """Return the labelled data.

@@ -40,11 +40,7 @@ class ImageNetCase(ClassificationCase):
 
     def build_dataloader(self) -> InferBatches:
         """Read ``val`` in worker processes."""
-        if "imagenet" not in self.data_dirs:
-            raise DataError(
-                "ImageNet is not here: name a directory that holds imagenet/val/<synset>/*.JPEG (--data DIR), or "
-                "measure speed only with made-up data (--synthetic)"
-            )
+        self.data_dir("imagenet", "imagenet/val/<synset>/*.JPEG")
         return LoaderBatches(self._images("val"), self.settings)
 
     def calibration_batch(self, size: int) -> InferBatch:

@@ -65,11 +65,16 @@ def _load_transformers(model: Any, path: Path) -> tuple[list[str], list[str]]:
     return missing, sorted(info["unexpected_keys"]) if missing else []
 
 
-def pretrained(case: InferCase, net: nn.Module) -> nn.Module:
-    """Return ``net``, a model of transformers, as a model that returns its logits, with the case's weights if any."""
+def load_given_weights(case: InferCase, net: nn.Module) -> None:
+    """Load the case's ``weights`` into ``net`` if they were given; without them the case is not trained."""
     case.trained = "weights" in case.data_dirs
     if case.trained:
         load_weights(net, case.data_dirs["weights"])
+
+
+def pretrained(case: InferCase, net: nn.Module) -> nn.Module:
+    """Return ``net``, a model of transformers, as a model that returns its logits, with the case's weights if any."""
+    load_given_weights(case, net)
     return _Logits(net)
 
 

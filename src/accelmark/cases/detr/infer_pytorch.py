@@ -8,12 +8,12 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from accelmark.cases.detr._network import detector
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
-from accelmark.infer.weights import load_weights
+from accelmark.infer.weights import load_given_weights
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.data import BoxedImages, centred
 from accelmark.tasks.detection.metrics import box_precision
@@ -80,19 +80,13 @@ class Case(InferCase):
     def create_model(self) -> nn.Module:
         """Build the network, with weights from the data directory."""
         net = detector(self.number)
-        self.trained = "weights" in self.data_dirs
-        if self.trained:
-            load_weights(net, self.data_dirs["weights"])
+        load_given_weights(self, net)
         return _Boxes(net)
 
     def build_dataloader(self) -> InferBatches:
         """Read images in worker processes."""
-        if "coco" not in self.data_dirs:
-            raise DataError(
-                "COCO is not here: name a directory that holds coco/val2017 and coco/annotations (--data DIR), or "
-                "measure speed only with made-up data (--synthetic)"
-            )
-        images = BoxedImages(self.data_dirs["coco"], "val2017", num_classes=self.number("num_classes"), train=False)
+        coco = self.data_dir("coco", "coco/val2017 and coco/annotations")
+        images = BoxedImages(coco, "val2017", num_classes=self.number("num_classes"), train=False)
         return LoaderBatches(_Images(images, self.number("image_size")), self.settings)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float | Tensor]:
@@ -115,11 +109,6 @@ class Case(InferCase):
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``map`` and ``map50``."""
         return box_precision(rows["boxes"], rows["detections"])
-
-    def perturbed(self, batch: InferBatch, generator: Generator) -> tuple[Tensor, ...]:
-        """Add noise to the images, and leave the masks."""
-        image, _ = super().perturbed(batch, generator)
-        return image, batch.inputs[1]
 
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random normalised images with a ratio of 4:3."""

@@ -11,8 +11,7 @@ from transformers import SamConfig, SamModel
 
 from accelmark.cases.sam_h._objects import BoxedObjects
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
-from accelmark.infer.weights import load_weights
-from accelmark.spec.errors import DataError
+from accelmark.infer.weights import load_given_weights
 
 
 class _Masks(nn.Module):
@@ -49,19 +48,13 @@ class Case(InferCase):
             vision_config=vision, prompt_encoder_config={"image_size": side, "image_embedding_size": side // 16}
         )
         net = SamModel(config)
-        self.trained = "weights" in self.data_dirs
-        if self.trained:
-            load_weights(net, self.data_dirs["weights"])
+        load_given_weights(self, net)
         return _Masks(net)
 
     def build_dataloader(self) -> InferBatches:
         """Read images in worker processes."""
-        if "coco" not in self.data_dirs:
-            raise DataError(
-                "COCO is not here: name a directory that holds coco/val2017 and coco/annotations (--data DIR), or "
-                "measure speed only with made-up data (--synthetic)"
-            )
-        return LoaderBatches(BoxedObjects(self.data_dirs["coco"], self.number("image_size")), self.settings)
+        coco = self.data_dir("coco", "coco/val2017 and coco/annotations")
+        return LoaderBatches(BoxedObjects(coco, self.number("image_size")), self.settings)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Add up intersections over unions; pixels of -1, outside of the image, are not counted."""

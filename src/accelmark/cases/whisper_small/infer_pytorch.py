@@ -13,8 +13,7 @@ from transformers import LogitsProcessor, PreTrainedModel, WhisperForConditional
 
 from accelmark.cases.whisper_small._network import whisper
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
-from accelmark.infer.weights import load_weights
-from accelmark.spec.errors import DataError
+from accelmark.infer.weights import load_given_weights
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.speech.data import Recordings
 from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Spectra, SpeechToText
@@ -116,19 +115,13 @@ class Case(InferCase):
     def create_model(self) -> nn.Module:
         """Build the network, with weights from the data directory."""
         net = WhisperForConditionalGeneration(whisper(self.number))
-        self.trained = "weights" in self.data_dirs
-        if self.trained:
-            load_weights(net, self.data_dirs["weights"])
+        load_given_weights(self, net)
         return Transcriber(net, SpeechToText.prompt, self.number("target_length"))
 
     def build_dataloader(self) -> InferBatches:
         """Read recordings in worker processes."""
-        if "librispeech" not in self.data_dirs:
-            raise DataError(
-                "LibriSpeech is not here: name a directory that holds librispeech/test-clean (--data DIR), or measure "
-                "speed only with made-up data (--synthetic)"
-            )
-        self._recordings = Recordings(self.data_dirs["librispeech"], ("test-clean",))
+        directory = self.data_dir("librispeech", "librispeech/test-clean")
+        self._recordings = Recordings(directory, ("test-clean",))
         if "weights" in self.data_dirs:
             file = self.data_dirs["weights"].with_name("tokenizer.json")
             self._tokenizer = read_tokenizer(file, self.number("vocab_size"))
