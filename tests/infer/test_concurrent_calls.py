@@ -101,6 +101,9 @@ class _Device:
         self.num_ended = 0
         self.calls: list[list[int]] = []
 
+    def pick(self, indices: Sequence[int]) -> list[Tensor]:
+        return [torch.tensor(indices)]
+
     def start(self, slot: int, indices: Sequence[int]) -> None:
         self.calls.append(list(indices))
         self.started.put((slot, list(indices)))
@@ -132,10 +135,9 @@ def _complete(
     def look(indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
         seen.append((list(indices), outputs[0].tolist()))
 
-    queue = RequestQueue(
-        lambda indices: [torch.tensor(indices)], look, batch_size=3, padded=False,
-        context=Context("scenario offline", "acme", 3, "cpu"), overlapped=device,
-    )  # fmt: skip
+    context = Context("scenario offline", "acme", 3, "cpu")
+    engine: Any = device
+    queue = RequestQueue(engine, look, batch_size=3, padded=False, context=context, overlapped=True)
     queue.complete = complete
     with queue:
         queue.issue([_Query(number, 100 + number) for number in range(num_queries)])

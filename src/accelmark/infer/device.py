@@ -6,7 +6,6 @@ import importlib
 import os
 import platform
 import socket
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, final
 
 import torch
@@ -19,6 +18,7 @@ from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.inference import InferStarted
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.inference import InferSettings
 
 _LIBRARIES: Final = (
@@ -106,15 +106,5 @@ class ComputeDevice:
             compiler=settings.compiler,
             isolated=True,
             counts_own_memory=True,
-            library_versions={"python": platform.python_version(), **_versions()},
+            library_versions={"python": platform.python_version()} | installed_versions(_LIBRARIES),
         )
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for library in _LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found

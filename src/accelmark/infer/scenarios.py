@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from accelmark.infer.case import InferBatch
 from accelmark.infer.checked_pass import CheckedPass
 from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
+from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.failures import Context, classify
 from accelmark.infer.slots import Slots, rows_of
 from accelmark.serving.load.progress import LoadReporter
@@ -46,8 +47,6 @@ _SHARE: Final = 0.05
 """Share of the calls in performance mode whose answers are compared."""
 
 T = TypeVar("T")
-Compute = Callable[[Sequence[int]], Sequence[Tensor]]
-"""Indices of items to outputs, which are valid until the next call."""
 Look = Callable[[Sequence[int], Sequence[Tensor]], None]
 """Gets the indices and outputs of a call."""
 
@@ -173,9 +172,9 @@ class Scenarios:
             self.progress.add(len(indices))
 
         return RequestQueue(
-            process.pick,
+            process,
             take,
-            overlapped=process if batched and process.concurrency > 1 else None,
+            overlapped=batched and process.concurrency > 1,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
             context=replace(self.context, activity=f"scenario {name}"),
@@ -326,27 +325,6 @@ class AnswerSamples:
         return answers.result(num_not_compared=self.num_not_compared)
 
 
-class Overlapped(Protocol):
-    """An engine that computes several calls at the same time, each with a slot for its answers."""
-
-    @property
-    def concurrency(self) -> int:
-        """Number of slots."""
-        ...
-
-    def start(self, slot: int, indices: Sequence[int]) -> None:
-        """Start a call of items."""
-        ...
-
-    def ended(self) -> int:
-        """Wait until a call has ended; return its slot."""
-        ...
-
-    def outputs_of(self, slot: int, num_items: int) -> Sequence[Tensor]:
-        """Return the outputs in a slot."""
-        ...
-
-
 @final
 class RequestQueue:
     """A thread that runs the waiting queries through the engine, up to a batch at a time.
@@ -357,19 +335,19 @@ class RequestQueue:
     """
 
     def __init__(
-        self, compute: Compute, look: Look, *, batch_size: int, padded: bool, context: Context,
-        overlapped: Overlapped | None = None,
+        self, engine: EngineProcess, look: Look, *, batch_size: int, padded: bool, context: Context,
+        overlapped: bool = False,
     ) -> None:  # fmt: skip
         """Create the queue; ``complete`` has to be set before queries are issued.
 
         A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
         """
-        self.compute = compute
+        self.engine = engine
         self.look = look
         self.batch_size = batch_size
         self.padded = padded
         self.overlapped = overlapped
-        self.complete: Callable[[Sequence[Query]], None] | None = None
+        self.complete: Callable[[Sequence[Query]], None] = lambda queries: None
         """Called with completed queries."""
         self.context = context
         self.failure: BaseException | None = None
@@ -399,9 +377,8 @@ class RequestQueue:
             self._waiting.extend(queries)
             self._change.notify()
 
-    def call(self, indices: list[int]) -> Sequence[Tensor]:
-        """Run one batch through the engine."""
-        return self.compute(self._full(indices))
+    def _call(self, indices: list[int]) -> Sequence[Tensor]:
+        return self.engine.pick(self._full(indices))
 
     def _full(self, indices: list[int]) -> list[int]:
         return indices + indices[-1:] * (self.batch_size - len(indices)) if self.padded else indices
@@ -412,22 +389,18 @@ class RequestQueue:
             raise classify(self.failure, self.context) from self.failure
 
     def _run(self) -> None:
-        self._warm_up()
-        if self.overlapped is None:
-            self._process()
-        else:
-            self._process_overlapped(self.overlapped)
-
-    def _warm_up(self) -> None:
-        """Call the engine before LoadGen measures."""
-        try:
-            self.call([0] * self.batch_size)
+        try:  # before LoadGen measures
+            self._call([0] * self.batch_size)
             if not self.padded:
-                self.call([0])
+                self._call([0])
         except Exception as error:  # noqa: BLE001 - raised in __enter__
             self.failure = error
         finally:
             self._warmed.set()
+        if self.overlapped:
+            self._process_overlapped()
+        else:
+            self._process()
 
     def _take(self) -> list[Query]:
         """Wait for queries; return up to a batch of them, none after the end."""
@@ -436,7 +409,8 @@ class RequestQueue:
                 self._change.wait()
             return [self._waiting.popleft() for _ in range(min(self.batch_size, len(self._waiting)))]
 
-    def _process_overlapped(self, engine: Overlapped) -> None:
+    def _process_overlapped(self) -> None:
+        engine = self.engine
         free: SimpleQueue[int] = SimpleQueue()
         for slot in range(engine.concurrency):
             free.put(slot)
@@ -448,8 +422,7 @@ class RequestQueue:
                 ended = self._attempt(engine.ended)
                 slot = next(iter(running)) if ended is None else ended  # after a failure every query is completed
                 taken = running.pop(slot)
-                if self.complete is not None:
-                    self.complete(taken)
+                self.complete(taken)
                 if ended is not None:
                     indices = [query.index for query in taken]
                     self.look(indices, engine.outputs_of(slot, len(self._full(indices))))
@@ -477,8 +450,7 @@ class RequestQueue:
     def _process(self) -> None:
         while taken := self._take():
             indices = [query.index for query in taken]
-            outputs = self._attempt(partial(self.call, indices))
-            if self.complete is not None:
-                self.complete(taken)
+            outputs = self._attempt(partial(self._call, indices))
+            self.complete(taken)
             if outputs:
                 self.look(indices, outputs)

@@ -71,14 +71,9 @@ class Worker:
         """Import the engine's class; return what it states about itself."""
         self.device = device
         kind = self.kind = engine_class(engine, vendor)
-        return {
-            "reads": kind.reads,
-            "loads": kind.loads,
-            "fixed_batch": kind.fixed_batch,
-            "generates": kind.generates,
-            "iterates": kind.iterates,
+        stated = ("reads", "loads", "fixed_batch", "generates", "iterates", "max_devices")
+        return {name: getattr(kind, name) for name in stated} | {
             "has_logits": kind.logits is not Engine.logits,
-            "max_devices": kind.max_devices,
             "known_options": None if kind.known_options is None else sorted(kind.known_options),
         }
 

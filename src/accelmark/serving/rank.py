@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import random
@@ -40,10 +39,12 @@ from accelmark.spec.log.serving import (
     ServeFinished,
     ServeStarted,
 )
+from accelmark.spec.plugins.requirements import installed_version, installed_versions
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
+_LIBRARIES: Final = ("httptools", "tokenizers", "torch")
 _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
     (ServerMissingError, "server_missing"),
     (NeverHealthyError, "never_healthy"),
@@ -211,7 +212,7 @@ class _ServingRun:
             hostname=socket.gethostname(),
             threads=self.work.settings.threads or (len(self.cores.server) if self.cores else os.cpu_count() or 1),
             precision=self.work.settings.precision,
-            library_versions={"python": platform.python_version()} | _versions("httptools", "tokenizers", "torch"),
+            library_versions={"python": platform.python_version()} | installed_versions(_LIBRARIES),
             server=spec.name if spec is not None else None,
             endpoint=endpoint,
             command=server.command if server is not None else (),
@@ -239,18 +240,8 @@ def _version(work: ServeJob) -> str | None:
     if work.server is None:
         return None
     if work.server.distribution is not None:
-        return _versions(work.server.distribution).get(work.server.distribution)
+        return installed_version(work.server.distribution)
     if work.server.version_command:
         done = subprocess.run(work.server.version_command, capture_output=True, text=True, check=False, timeout=60)
         return done.stdout.strip() or None
     return None
-
-
-def _versions(*names: str) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

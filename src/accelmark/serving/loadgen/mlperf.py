@@ -131,7 +131,7 @@ class LoadGenLog:
 class System(Protocol):
     """System under test of whole queries; a context manager."""
 
-    complete: Callable[[Sequence[Query]], None] | None
+    complete: Callable[[Sequence[Query]], None]
     """Set before queries are issued; called with the completed ones."""
 
     def __enter__(self) -> object: ...

@@ -61,6 +61,12 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return {package: version} of those that are installed in this Python."""
+    found = {name: installed_version(name) for name in distributions}
+    return {name: version for name, version in found.items() if version is not None}
+
+
 def distributions(needs: Iterable[Need]) -> list[str]:
     """Return the names of all packages that can meet ``needs``."""
     return sorted({one.name for need in needs for group in _groups(need.requirement) for one in group})

@@ -8,7 +8,6 @@ import os
 import platform as machine
 import random
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, final
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.training import Precision, TrainSettings
 from accelmark.train.loop.contract import StepClock
 
@@ -162,13 +162,7 @@ def join_ranks(
 
 def library_versions() -> dict[str, str]:
     """Return the versions of Python and of the reported libraries that are installed."""
-    found: dict[str, str] = {"python": machine.python_version()}
-    for name in _REPORTED_LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": machine.python_version()} | installed_versions(_REPORTED_LIBRARIES)
 
 
 @final
