@@ -9,7 +9,7 @@ from typing import Any
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
 from accelmark.automl.pool import WorkerPool
-from accelmark.automl.workers.worker import TrialWorker
+from accelmark.automl.trial.worker import TrialWorker
 
 
 class ThreadActor:

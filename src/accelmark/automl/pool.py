@@ -19,7 +19,7 @@ from accelmark.automl.messages import Message, TrainedWeights, TrialOrder, Worke
 from accelmark.automl.model.network import Network
 from accelmark.spec.errors import RunError
 
-_WORKER: Final = "accelmark.automl.workers.worker:TrialWorker"  # by name because it is job side
+_WORKER: Final = "accelmark.automl.trial.worker:TrialWorker"  # by name because it is job side
 _DRAIN_S: Final = 0.5
 _LAST_DRAIN_S: Final = 30.0
 _START_S: Final = 5.0

@@ -24,13 +24,8 @@ from accelmark.infer.failures import Context, classify
 from accelmark.infer.slots import Slots, rows_of
 from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, search_rate
-from accelmark.serving.loadgen.mlperf import (
-    MLPERF_MIN_DURATION_S,
-    LoadGenLog,
-    LoadGenSettings,
-    Query,
-    run_loadgen,
-)
+from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, Query, run_loadgen
+from accelmark.serving.request import LoadGenSettings
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
 from accelmark.spec.log.serving import SCENARIO_PHASES
 from accelmark.spec.settings.inference import ScenarioName

@@ -7,14 +7,14 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
-from accelmark.serving.loadgen.mlperf import LoadGenRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
-from accelmark.spec.settings.serving import StageArrival
+from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
 Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
@@ -49,6 +49,40 @@ class PlannedRequest:
 
 Record = Callable[[PlannedRequest, RequestRecord, str], object]
 """Gets each request that ended with its record and the text of its answer."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadGenSettings:
+    """Settings of one LoadGen run."""
+
+    min_duration_s: float
+    min_queries: int
+    queries_per_s: float = 1.0
+    """Offline: expected samples per second; Server: target rate of queries."""
+    latency_s: float = 1.0
+    """SingleStream and MultiStream: expected latency."""
+    samples_per_query: int = 1
+    latency_bound_ms: float | None = None
+    token_latencies: bool = False
+    """Whether latencies of the first and of further tokens are measured; the answers' tokens are then counted."""
+    ttft_ms: float | None = None
+    """Limits of the Server scenario with token latencies, in place of ``latency_bound_ms``."""
+    tpot_ms: float | None = None
+    share: float = 0.99
+    """Share of the queries of the Server scenario with token latencies that must hold the limits."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadGenRun:
+    """A run of a scenario with token latencies, whose queries are the requests of a stage of the load."""
+
+    scenario: TokenScenario
+    settings: LoadGenSettings
+    log_dir: Path
+    tokenizer_dir: Path | None = None
+    """Directory of the tokenizer that counts the tokens of answers; None: the server's count is used."""
 
 
 @final

@@ -26,7 +26,7 @@ from accelmark.spec.errors import RunError
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
-_MODULE: Final = "accelmark.automl.workers.ray_node"
+_MODULE: Final = "accelmark.automl.trial.ray_node"
 _TOKEN: Final = secrets.token_hex(32)
 """One for all clusters of this process, since Ray keeps the first that it reads."""
 

@@ -91,13 +91,13 @@ class Client:
             raise
 
     def _run(self, planned: Iterator[PlannedRequest], load: Load, watch: Callable[[], None]) -> LoadStage:
-        num_used = (
-            1 if load.loadgen is not None else min(len(self._processes), load.concurrency or len(self._processes))
-        )
+        most = len(self._processes)
+        num_used = 1 if load.loadgen is not None else min(most, load.concurrency or most)
         processes = range(num_used)
         is_open = load.concurrency is None and load.loadgen is None
         num_held = load.num_drawn or 2 * (load.concurrency or 0) + _SPARE_REQUESTS * num_used
         first = list(planned if is_open else islice(planned, num_held))
+        are_all = is_open or len(first) < num_held
         for process in processes:
             own = first[process::num_used]
             slots = None
@@ -114,8 +114,8 @@ class Client:
             self._receive(watch)
         begin_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
         for process in processes:
-            self._send(process, b"%d\n" % begin_ns, _NO_MORE if is_open else b"")
-        closed = set(processes if is_open else ())
+            self._send(process, b"%d\n" % begin_ns, _NO_MORE if are_all else b"")
+        closed = set(processes if are_all else ())
         num_requests, done = 0, list[Done]()
         while len(done) < num_used:
             process, message = self._receive(watch)

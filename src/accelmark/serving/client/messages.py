@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from accelmark.serving.loadgen.mlperf import LoadGenRun
+from accelmark.serving.request import LoadGenRun
 from accelmark.spec.log.serving import RequestRecord
 from accelmark.spec.model import Spec
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from accelmark.serving.request import LoadGenRun, LoadGenSettings
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.requirements import pip_install
-from accelmark.spec.settings.serving import TokenScenario
 
 MIN_TOKENS: Final = 2
 """Fewest tokens of an answer that LoadGen takes."""
@@ -24,40 +24,6 @@ _REASONS: Final = (
     "result_invalid_reason", "early_stopping_result", "early_stopping_ttft_result", "early_stopping_tpot_result",
 )  # fmt: skip
 _NS_IN_MS: Final = 1e6
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LoadGenSettings:
-    """Settings of one LoadGen run."""
-
-    min_duration_s: float
-    min_queries: int
-    queries_per_s: float = 1.0
-    """Offline: expected samples per second; Server: target rate of queries."""
-    latency_s: float = 1.0
-    """SingleStream and MultiStream: expected latency."""
-    samples_per_query: int = 1
-    latency_bound_ms: float | None = None
-    token_latencies: bool = False
-    """Whether latencies of the first and of further tokens are measured; the answers' tokens are then counted."""
-    ttft_ms: float | None = None
-    """Limits of the Server scenario with token latencies, in place of ``latency_bound_ms``."""
-    tpot_ms: float | None = None
-    share: float = 0.99
-    """Share of the queries of the Server scenario with token latencies that must hold the limits."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LoadGenRun:
-    """A run of a scenario with token latencies, whose queries are the requests of a stage of the load."""
-
-    scenario: TokenScenario
-    settings: LoadGenSettings
-    log_dir: Path
-    tokenizer_dir: Path | None = None
-    """Directory of the tokenizer that counts the tokens of answers; None: the server's count is used."""
 
 
 class Query(Protocol):

@@ -14,12 +14,10 @@ from accelmark.serving.loadgen.mlperf import (
     MIN_TOKENS,
     MLPERF_MIN_DURATION_S,
     LoadGenLog,
-    LoadGenRun,
-    LoadGenSettings,
     library,
     read_log,
 )
-from accelmark.serving.request import Load
+from accelmark.serving.request import Load, LoadGenRun, LoadGenSettings
 from accelmark.serving.stages import Stages
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import LoadStage, RequestRecord, TokenScenarioResult

@@ -1,1 +1,0 @@
-"""Workers that run trials: Ray actors on one machine or a cluster."""
