@@ -9,7 +9,7 @@ import pytest
 
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.compat.aiperf import load_search
-from accelmark.spec.errors import RequestError, SpecError
+from accelmark.spec.errors import SpecError
 
 AIPERF = """\
 authorName: default
@@ -128,19 +128,11 @@ def test_any_experiment_name_becomes_a_valid_directory_name(tmp_path: Path, give
     ("old", "new", "message"),
     [
         ("Concurrency: 2", "Concurrency: 2.7", "trialConcurrency: must be a whole number of at least 1, found 2.7"),
-        ("Concurrency: 2", "Concurrency: -2", "trialConcurrency: must be a whole number of at least 1, found -2"),
-        ("Concurrency: 2", "Concurrency: [1, 2]", "trialConcurrency: must be a whole .* found \\[1, 2\\]"),
-        ("Concurrency: 2", "Concurrency: .inf", "trialConcurrency: must be a whole number of at least 1, found inf"),
         ("maxTrialNum: 30000", "maxTrialNum: true", "maxTrialNum: must be a whole number of at least 1, found True"),
-        ("maxTrialNum: 30000", "maxTrialNum: .nan", "maxTrialNum: must be a whole number"),
         ("Duration: 12h", "Duration: .inf", "maxExecDuration: must be a time above 0, such as 12h, found inf"),
-        ("Duration: 12h", "Duration: -1", "maxExecDuration: must be a time above 0"),
-        ("Duration: 12h", "Duration: true", "maxExecDuration: must be a time above 0"),
-        ("Duration: 12h", "Duration: 0h", "maxExecDuration: must be a time above 0"),
         ("--initial_lr 1e-1", "--initial_lr inf", "trial.command --initial_lr: must be a number above 0, found 'inf'"),
         ("--final_lr 0", "--final_lr -1", "trial.command --final_lr: must be a number of at least 0, found '-1'"),
         ("--batch_size 448", "--batch_size 450", "trial.command --batch_size: must be a multiple of the 8 cards"),
-        ("--batch_size 448", "--batch_size 0", "trial.command --batch_size: must be a whole number of at least 1"),
     ],
 )
 def test_an_invalid_number_in_an_aiperf_file_is_never_rounded(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -194,20 +186,8 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
     [
         ("max_duration: 10m", "max_duration: .inf", "schedule.max_duration.*finite"),
         ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*must be a number, found True"),
-        ("concurrency: 2", "concurrency: .inf", "schedule.concurrency.*must be a whole number, found inf"),
-        ("concurrency: 2", "concurrency: true", "schedule.concurrency.*must be a whole number, found True"),
         ("learning_rate: 5e-2", "learning_rate: .inf", "training.learning_rate.*finite"),
     ],
 )
 def test_booleans_and_infinite_numbers_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert re.search(message, problems(tmp_path, OURS.replace(old, new)))
-
-
-def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
-    assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
-
-
-def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
-    config, _ = load_search(written(tmp_path, OURS.replace("small28", "smal28")))
-    with pytest.raises(RequestError, match="did you mean 'small28'"):
-        resolve_network(config.network)

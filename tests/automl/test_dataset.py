@@ -155,16 +155,7 @@ def arrays(**changes: object) -> dict[str, object]:
     ("changes", "message"),
     [
         ({"train_images": np.zeros((40, 1, SIDE, SIDE))}, r"train_images: holds float64; expected bytes"),
-        (
-            {"held_out_images": np.zeros((40, SIDE, SIDE), np.uint8)},
-            r"held_out_images: has shape \(40, 12, 12\); .*four",
-        ),
         ({"train_labels": np.arange(39) % CLASSES}, r"train_labels: has 39 labels, but .*train_images has 40"),
-        (
-            {"train_labels": np.arange(40)[:, None] % CLASSES},
-            r"train_labels: has shape \(40, 1\); expected one axis",
-        ),
-        ({"held_out_labels": np.arange(40) % CLASSES / 1.0}, r"held_out_labels: holds float64; expected integers"),
         ({"train_labels": np.arange(40) % CLASSES - 1}, r"train_labels: has labels from -1 to 2; .*from 0"),
         ({"train_labels": np.array([None] * 40)}, r"bad\.npz: cannot be read as images: .*allow_pickle"),
     ],

@@ -155,16 +155,8 @@ def postgresql() -> Iterator[str]:
         shutil.chown(folder, owner)
     make = [str(programs_of / "initdb"), "-D", str(folder / "data"), "-U", "accelmark", "-A", "trust", "--no-sync"]
     subprocess.run(make, check=True, user=owner, cwd="/", stdout=subprocess.DEVNULL)
-    serve = [
-        str(programs_of / "postgres"),
-        "-D",
-        str(folder / "data"),
-        "-k",
-        str(folder),
-        "-c",
-        "listen_addresses=",
-        "-F",
-    ]
+    options = ["-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-F"]
+    serve = [str(programs_of / "postgres"), *options]
     server = subprocess.Popen(serve, user=owner, cwd="/", stderr=subprocess.DEVNULL)
     ready = [str(programs_of / "pg_isready"), "-h", str(folder), "-U", "accelmark", "-d", "postgres", "-t", "20"]
     while subprocess.run(ready, check=False, stdout=subprocess.DEVNULL).returncode:

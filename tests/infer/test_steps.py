@@ -144,14 +144,6 @@ def test_synthetic_data_measures_speed_only(take: Any) -> None:
     assert ran.finished.valid
 
 
-@pytest.mark.parametrize("synthetic", [False, True])
-def test_nan_in_the_outputs_makes_the_run_invalid(take: Any, make_job: Any, *, synthetic: bool) -> None:
-    ran = take(make_job(compiler="eager", parameters={"nan": True}, synthetic=synthetic))
-    assert ran.finished.state == "completed"
-    assert not ran.finished.valid
-    assert "NaN" in ran.finished.invalid_reasons[0]
-
-
 def test_an_accuracy_outside_the_tolerance_makes_the_run_invalid(take: Any, make_job: Any, tiny_onnx: Path) -> None:
     # The exported model is another than the case's, as when a wrong file is named.
     job = make_job(compiler="onnxruntime", exist_onnx_path=str(_other_model(tiny_onnx)))

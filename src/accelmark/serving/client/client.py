@@ -127,8 +127,8 @@ class Client:
             if process in closed:
                 continue
             is_over = load.loadgen is None and time.monotonic_ns() - begin_ns >= load.until_s * 1e9
-            if not isinstance(message, Done) and not is_over and (request := next(planned, None)) is not None:
-                self._give(process, request)
+            if not isinstance(message, Done) and not is_over and (further := next(planned, None)) is not None:
+                self._give(process, further)
                 continue
             for each in {process} if isinstance(message, Done) else {*processes} - closed:
                 closed.add(each)
