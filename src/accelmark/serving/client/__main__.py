@@ -46,7 +46,9 @@ class _Client:
         loop = asyncio.get_running_loop()
         self._input = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._input), sys.stdin)
-        self._output, output = await loop.connect_write_pipe(_Output, sys.stdout)
+        pipe = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # what libraries print is no message
+        self._output, output = await loop.connect_write_pipe(_Output, pipe)
         stages = loop.create_task(self._run_stages())
         loop.add_signal_handler(signal.SIGTERM, stages.cancel)
         await asyncio.wait((stages,))

@@ -18,6 +18,7 @@ from accelmark.serving.client.connection import Connections, NotSentError, Respo
 from accelmark.serving.client.messages import Done, Ended, Request, StageOrder
 from accelmark.serving.client.stream import Stream, has_output, read_stream
 from accelmark.serving.loadgen import mlperf
+from accelmark.serving.request import LoadGenRun
 from accelmark.spec.log.serving import RequestRecord, RequestStatus
 
 _LAG_PERIOD_S: Final = 0.01
@@ -57,7 +58,7 @@ class StageRunner:
         self._emit = emit
         self._waiting: asyncio.Queue[Sendable | None] = asyncio.Queue()
         self._ended: asyncio.Queue[Exchange] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._tokenizer: Any = None
         self._is_cancelled = False
         self._begin_ns = 0
@@ -107,7 +108,7 @@ class StageRunner:
             cpu_s=time.process_time() - cpu_s,
         )
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
         if self._is_cancelled:
             work.close()
             return
@@ -132,9 +133,9 @@ class StageRunner:
         while (found := await self._next()) is not None:
             due_ns = self._begin_ns + round((found[0].due_s or 0.0) * 1e9)
             await _sleep_until(due_ns)
-            self._start(self._send(*found, due_ns))
+            self._start(self._exchange(*found, due_ns))
 
-    async def _send_for(self, run: mlperf.LoadGenRun) -> None:
+    async def _send_for(self, run: LoadGenRun) -> None:
         """Send a request for each query of LoadGen, which a thread runs to its end."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         if run.tokenizer_dir is not None:
@@ -161,9 +162,6 @@ class StageRunner:
     async def _answer(self, query: int, due_ns: int) -> None:
         if (found := await self._next()) is not None:
             await self._exchange(*found, due_ns, query)
-
-    async def _send(self, request: Request, body: bytes, due_ns: int) -> None:
-        await self._exchange(request, body, due_ns)
 
     async def _next(self) -> Sendable | None:
         found = await self._waiting.get()
