@@ -164,11 +164,11 @@ def test_requests_that_fail_are_recorded_with_their_causes_and_others_go_on() ->
 
 
 def test_a_stream_that_stalls_is_given_up_with_what_arrived() -> None:
-    record, text = one(_stall, timeout_s=8.0)  # longer than a busy machine takes for the first token
+    record, text = one(_stall, timeout_s=5.0)  # longer than a busy machine takes for the first token
     assert (record.status, text) == ("timed_out", "Hel")
     assert record.first_s is not None
-    assert record.end_s >= 8.0
-    assert "8 s" in str(record.error)
+    assert record.end_s >= 5.0
+    assert "5 s" in str(record.error)
 
 
 def test_a_server_that_is_not_there_is_no_hang() -> None:
