@@ -20,7 +20,7 @@ from typing import IO, Final
 
 import httptools
 
-from accelmark.serving.client.clock import WakeSelector, allow_files, new_loop
+from accelmark.serving.client.clock import WakeSelector, allow_files
 
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _EVENT: Final = (
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, help="of an engine; no other delay applies")
     parser.add_argument("--stamps", type=Path)
     allow_files()
-    loop = new_loop(WakeSelector())
+    loop = asyncio.SelectorEventLoop(WakeSelector())
     loop.run_until_complete(serve(parser.parse_args()))
 
 

@@ -130,7 +130,7 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
 
     ``address`` None starts Ray on this machine, which ends afterwards. Raises RunError where a worker cannot start.
     """
-    with _environment_restored(), tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+    with environment_restored(), tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
         import ray  # reads the authentication mode of the environment when it is imported
 
         os.environ.update({name: "0" for name in _DISABLED if name not in os.environ})
@@ -159,8 +159,8 @@ def _handler_of_sigterm_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _environment_restored() -> Iterator[None]:
-    """Restore this process's variables: Ray sets ``PYTHONBREAKPOINT``, which no later run may inherit."""
+def environment_restored() -> Iterator[None]:
+    """Restore this process's variables afterwards: Ray sets further ones, which no later run may inherit."""
     before = dict(os.environ)
     try:
         yield

@@ -10,12 +10,13 @@ import socket
 import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
+from accelmark.automl.pool import environment_restored
 from accelmark.run.agent.host import source_address
 from accelmark.run.host import Host, HostError, SubprocessHost
 from accelmark.run.launchers.ssh.connection import SshConnection
@@ -34,34 +35,26 @@ _TOKEN: Final = secrets.token_hex(32)
 @contextmanager
 def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
     """Provide a cluster; yield its address, or None where the worker pool starts Ray on this machine."""
-    match cluster:
-        case LocalCluster():
-            with _token_required(_TOKEN):
+    with environment_restored():
+        match cluster:
+            case LocalCluster():
+                _require_token(_TOKEN)
                 yield None
-        case AddressCluster(address=address):
-            _check_port(address)
-            # Unlike ``ray start``, a client does not use this machine's token by default.
-            file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-            exists = os.environ.get("RAY_AUTH_TOKEN") or file.is_file()
-            with _token_required() if exists and "RAY_AUTH_MODE" not in os.environ else nullcontext():
+            case AddressCluster(address=address):
+                _check_port(address)
+                # Unlike ``ray start``, a client does not use this machine's token by default.
+                file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+                if "RAY_AUTH_MODE" not in os.environ and (os.environ.get("RAY_AUTH_TOKEN") or file.is_file()):
+                    _require_token()
                 yield address
-        case SshCluster():
-            with ssh_cluster(cluster) as address:
-                yield address
+            case SshCluster():
+                with ssh_cluster(cluster) as address:
+                    yield address
 
 
-@contextmanager
-def _token_required(token: str | None = None) -> Iterator[None]:
+def _require_token(token: str | None = None) -> None:
     """Make Ray require an access token: this one, which is not written to a file; for None this machine's own."""
-    values = {"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": token} if token else {})
-    former = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in former.items():
-            os.environ.pop(name, None)
-            os.environ.update({name: value} if value is not None else {})
+    os.environ.update({"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": token} if token else {}))
 
 
 def _check_port(address: str) -> None:
@@ -98,7 +91,8 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     thread.start()
-    with _token_required(_TOKEN), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+    with environment_restored(), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        _require_token(_TOKEN)
         head = {"role": "head", "address": head_ip, "port": cluster.port, "token": _TOKEN, "folder": folder}
         try:
             call(_start(nodes, cluster, None, head))

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any, Final, final
 
-from accelmark.serving.client.clock import WakeSelector, allow_files, new_loop
+from accelmark.serving.client.clock import WakeSelector, allow_files
 from accelmark.serving.client.connection import Connections
 from accelmark.serving.client.messages import Done, Ready, Request, StageOrder, line
 from accelmark.serving.client.stage import Sendable, StageRunner, raise_failure
@@ -95,7 +95,7 @@ def main() -> None:
     sys.setswitchinterval(_SWITCH_S)
     allow_files()
     selector = WakeSelector()
-    loop = new_loop(selector)
+    loop = asyncio.SelectorEventLoop(selector)
     loop.set_exception_handler(_fail)
     asyncio.set_event_loop(loop)
     loop.run_until_complete(_Client(sys.argv[1], selector).run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import select
 import selectors
@@ -70,11 +69,6 @@ class WakeSelector(selectors.EpollSelector):
         """Close both."""
         self._streams.close()
         super().close()
-
-
-def new_loop(selector: WakeSelector) -> asyncio.AbstractEventLoop:
-    """Return an event loop on ``selector``."""
-    return asyncio.SelectorEventLoop(selector)
 
 
 def allow_files() -> None:
