@@ -37,7 +37,7 @@ def _expected(request: EngineRequest, size: int) -> torch.Tensor:
 @pytest.mark.parametrize("vendor", [None, "iluvatar", "kunlunxin"])
 def test_every_option_that_an_engine_reads_is_declared_for_doctor_and_documentation(vendor: str | None) -> None:
     folder = find("vendors", vendor).path if vendor else None
-    guide = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "reference" / "inference.md").read_text()
     for name, spec in engine_specs(folder).items():
         assert set(spec.options) == set(engine_class(name, folder).known_options or ()), name
         assert all(f"`{option}`" in guide for option in spec.options), name
