@@ -24,7 +24,15 @@ from accelmark.infer.failures import Context, classify
 from accelmark.infer.slots import Slots, rows_of
 from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, search_rate
-from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, Query, run_loadgen
+from accelmark.serving.loadgen.mlperf import (
+    DETAIL_FILE,
+    MLPERF_MIN_DURATION_S,
+    LoadGenLog,
+    Query,
+    library,
+    read_log,
+    start_test,
+)
 from accelmark.serving.request import LoadGenSettings
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
 from accelmark.spec.log.serving import SCENARIO_PHASES
@@ -148,16 +156,33 @@ class Scenarios:
     ) -> LoadGenLog:
         """Run LoadGen for about ``run_s``; ``later_s`` of this scenario follow."""
         self.progress.begin(SCENARIO_PHASES[name], run_s, later_s + self.later_s)
-        return run_loadgen(name, expected, self._queue(name, expected, self.samples.take), len(self.library), log_dir)
+        self._run_loadgen(name, expected, self.samples.take, log_dir)
+        return read_log(log_dir / DETAIL_FILE)
 
     def _accuracy(self, name: ScenarioName, expected: LoadGenSettings) -> AnswerCheck | None:
         """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
         if self.checked.reference is None:
             return None
         every = AnswerSamples(self.library, share=1.0)
-        log_dir = self.log_dir(name) / "accuracy"
-        run_loadgen(name, expected, self._queue(name, expected, every.take), len(self.library), log_dir, accuracy=True)
+        self._run_loadgen(name, expected, every.take, self.log_dir(name) / "accuracy", accuracy=True)
         return every.compared()
+
+    def _run_loadgen(
+        self, name: ScenarioName, expected: LoadGenSettings, look: Look, log_dir: Path, *, accuracy: bool = False
+    ) -> None:
+        """Run LoadGen in performance mode, or let it ask for each item once; it logs to ``log_dir``.
+
+        Raises:
+            AccelmarkError: the engine failed, or LoadGen is not installed.
+        """
+        lg = library()
+        queue = self._queue(name, expected, look)
+        queue.complete = lambda queries: lg.QuerySamplesComplete(
+            [lg.QuerySampleResponse(query.id, 0, 0) for query in queries]
+        )
+        with queue:
+            start_test(lg, name, expected, queue.issue, len(self.library), log_dir, accuracy=accuracy)
+        queue.raise_failure()
 
     def _queue(self, name: ScenarioName, expected: LoadGenSettings, look: Look) -> RequestQueue:
         batched, process = name in ("offline", "server"), self.checked.process

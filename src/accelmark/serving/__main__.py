@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from accelmark.train.loop.rank import end_process, main
 
-if TYPE_CHECKING:
-    from accelmark.spec.job import JobSpec
-    from accelmark.spec.log.perflog import EventLog
-    from accelmark.train.loop.process import StopRequest
 
-
-def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
+def _run(*arguments: Any) -> int:
     from accelmark.serving.rank import run_serving  # imports the client, whose errors belong in the rank's log
 
-    return run_serving(job, log, process_start, stop)
+    return run_serving(*arguments)
 
 
 if __name__ == "__main__":

@@ -94,45 +94,6 @@ class LoadGenLog:
         return {name: value / _NS_IN_MS for name, value in found.items() if value is not None}
 
 
-class System(Protocol):
-    """System under test of whole queries; a context manager."""
-
-    complete: Callable[[Sequence[Query]], None]
-    """Set before queries are issued; called with the completed ones."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def issue(self, queries: Sequence[Any]) -> None:
-        """Add queries; returns at once."""
-
-    def raise_failure(self) -> None:
-        """Raise the system's error, if it failed."""
-
-
-def run_loadgen(
-    scenario: str, expected: LoadGenSettings, system: System, num_items: int, log_dir: Path, *, accuracy: bool = False
-) -> LoadGenLog:
-    """Run one scenario in performance mode, or ask for each item once (``accuracy``); LoadGen logs to ``log_dir``.
-
-    Raises:
-        RunError: LoadGen is not installed, or its log is not readable.
-        AccelmarkError: the system failed.
-    """
-    lg = library()
-
-    def complete(queries: Sequence[Query]) -> None:
-        lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, 0, 0) for query in queries])
-
-    system.complete = complete
-    with system:
-        start_test(lg, scenario, expected, system.issue, num_items, log_dir, accuracy=accuracy)
-    system.raise_failure()
-    # In accuracy mode LoadGen logs no result.
-    return LoadGenLog({}) if accuracy else read_log(log_dir / DETAIL_FILE)
-
-
 def run_token_loadgen(run: LoadGenRun, issue: Callable[[Sequence[int]], None]) -> None:
     """Run one scenario with token latencies; ``issue`` gets ids of queries, for :func:`first` and :func:`done`."""
     lg = library()
