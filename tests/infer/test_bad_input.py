@@ -183,3 +183,10 @@ def test_an_engine_with_outputs_of_a_wrong_kind_is_named(take: Any, acme: Any, o
     assert "engine acme_rt: " in message
     assert ("share memory" in message) == (outputs == REUSED)
     assert ran.finished.infer_average_acc is None
+
+
+def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> None:
+    ran = take(acme("def __call__(self, inputs):\n    os.kill(os.getpid(), signal.SIGSEGV)"))
+    assert "engine acme_rt: its process was ended by SIGSEGV in step 6 (infer)" in ran.finished.message
+    assert ran.finished.failed_step is InferStep.INFER
+    assert ran.finished.val_average_acc > 0.9

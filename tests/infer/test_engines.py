@@ -100,6 +100,7 @@ def test_the_declared_engines_are_what_their_classes_say() -> None:
         assert options <= (engine.known_options or options), name
 
 
+@pytest.mark.heavy
 def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch_size(
     make_job: Any, tiny_onnx: Path, tmp_path: Path
 ) -> None:

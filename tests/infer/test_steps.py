@@ -193,3 +193,11 @@ def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, tmp_path: 
     last = log.read_text(encoding="utf-8").splitlines()[-1]
     assert '"state": "cancelled"' in last
     assert '"failed_step": "validate"' in last
+
+
+def test_windows_are_timed_by_the_rank_and_calls_add_up_to_them(take: Any) -> None:
+    ran = take(compiler="eager", batch_size=1, repeat_check=False)
+    (window, *_) = [each for each in ran.of(Event.FORWARD) if each.phase == "inference"]
+    assert len(window.items) == 100
+    assert 0 < window.crossing_ms < sum(window.latency_ms)
+    assert sum(window.latency_ms) <= window.wall_ms

@@ -85,11 +85,11 @@ def searched(name: SearchName, seed: int, steps: int = 14) -> Population:
 
 @pytest.mark.parametrize("name", get_args(SearchName))
 def test_a_search_is_reproducible_by_seed_and_continues_from_its_json(name: SearchName) -> None:
-    population = searched(name, 7, steps=5)
+    population = searched(name, 7, steps=3)
     again = Population(7, [Individual.model_validate_json(one.model_dump_json()) for one in population.individuals])
     assert again == population
     assert SEARCHERS[name]().propose(again).network == SEARCHERS[name]().propose(population).network
-    assert searched(name, 7, steps=5) == searched(name, 7, steps=5)
+    assert searched(name, 7, steps=3) == searched(name, 7, steps=3)
 
 
 @pytest.mark.parametrize("name", get_args(SearchName))
