@@ -112,17 +112,6 @@ def test_unusable_keys_are_reported_with_all_other_problems(plan: MakePlan, bed:
     assert "1000000000 are needed" in err
 
 
-def test_a_blocked_master_port_is_reported(plan: MakePlan, bed: Bed) -> None:
-    rule = ["ip", "route", "add", "prohibit", bed.address(1)]
-    subprocess.run(bed.enter(2, *rule), check=True)
-    try:
-        (problem,) = look(plan((), num_hosts=3))
-    finally:
-        subprocess.run(bed.enter(2, "ip", "route", "del", "prohibit", bed.address(1)), check=True)
-    assert problem.where == "n2"
-    assert problem.what.startswith(f"cannot reach n1 at {bed.address(1)} port 29501")
-
-
 def test_a_missing_engine_and_a_full_disk_are_reported(plan: MakePlan, bed: Bed) -> None:
     made = plan((), num_hosts=1, on={"container": {"engine": "docker", "image": "x"}, "min_disk_mib": 64})
     size = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", "/var/tmp/accelmark"]

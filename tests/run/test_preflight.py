@@ -103,7 +103,7 @@ CPU = {"device": framework_device(load_vendor("cpu"), "pytorch")}
 @pytest.mark.parametrize(
     ("needs", "versions", "options", "hints"),
     [
-        (NEEDS, {"torch": "2.4"}, {}, ["install tensorrt from Acme's SDK", f"{PIP} 'torch>=2.6' 'transformers>=5.0'"]),
+        (NEEDS[1:], {"torch": "2.4"}, {}, ["install tensorrt from Acme's SDK", f"{PIP} 'transformers>=5.0'"]),
         (NEEDS[:1], {"torch": "2.4.0"}, {}, [f"{PIP} 'torch>=2.6'; or, in an environment of its own: {CREATE}"]),
         (EXTRA, {}, CPU, [f"{PIP} {INDEX} 'accelmark[torch]'; or, in an environment of its own: {CREATE}"]),
         (EXTRA, NO_SAFETENSORS, CPU, [f"{PIP} 'accelmark[torch]'; or, in an environment of its own: {CREATE}"]),
@@ -112,8 +112,7 @@ CPU = {"device": framework_device(load_vendor("cpu"), "pytorch")}
             [f"run there: {PIP} 'safetensors>=0.4'; or, in an environment of its own: {CREATE} --hosts CLUSTER"],
         ),
         ([*EXTRA, ONNX], INSTALLED, VENV, [f"{VENV_PIP} 'onnx>=1.17'"]),
-        ([*EXTRA, ONNX], INSTALLED | {"torch": None}, VENV, [f"{CREATE_VENV}; then {VENV_PIP} 'onnx>=1.17'"]),
-        ([*EXTRA, ONNX], {"onnx": "1.18"}, VENV, [CREATE_VENV]),
+        ([*EXTRA, ONNX], {}, VENV, [CREATE_VENV]),
         ([*EXTRA, ONNX], INSTALLED, VENV | {"is_here": False}, [f"run there: {VENV_PIP} 'onnx>=1.17'"]),
     ],
 )  # fmt: skip

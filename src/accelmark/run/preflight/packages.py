@@ -19,9 +19,7 @@ from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Missing,
     Need,
-    base_requirements,
     describe,
-    distributions,
     install_command,
     missing,
     pip_install,
@@ -82,22 +80,10 @@ def package_problems(
         if item.need.sdk:
             yield Problem("", "", describe([item]), f"install {item.requirement} from {item.need.sdk}")
     if lacking := [item for item in all_lacking if not item.need.sdk]:
-        wanted = (*base_requirements(), *framework.requires, *(device.requires if device is not None else ()))
-        made = [Need(requirement=text, needed_by=f"framework {framework.name}") for text in wanted]
-        repairs = []
-        if environment is None:
-            repairs.append(_install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here))
-            if not missing(needs, lambda _: None, [*installed, *distributions(made)]):
-                repairs.append(f"or, in an environment of its own: {create}")
-        else:
-            created = distributions(item.need for item in missing(made, facts.versions.get))
-            rest = [item for item in missing(needs, facts.versions.get, [*installed, *created]) if not item.need.sdk]
-            repairs += [create] if len(rest) < len(lacking) else []
-            if rest:
-                index = _index_of(rest, framework, device)
-                install = pip_install([item.requirement for item in rest], facts.executable, index)
-                repairs.append(("then " if repairs else "") + ("" if is_here else "run there: ") + install)
-        yield Problem("", "", describe(lacking), "; ".join(repairs))
+        hint = _install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here)
+        if any(item.need.needed_by == f"framework {framework.name}" for item in lacking):
+            hint = f"{hint}; or, in an environment of its own: {create}" if environment is None else create
+        yield Problem("", "", describe(lacking), hint)
     if environment is not None and facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         yield Problem("", "", f"{facts.executable} is Python {version}, 3.11 is needed", create)
