@@ -87,8 +87,6 @@ def test_an_image_is_built_only_when_absent_or_changed(
 
 def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:
     archive = tmp_path / "boxed.tar"
-    (recipe / "ballast").write_bytes(os.urandom(8 << 20))
-    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nCOPY ballast /\n")
     podman(bed, "build", "--tag", "boxed:1", str(recipe))
     podman(bed, "save", "--output", str(archive), "boxed:1")
     podman(bed, "rmi", "--force", "boxed:1")
@@ -109,14 +107,6 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     corrupt.write_bytes(archive.read_bytes()[:200_000])
     told = reason("corrupt", image="other:2", image_file=str(corrupt))
     assert told.startswith(f"n1: the image other:2 could not be loaded from {corrupt}: ")
-    storage = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(bed.home(1) / "podman")]
-    subprocess.run(bed.inside(1, *storage), check=True)
-    try:
-        full = reason("full", image="boxed:1", image_file=str(archive))
-    finally:
-        subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
-    record_fault("podman's storage is full", "failed, names the disk", status_of(tmp_path / "full")[0])
-    assert "no space left on device (the disk is full" in full, full
     gone = reason("gone", image="other:2", image_file="/nowhere/boxed.tar")
     assert "/nowhere/boxed.tar: no such file or directory" in gone
     unmade = reason("unmade", image="other:2")
@@ -125,6 +115,25 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     code, _, err = done(drive("start", tmp_path / "nowhere", "--look", plan=nowhere))
     assert (code, (tmp_path / "nowhere").exists()) == (1, False)
     assert "n1: the image 127.0.0.1:1/nowhere:1 is absent, and was not found in its registry: Error: " in err
+
+
+def test_a_full_storage_of_podman_is_named(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:
+    archive, run = tmp_path / "large.tar", tmp_path / "run"
+    (recipe / "ballast").write_bytes(os.urandom(8 << 20))
+    (recipe / "Dockerfile").write_text("FROM scratch\nCOPY ballast /\n")
+    podman(bed, "build", "--tag", "large:1", str(recipe))
+    podman(bed, "save", "--output", str(archive), "large:1")
+    storage = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(bed.home(1) / "podman")]
+    subprocess.run(bed.inside(1, *storage), check=True)
+    try:
+        done(drive("start", run, plan=fakes_in(cluster, image="large:1", image_file=str(archive))))
+    finally:
+        subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
+        podman(bed, "rmi", "--force", "large:1")
+    (status,) = status_of(run)
+    record_fault("podman's storage is full", "failed, names the disk", status)
+    assert status.state == "failed"
+    assert "no space left on device (the disk is full" in (status.reason or ""), status
 
 
 def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts(
