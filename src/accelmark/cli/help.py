@@ -65,6 +65,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "accelmark import claims result_0.txt --url https://github.com/mlcommons/training_results_v4.0",
     ),
     "monitor": ("accelmark monitor start --log-path logs",),
+    "demo audit": ("accelmark demo audit",),
     "ledger add": ("accelmark ledger add run.accelmark.tar --by 'Acme Labs'",),
     "ledger check": ("accelmark ledger check", "accelmark ledger check --since origin/main"),
     "ledger site": ("accelmark ledger site site", "accelmark ledger site ledger.html --prices prices.yaml"),

@@ -18,6 +18,7 @@ from accelmark.cli.automl import app as automl
 from accelmark.cli.claims import reproduce
 from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
+from accelmark.cli.demo import app as demo
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
 from accelmark.cli.finished.results import compare, results, view
@@ -51,7 +52,7 @@ def _name(verb: Callable[..., object]) -> str:
 class _GroupedVerbs(Verbs):
     titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{title: tuple(_name(verb) for verb in verbs) for title, verbs in _GROUPS.items()},
-        "Publish results": ("ledger",),
+        "Publish results": ("ledger", "demo"),
         "Search networks": ("automl",),
         "Install frameworks": ("env",),
         "Prepare data": ("data",),
@@ -71,6 +72,7 @@ for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_name(_verb), cls=Verb)(_verb)
 app.add_typer(automl, name="automl")
 app.add_typer(ledger, name="ledger")
+app.add_typer(demo, name="demo")
 app.add_typer(data, name="data")
 app.add_typer(environments, name="env")
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from accelmark.results.comparison import value_text
+from accelmark.results.comparison import changes_of, value_text
 from accelmark.results.figures import HEADLINES, RATES, FigureName
 from accelmark.results.prices import units_per_epoch
-from accelmark.results.schema import AdaptationCost, Mark, RoundResult, Task, Verdict
+from accelmark.results.schema import Mark, RoundResult, Task, Verdict
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RunError
@@ -256,23 +256,6 @@ def _work(case: LoadedCase, first: RoundResult) -> dict[str, str]:
         settings = {name: value_text(one.value) for name, one in first.settings.items() if name.startswith(_REQUESTS)}
         work |= {"precision": first.precision} | settings
     return work
-
-
-def changes_of(cost: AdaptationCost | None) -> tuple[str, ...]:
-    """Return what a vendor changed of a case, in words."""
-    if cost is None:
-        return ()
-    lines: list[str] = [
-        f"{key.key}: {value_text(key.value)} instead of {value_text(key.standard)}" for key in cost.keys
-    ]
-    lines += [f"hook {hook.name}" for hook in cost.hooks]
-    for kind, files in (("extern", cost.extern), ("kernel", cost.kernels), ("engine", cost.engines)):
-        lines += [f"{kind} {file}, {count} lines" for file, count in files.items()]
-    return (
-        *lines,
-        *(f"requirement {name}" for name in cost.requirements),
-        *(f"variable {name}" for name in cost.environment),
-    )
 
 
 def environment_of(run: LoadedRun) -> dict[str, str]:

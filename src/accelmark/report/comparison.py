@@ -20,7 +20,8 @@ from accelmark.results.comparison import (
     RunComparison,
     Side,
 )
-from accelmark.results.figures import FIGURES, in_groups
+from accelmark.results.figures import FIGURES, RATES, FigureName, in_groups
+from accelmark.results.prices import Prices, costs_of
 from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {
@@ -51,7 +52,60 @@ class Line(NamedTuple):
     rounds: str
 
 
-def render_comparison(comparison: RunComparison, *, served: bool = False) -> str:
+class BuyerLine(NamedTuple):
+    """What a buyer asks about one case on two chips."""
+
+    case: str
+    chips: str
+    faster: str
+    """By how much the compared chip is faster, with its interval; what is not comparable otherwise."""
+    energy: str
+    cost: str
+    costs: tuple[tuple[str, str, str], ...]
+    """(title, baseline, compared)."""
+    changed: str
+    """What the vendors changed of the standard case."""
+
+
+def buyer_lines(comparison: RunComparison, prices: Prices | None = None) -> list[BuyerLine]:
+    """Return a line for each pair of different chips; costs are at the reader's ``prices``."""
+    return [
+        _buyer_line(pair, prices) for pair in comparison.pairs if pair.baseline.key.hardware != pair.other.key.hardware
+    ]
+
+
+def _buyer_line(pair: Pair, prices: Prices | None) -> BuyerLine:
+    found = {difference.figure: difference for difference in pair.differences}
+    costs = [
+        costs_of(
+            prices, side.task, side.unit, side.key.hardware, side.key.world_size,
+            lambda name, place=place: getattr(found[name], place) if name in found else None, side.units_per_epoch,
+        )
+        for side, place in ((pair.baseline, "baseline"), (pair.other, "other"))
+    ]  # fmt: skip
+    both = [(one, two) for one in costs[0] for two in costs[1] if one.title == two.title]
+    rate, energy = found.get(RATES[pair.baseline.task]), found.get(FigureName.ENERGY_PER_UNIT)
+    faster = "not measured"
+    if pair.not_comparable:
+        faster = f"not comparable: {'; '.join(pair.not_comparable)}"
+    elif rate is not None:
+        interval = _interval(rate)
+        faster = _change(rate) + (f" ({interval})" if interval != NOTHING else " (one round: no interval)")
+    changed = [
+        f"{side.key.hardware}: {'; '.join(side.changed)}" for side in (pair.baseline, pair.other) if side.changed
+    ]
+    return BuyerLine(
+        case=pair.baseline.key.model,
+        chips=f"{pair.other.key.hardware} against {pair.baseline.key.hardware}",
+        faster=faster,
+        energy=_change(energy) if energy is not None and not pair.not_comparable else NOTHING,
+        cost=signed_percent(both[0][1].value / both[0][0].value - 1) if both and both[0][0].value else NOTHING,
+        costs=tuple((one.title, one.text, two.text) for one, two in both),
+        changed="; ".join(changed) or "nothing",
+    )
+
+
+def render_comparison(comparison: RunComparison, *, served: bool = False, prices: Prices | None = None) -> str:
     """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
     load = [(model, charts) for model, charts in _load_charts(comparison) if charts]
     return page(
@@ -60,6 +114,7 @@ def render_comparison(comparison: RunComparison, *, served: bool = False) -> str
         served=served,
         title="Comparison",
         comparison=comparison,
+        buyer=buyer_lines(comparison, prices),
         pairs=[
             {
                 "pair": pair,

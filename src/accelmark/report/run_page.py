@@ -24,6 +24,7 @@ from accelmark.results.figures import (
     title_of,
     unit_of,
 )
+from accelmark.results.prices import Prices, costs_of, units_per_epoch
 from accelmark.results.rounds.summary import NARROW
 from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread, Summary
@@ -132,17 +133,17 @@ class CaseView(NamedTuple):
     plots: dict[str, Any]
 
 
-def case_views(run: LoadedRun) -> list[CaseView]:
-    """Return one view for each case of a run but trials of a search, in the run's order."""
+def case_views(run: LoadedRun, prices: Prices | None = None) -> list[CaseView]:
+    """Return one view for each case of a run but trials of a search, in the run's order, with costs at ``prices``."""
     cases = run.without_trials
     models = Counter(case.result.key.model for case in cases)
     return [
-        _case(f"case-{number}", case, alone=models[case.result.key.model] == 1)
+        _case(f"case-{number}", case, prices, alone=models[case.result.key.model] == 1)
         for number, case in enumerate(cases, start=1)
     ]
 
 
-def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
+def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) -> CaseView:
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
     title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
@@ -150,9 +151,17 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
-    groups = (
+    groups = [
         (group, [_row(title(name), name, result, rounds) for name in names if name in known])
         for group, names in FIGURE_GROUPS.items()
+    ]
+    epoch = units_per_epoch(first) if first else None
+    costs = costs_of(
+        prices, result.task, result.unit, key.hardware, first.num_devices if first else 1, result.mean_of, epoch
+    )
+    why = "at the prices of the reader"
+    groups.append(
+        ("Cost", [FigureRow(cost.title, why, cost.text, NOTHING, False, [NOTHING] * len(rounds)) for cost in costs])
     )
     return CaseView(
         anchor=anchor,
@@ -375,9 +384,9 @@ def _steps(inference: InferenceRound) -> list[str]:
     return lines
 
 
-def render_page(run: LoadedRun) -> str:
-    """Return the page of a run as HTML; all values in it are escaped."""
-    cases = case_views(run)
+def render_page(run: LoadedRun, prices: Prices | None = None) -> str:
+    """Return the page of a run as HTML, with costs at ``prices``; all values in it are escaped."""
+    cases = case_views(run, prices)
     return page(
         "run/run.html",
         "run/run.js",
@@ -402,13 +411,13 @@ def _title(summary: Summary) -> str:
     return f"{name[:1].upper()}{name[1:]}{day}"
 
 
-def write_page(run_dir: Path, output: Path | None = None) -> Path:
+def write_page(run_dir: Path, output: Path | None = None, prices: Prices | None = None) -> Path:
     """Write the page of a run that has a summary, by default as ``report.html`` in its directory; return its path.
 
     Raises RunError if the run cannot be read, or the page cannot be written.
     """
     path = output or run_dir / REPORT_FILE
-    write_atomic(path, render_page(load_run(run_dir)))
+    write_atomic(path, render_page(load_run(run_dir), prices))
     if path.resolve().is_relative_to(run_dir.resolve()):
         update_manifest(run_dir, path.resolve().relative_to(run_dir.resolve()).as_posix())
     return path

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
 from accelmark.results.figures import FIGURES, FigureName, in_groups, title_of, unit_of
+from accelmark.results.prices import units_per_epoch
 from accelmark.results.read.round_dir import planned_jobs
-from accelmark.results.schema import Mark, Quantile, RoundResult, Task
+from accelmark.results.schema import AdaptationCost, Mark, Quantile, RoundResult, Task
 from accelmark.results.sources import is_copy
 from accelmark.results.statistics import mean_difference, relative_difference
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
@@ -261,6 +262,9 @@ class Side(Spec):
     marks: tuple[Mark, ...]
     num_rounds: int
     """Rounds that succeeded."""
+    units_per_epoch: float | None = None
+    changed: tuple[str, ...] = ()
+    """What the vendor changed of the standard case."""
     load_curve: tuple[LoadCurvePoint, ...] = ()
     """The stages of the first round of serving."""
 
@@ -426,7 +430,26 @@ def _side(case: LoadedCase) -> Side:
         verdict=result.verdict,
         marks=result.marks,
         num_rounds=len(case.succeeded),
+        units_per_epoch=units_per_epoch(case.first) if case.first else None,
+        changed=changes_of(result.adaptation),
         load_curve=load_curve(case.first),
+    )
+
+
+def changes_of(cost: AdaptationCost | None) -> tuple[str, ...]:
+    """Return what a vendor changed of a case, in words."""
+    if cost is None:
+        return ()
+    lines: list[str] = [
+        f"{key.key}: {value_text(key.value)} instead of {value_text(key.standard)}" for key in cost.keys
+    ]
+    lines += [f"hook {hook.name}" for hook in cost.hooks]
+    for kind, files in (("extern", cost.extern), ("kernel", cost.kernels), ("engine", cost.engines)):
+        lines += [f"{kind} {file}, {count} lines" for file, count in files.items()]
+    return (
+        *lines,
+        *(f"requirement {name}" for name in cost.requirements),
+        *(f"variable {name}" for name in cost.environment),
     )
 
 

@@ -252,23 +252,32 @@ def compare(
         bool, Option("--across-scales", help="Compare runs on different numbers of hosts and ranks.")
     ] = False,
     force: Annotated[bool, Option("--force", help="Compare runs that are not comparable.")] = False,
+    prices: options.PricesFile = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
+    from accelmark.report.comparison import buyer_lines, render_comparison
     from accelmark.results import comparison as comparing
+    from accelmark.results.prices import read_prices
     from accelmark.results.sources import open_sources
 
     loaded, problems = open_sources([options.existing_run(run) for run in runs])
+    costs = read_prices(prices)
     comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
+    buyer = buyer_lines(comparison, costs)
     if output is not None:
-        from accelmark.report.comparison import render_comparison
         from accelmark.results.store.files import write_atomic
 
-        write_atomic(output, render_comparison(comparison))
+        write_atomic(output, render_comparison(comparison, prices=costs))
 
     def show() -> None:
         for problem in problems:
             options.warn(problem)
+        for line in buyer:
+            options.echo_wrapped(printable(f"{line.case}, {line.chips}: faster by {line.faster}; energy {line.energy}"))
+            for title, one, two in line.costs:
+                options.echo_wrapped(f"  {title}: {one} and {two}")
+            options.echo_wrapped(printable(f"  changed by the vendor: {line.changed}"))
         for pair in comparison.pairs:
             _print_pair(pair)
         for line in comparison.unmatched:
@@ -276,7 +285,8 @@ def compare(
         if output is not None:
             typer.echo(str(output))
 
-    return Output(comparison, show)
+    content = comparison.model_dump(mode="json") | ({"buyer": [line._asdict() for line in buyer]} if buyer else {})
+    return Output(content, show)
 
 
 def _print_pair(pair: Pair) -> None:

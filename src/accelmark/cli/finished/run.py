@@ -33,14 +33,16 @@ def report(
     ] = False,
     mllog_as: Annotated[str | None, Option(metavar="BENCHMARK", help="Name of the MLPerf benchmark in them.")] = None,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    prices: options.PricesFile = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Write the report page of a run. A run without a summary is summarised first."""
     from accelmark.report.run_page import write_page
+    from accelmark.results.prices import read_prices
     from accelmark.results.store.loaded_run import SUMMARY_FILE, is_in_progress, load_run, require_ended
     from accelmark.run.record.measure import measure_run
 
-    run = options.own_run(run)
+    run, costs = options.own_run(run), read_prices(prices)
     if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
         require_ended(run)
     if recompute:
@@ -52,7 +54,7 @@ def report(
         from accelmark.results.export import write_mllog
 
         logs = write_mllog(run, benchmark=mllog_as)
-    page = write_page(run, output)
+    page = write_page(run, output, costs)
     loaded = load_run(run)
     if show:
         import webbrowser

@@ -1,0 +1,151 @@
+"""The verb that shows what the audit is: demo audit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from typer import Option
+
+from accelmark.cli import options
+from accelmark.cli.help import Verb, Verbs
+from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from accelmark.results.schema import CaseResult
+
+app = typer.Typer(cls=Verbs, help="Show what AccelMark does.", no_args_is_help=True)
+
+_TEMPLATES: Final = Path(__file__).with_name("templates") / "demo"
+_CASE: Final = "audit_demo"
+_CHEAT: Final = "demo_cheat"
+_NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_000}
+
+
+@app.callback()
+def _group() -> None:
+    """Show what AccelMark does."""
+
+
+@app.command("audit", cls=Verb)
+def audit(
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Directory; default: a new one in runs/.")] = None,
+    as_json: options.AsJson = False,
+) -> Output:
+    """Train a case honestly, and with a vendor's hook that skips steps: both speeds, and what the audit finds."""
+    from accelmark.report.comparison import render_comparison
+    from accelmark.results.comparison import compare
+    from accelmark.results.store.files import make_directory, write_atomic
+    from accelmark.results.store.loaded_run import load_run
+    from accelmark.run.record.directory import default_path, require_empty
+    from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+
+    directory = (out or default_path("demo-audit", datetime.now(UTC))).absolute()
+    require_empty(directory)
+    make_directory(directory)
+    _write_files(directory)
+    os.environ[PLUGINS_VARIABLE] = str(directory / "plugins")
+    os.environ["ACCELMARK_STATE"] = str(directory / "state")  # not the user's registry of runs
+    runs = {"honest": directory / "honest", "cheat": directory / "cheat"}
+    for (name, path), vendor in zip(runs.items(), ("cpu", _CHEAT), strict=True):
+        if not as_json:
+            typer.secho(f"{name}: {_CASE} on {vendor}", bold=True)
+        _train(vendor, directory / "data", path, as_json=as_json)
+    loaded = [load_run(path) for path in runs.values()]
+    page = directory / "audit.html"
+    write_atomic(page, render_comparison(compare(loaded, force=True)))
+    cases = {name: run.summary.cases[0] for name, run in zip(runs, loaded, strict=True)}
+    caught = cases["honest"].verdict == "VALID" and cases["cheat"].verdict == "INVALID"
+    content = {
+        name: {
+            "verdict": case.verdict,
+            "images_per_second": _rate(case),
+            "reasons": case.reasons,
+            "run": str(runs[name]),
+        }
+        for name, case in cases.items()
+    }
+
+    def show() -> None:
+        for line in _lines(cases):
+            options.echo_wrapped(line)
+        typer.echo(str(page))
+
+    return Output(content | {"page": str(page)}, show, EXIT_OK if caught else EXIT_FAILED)
+
+
+def _train(vendor: str, data: Path, out: Path, *, as_json: bool) -> None:
+    from accelmark.cli.execution import execute
+    from accelmark.cli.runs import plan_request
+    from accelmark.results.store.loaded_run import SUMMARY_FILE
+    from accelmark.spec.runfile import CaseRequest, RunSpec
+
+    request = RunSpec(name=out.name, vendor=vendor, cases=(CaseRequest(key=_CASE, data=data),))
+    try:
+        execute(plan_request(request, [], synthetic=False), out, offline=True, dry_run=False, as_json=as_json)
+    except typer.Exit:  # the cheat is INVALID
+        if not (out / SUMMARY_FILE).is_file():
+            raise
+
+
+def _rate(case: CaseResult) -> float | None:
+    from accelmark.results.figures import FigureName
+
+    return case.mean_of(FigureName.THROUGHPUT_TRAIN)
+
+
+def _lines(cases: dict[str, CaseResult]) -> list[str]:
+    """Return both speeds and the findings, in four lines."""
+    from accelmark.spec.number_format import digits
+
+    honest, cheat = cases["honest"], cases["cheat"]
+    rates = [_rate(case) or 0.0 for case in (honest, cheat)]
+    found = [finding for finding in cheat.findings if finding.severity == "error"]
+    rules = ", ".join(dict.fromkeys(finding.rule for finding in found))
+    first = next((finding for finding in found if finding.rule == "replayed-update"), found[0] if found else None)
+    faster = f"{rates[1] / rates[0]:.1f} x" if rates[0] else "no honest rate"
+    return [
+        f"honest: {digits(rates[0])} images/s, {honest.verdict}",
+        f"cheat:  {digits(rates[1])} images/s ({faster}), {cheat.verdict}: it skips three of four steps",
+        f"found by {rules or 'no rule'}",
+        f"  {first or 'nothing'}",
+    ]
+
+
+def _write_files(directory: Path) -> None:
+    """Write generated images, the case around their hashes, and the vendor that cheats."""
+    import numpy as np
+
+    data, case, vendor = (directory / part for part in ("data", f"plugins/cases/{_CASE}", f"plugins/vendors/{_CHEAT}"))
+    extern = vendor / f"cases/{_CASE}-pytorch/extern"
+    for path in (data, case, extern):
+        path.mkdir(parents=True)
+    patterns = np.random.default_rng(0).normal(size=(10, 7, 7)).repeat(4, 1).repeat(4, 2)
+    files = []
+    for seed, (split, count) in enumerate(_NUM_IMAGES.items(), start=1):
+        chance = np.random.default_rng(seed)
+        labels = chance.integers(0, 10, count)
+        images = (patterns[labels] * 0.9 + chance.normal(size=(count, 28, 28)) * 3) * 30 + 128
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            raw = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}i", *values.shape)
+            raw += values.clip(0, 255).astype(np.uint8).tobytes()
+            file = data / f"{split}-{kind}-ubyte"
+            file.write_bytes(raw)
+            files.append({"path": file.name, "sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)})
+    text = (_TEMPLATES / "case.yaml").read_text(encoding="utf-8").replace("{{files}}", json.dumps(files))
+    (case / "case.yaml").write_text(text, encoding="utf-8")
+    targets = {
+        "pytorch.py": case / "pytorch.py",
+        "vendor.yaml": vendor / "vendor.yaml",
+        "extern.py": extern / "__init__.py",
+    }
+    for source, target in targets.items():
+        template = _TEMPLATES / (f"{source}.in" if source.endswith(".py") else source)
+        target.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
