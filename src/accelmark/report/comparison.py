@@ -76,13 +76,11 @@ def buyer_lines(comparison: RunComparison, prices: Prices | None = None) -> list
 
 def _buyer_line(pair: Pair, prices: Prices | None) -> BuyerLine:
     found = {difference.figure: difference for difference in pair.differences}
+    before, after = ({name: getattr(one, place) for name, one in found.items()} for place in ("baseline", "other"))
     costs = [
-        costs_of(
-            prices, side.task, side.unit, side.key.hardware, side.key.world_size,
-            lambda name, place=place: getattr(found[name], place) if name in found else None, side.units_per_epoch,
-        )
-        for side, place in ((pair.baseline, "baseline"), (pair.other, "other"))
-    ]  # fmt: skip
+        costs_of(prices, side.task, side.unit, side.key.hardware, side.key.world_size, values.get, side.units_per_epoch)
+        for side, values in ((pair.baseline, before), (pair.other, after))
+    ]
     both = [(one, two) for one in costs[0] for two in costs[1] if one.title == two.title]
     rate, energy = found.get(RATES[pair.baseline.task]), found.get(FigureName.ENERGY_PER_UNIT)
     faster = "not measured"

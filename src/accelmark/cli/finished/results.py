@@ -280,8 +280,8 @@ def compare(
             options.echo_wrapped(printable(f"  changed by the vendor: {line.changed}"))
         for pair in comparison.pairs:
             _print_pair(pair)
-        for line in comparison.unmatched:
-            options.echo_wrapped(f"not compared: {printable(line)}")
+        for unmatched in comparison.unmatched:
+            options.echo_wrapped(f"not compared: {printable(unmatched)}")
         if output is not None:
             typer.echo(str(output))
 
