@@ -36,6 +36,7 @@ def render_ledger(ledger: Ledger, prices: Prices | None = None) -> str:
     return page(
         "ledger/ledger.html",
         charts=True,
+        lazy_charts=True,
         title="Ledger",
         num_records=len(ledger.entries),
         num_cases=len(rows),

@@ -31,10 +31,18 @@ def fill(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def page(template: str, *scripts: str, charts: bool = False, served: bool = False, **values: Any) -> str:
+def page(
+    template: str,
+    *scripts: str,
+    charts: bool = False,
+    lazy_charts: bool = False,
+    served: bool = False,
+    **values: Any,
+) -> str:
     """Return a whole page: self-contained, or ``served`` with the server's style sheet, scripts and navigation.
 
-    A page with ``charts`` has Plotly. ``scripts`` are further files of ``report/templates``, for a self-contained page.
+    A page with ``charts`` has Plotly; with ``lazy_charts`` a script of the page has to start it. ``scripts`` are further
+    files of ``report/templates``, for a self-contained page.
     Raises RequestError if a package of pages is not installed.
     """
     names = ("theme.js", *(("charts.js",) if charts else ()), *scripts)
@@ -43,7 +51,9 @@ def page(template: str, *scripts: str, charts: bool = False, served: bool = Fals
         embedded = {"style": _raw(text_of("page.css")), "script": _raw("".join(map(text_of, names)))}
         embedded["plotly"] = _raw(plotly() if charts else "")
     version = accelmark.__version__
-    return fill(template, served=served, charts=charts, **({"version": version} | embedded | values))
+    return fill(
+        template, served=served, charts=charts, lazy_charts=lazy_charts, **({"version": version} | embedded | values)
+    )
 
 
 def _raw(text: str) -> Markup:

@@ -11,6 +11,7 @@
   const axis = { gridcolor: "--grid", linecolor: "--grid", zerolinecolor: "--grid", automargin: true, separatethousands: true,
     ticklabelstandoff: 4, tickangle: 0 };
   const draw = (width) => {
+    if (!window.Plotly) return;
     const css = getComputedStyle(root);
     for (const figure of document.querySelectorAll(".chart")) {
       const { traces, layout } = JSON.parse(figure.querySelector("script").textContent);

@@ -186,5 +186,13 @@
     setTimeout(() => { compare(); charts(); if (document.readyState === "complete") redraw(); });
   };
   update();
-  addEventListener("load", () => setTimeout(redraw));
+  const start = () => {  // Plotly takes longer than the rest of the page
+    const script = element("script", at("plotly")?.textContent);
+    at("plotly")?.replaceWith(script);
+    redraw();
+  };
+  addEventListener("beforeprint", start);
+  addEventListener("load", () => new IntersectionObserver((seen, observer) => {
+    if (seen.some((entry) => entry.isIntersecting)) { observer.disconnect(); start(); }
+  }, { rootMargin: "600px" }).observe(at("charts")));
 })();
