@@ -41,8 +41,9 @@ def page(
 ) -> str:
     """Return a whole page: self-contained, or ``served`` with the server's style sheet, scripts and navigation.
 
-    A page with ``charts`` has Plotly; with ``lazy_charts`` a script of the page has to start it. ``scripts`` are further
-    files of ``report/templates``, for a self-contained page.
+    A page with ``charts`` has Plotly; with ``lazy_charts`` a script of the page has to start it. ``scripts`` are
+    further files of ``report/templates``, for a self-contained page.
+
     Raises RequestError if a package of pages is not installed.
     """
     names = ("theme.js", *(("charts.js",) if charts else ()), *scripts)
