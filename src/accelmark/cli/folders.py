@@ -246,8 +246,8 @@ def check(
     """Check the folder of a vendor or a case for completeness.
 
     A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
-    A case: description, code, and training on synthetic data. With --frameworks: whether each framework, on one rank
-    and on two, computes the same outputs, losses and weights as PyTorch from the same weights and batches.
+    A case: description, code, training and inference on synthetic data. With --frameworks: whether each framework, on
+    one rank and on two, computes the same outputs, losses and weights as PyTorch from the same weights and batches.
     """
     if frameworks is not None:
         if kind != "case":
