@@ -21,19 +21,22 @@ _HEAD: Final = """\
 
 One file for each result: `[case]_[hardware]_[date]_[who].md`, with the command, versions, figures, verdict, and what
 it is not comparable with. To add one, add its record and notes, and run `python docs/results.py`. *Synthetic* data
-shows speed only: such a result is never VALID.
+shows speed only: such a result is never VALID. `accelmark results results/` shows the same figures, and filters,
+queries and exports them.
 
-| Result | Hardware | Precision | Data | Verdict | Throughput | Median step | Time to target | MFU |
-|---|---|---|---|---|---:|---:|---:|---:|"""
+| Result | Hardware | Precision | Data | Verdict | Throughput, steady | Warm-up | Median step | Time to target | MFU |
+|---|---|---|---|---|---:|---:|---:|---:|---:|"""
 
 
 def records() -> dict[str, dict[str, Any]]:
     """Return each record with its notes, by name."""
     notes = yaml.safe_load((RESULTS / "notes.yaml").read_text(encoding="utf-8"))
-    return {
-        file.stem: json.loads(file.read_text(encoding="utf-8")) | notes[file.stem]
-        for file in sorted((RESULTS / "records").glob("*.json"))
-    }
+    found = {}
+    for file in sorted((RESULTS / "records").glob("*.json")):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        computed = {name: {"value": value, "reason": None} for name, value in notes[file.stem]["figures"].items()}
+        found[file.stem] = record | notes[file.stem] | {"figures": record["figures"] | computed}
+    return found
 
 
 def median_step_rate(record: dict[str, Any]) -> float:
@@ -56,18 +59,17 @@ def index(found: dict[str, dict[str, Any]]) -> str:
     rows = [_HEAD]
     for name, record in found.items():
         figures, synthetic = record["figures"], "synthetic" in record["marks"]
-        rate = median_step_rate(record) if synthetic else figures["throughput_train"]["value"]
-        mfu = median_step_mfu(record) if synthetic else figures["mfu"]["value"]
         cells = (
             f"[{record['title']}]({name}.md)",
             f"{record['num_devices']} x {record['environment']['device_name']}",
             record["precision"],
             "synthetic" if synthetic else "real",
             record["verdict"],
-            quantity(rate, f"{record['unit']}s/s") + (" (median step)" if synthetic else ""),
+            quantity(figures["throughput_steady"]["value"], f"{record['unit']}s/s"),
+            quantity(figures["warmup_time_s"]["value"], "s"),
             quantity(figures["step_p50_ms"]["value"], "ms"),
             "-" if synthetic else quantity(figures["time_to_target_s"]["value"], "s"),
-            f"{100 * mfu:.3g} %",
+            f"{100 * figures['mfu']['value']:.3g} %",
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
@@ -79,10 +81,13 @@ def page(record: dict[str, Any]) -> str:
     unit, peak = record["unit"], chip["peaks"][record["precision"]]
     settings, device = record["settings"], f"{record['num_devices']} x {environment['device_name']}"
     rows = {
-        "Throughput of the whole training": _shown(figures["throughput_train"], f"{unit}s/s"),
+        "Throughput, steady": _shown(figures["throughput_steady"], f"{unit}s/s"),
+        "Throughput, warm-up included": _shown(figures["throughput_train"], f"{unit}s/s"),
+        "Warm-up": _shown(figures["warmup_time_s"], "s"),
         "Throughput of the median step": quantity(median_step_rate(record), f"{unit}s/s"),
         "Median step": _shown(figures["step_p50_ms"], "ms"),
-        f"MFU of the median step ({peak:g} TFLOP/s)": f"{100 * median_step_mfu(record):.3g} %",
+        f"MFU, steady ({peak:g} TFLOP/s)": f"{100 * figures['mfu']['value']:.3g} %",
+        "MFU of the median step": f"{100 * median_step_mfu(record):.3g} %",
         "Time to target": _shown(figures["time_to_target_s"], "s"),
         "Final metric": _shown(figures["final_metric"], ""),
         "Peak device memory": _shown(figures["peak_device_memory_mib"], "MiB"),

@@ -45,6 +45,7 @@ class Made:
     windows: int = 10
     steps_per_window: int = 10
     step_ms: float = 9.0
+    first_step_ms: float | None = None
     data_wait_ms: float = 1.0
     own_ms: tuple[float, ...] = ()
     """Of each rank, its own part of a step; empty: ranks log none."""
@@ -151,6 +152,8 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
         steps = window * made.steps_per_window
         first = steps - made.steps_per_window
         step_ms = [made.step_ms * (1 + made.jitter * abs(noise.gauss(0, 0.05))) for _ in range(made.steps_per_window)]
+        if window == 1 and made.first_step_ms is not None:
+            step_ms[0] = made.first_step_ms
         if made.jitter and window % 17 == 0:
             step_ms[-1] *= 1.8
         losses = [

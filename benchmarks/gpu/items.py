@@ -210,7 +210,7 @@ _1B_SHORT: Final = {**_1B, "end.max_steps": 40}
 _3B: Final = {
     **LLAMA_3B, **_SHARDED, "activation_checkpointing": "selective", "batch_size": 4, "end.max_steps": 30,
 }  # fmt: skip
-_7B: Final = {**LLAMA, "end.max_steps": 20}
+_7B: Final = {**LLAMA, "compile": "off", "batch_size": 1, "activation_checkpointing": "full", "end.max_steps": 20}
 _7B_COMPILED: Final = {**_7B, "compile": "default", "batch_size": 4}
 
 _FIXED_SEGMENTS: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
@@ -228,8 +228,9 @@ ITEMS: Final = (
     Item("serving", serving, 60),
     # Second call: how fast is it?
     Item("llama_1b_compiled", trained("llama2_7b", _1B), 60, 70),
+    Item("llama_1b_batch_16", trained("llama2_7b", {**_1B, "batch_size": 16, "end.max_steps": 40}), 70, 70),
     Item("llama_1b_profile", program("kernels"), 50, 70),
-    Item("resnet50_eager", with_bare_loop("resnet50", {**RESNET, "batch_size": 256, "end.max_steps": 120}), 110, 24),
+    Item("resnet50_eager", with_bare_loop("resnet50", {**_RESNET, "compile": "off", "end.max_steps": 120}), 110, 24),
     Item("resnet50_compiled", trained("resnet50", _RESNET), 90, 24),
     Item("llama_3b_best", trained("llama2_7b", _3B), 80, 78),
     Item("llama_1b_fp8", trained("llama2_7b", {**_1B, "precision": "fp8"}), 80, 70),

@@ -19,6 +19,7 @@ _SMALL: Final = {
     "checkpoint.every_steps": 1000,
     "schedule.warmup_steps": 5,
     "activation_checkpointing": "off",
+    "compile": "off",
 }
 _TOO_MANY_IMAGES: Final = 1 << 40
 
@@ -76,7 +77,7 @@ def fp16(session: Session, name: str) -> dict[str, Any]:
 def out_of_memory(session: Session, name: str) -> dict[str, Any]:
     """Ask for a batch that no device holds; the run has to fail with a message that says what to change."""
     size = _TOO_MANY_IMAGES if session.tiny else 16384
-    settings = {"end.max_epochs": None, "end.max_steps": 3}
+    settings = {"end.max_epochs": None, "end.max_steps": 3, "compile": "off"}
     try:
         train(session, name, Workload("resnet50", settings, fixed={"batch_size": size}))
     except ItemError as error:

@@ -42,6 +42,7 @@ def _command(session: Session, name: str, case: str) -> list[str]:
     settings = {
         **flatten(train.reduced),
         "batch_size": 4,
+        "compile": "off",
         "gradient_accumulation_steps": 1,
         "end.max_epochs": "null",
         "end.max_steps": _STEPS,

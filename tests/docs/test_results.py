@@ -8,6 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from accelmark.results.figures import FigureName as F
+from accelmark.results.sources import open_sources
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,3 +47,15 @@ def test_the_rate_of_the_median_step_agrees_with_the_achieved_flops(written: Mod
         per_unit /= written.median_step_rate(record)
         recorded = figures["achieved_tflops_per_device"]["value"] * 1e12 / figures["throughput_per_device"]["value"]
         assert per_unit == pytest.approx(recorded, rel=0.05), record["title"]
+
+
+def test_accelmark_results_lists_them(written: ModuleType) -> None:
+    runs, problems = open_sources([ROOT / "results"])
+    assert problems == []
+    records = written.records()
+    assert {run.summary.run: run.summary.cases[0].verdict for run in runs} == {
+        name: record["verdict"] for name, record in records.items()
+    }
+    for run in runs:
+        rate = records[run.summary.run]["figures"]["throughput_steady"]["value"]
+        assert run.summary.cases[0].mean_of(F.THROUGHPUT_STEADY) == rate

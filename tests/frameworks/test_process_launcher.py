@@ -61,13 +61,3 @@ def test_a_signal_is_passed_to_the_ranks(tmp_path: Path, number: signal.Signals)
     launcher.send_signal(number)
     assert launcher.wait(300) == 130
     assert record_of(tmp_path) == LaunchRecord(exit_codes={0: 130, 1: 130}, signal=number.name)
-
-
-def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    environment = {**os.environ, "ACCELMARK_NODE_DIR": str(tmp_path)}
-    command = [*LAUNCHER, "--nproc", "2", "--", str(tmp_path / "missing")]
-    assert subprocess.run(command, env=environment, check=False).returncode == 1
-    record = record_of(tmp_path)
-    assert record.exit_codes == {0: None, 1: None}
-    assert record.problem is not None
-    assert "rank 0 could not be started" in record.problem

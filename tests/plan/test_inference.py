@@ -72,6 +72,15 @@ def test_the_default_engine_and_precision_of_a_mini_case_follow_from_the_cpu(cas
     assert settings("avx2", "avx512_bf16", "amx_bf16", "amx_int8") == ("openvino", lower)
 
 
+@pytest.mark.parametrize(
+    ("device_type", "options", "package"),
+    [("cuda", {}, "onnxruntime-gpu"), ("cpu", {}, "onnxruntime"), ("cuda", {"providers": "CPU"}, "onnxruntime")],
+)
+def test_an_engine_needs_the_build_for_the_device(device_type: str, options: dict[str, object], package: str) -> None:
+    needs = engine_specs()["onnxruntime"].requires_on(device_type, options)
+    assert [one.partition(">=")[0] for one in needs if one.startswith("onnxruntime")] == [package]
+
+
 def test_a_run_that_chooses_another_engine_gets_no_precision_in_which_that_one_does_not_compute() -> None:
     found = Detected("cpu", "CPU", None, None, capabilities=dict.fromkeys(("avx2", "avx512_bf16"), "/proc/cpuinfo"))
 

@@ -53,9 +53,7 @@ def visible(page: str) -> str:
 
 def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run", Made(rounds=2))))
-    order = [
-        text.index(word) for word in ("VALID", "Throughput, training", "Progress", "Telemetry", "Figures", "Rounds")
-    ]
+    order = [text.index(word) for word in ("VALID", "Throughput, steady", "Progress", "Telemetry", "Figures", "Rounds")]
     assert order == sorted(order)
     assert "12,800" in text
     assert "Run, 21 Nov 2026 " in text
@@ -66,7 +64,7 @@ def test_three_decisive_figures_of_the_run_lead_and_details_are_folded(tmp_path:
     page = page_of(make_run(tmp_path / "run", Made(rounds=2)))
     tiles = re.findall(r'<div class="tile( decisive)?"><dt>([^<]*)</dt>', page)
     assert [title for decisive, title in tiles if decisive] == [title for _, title in tiles[:3]]
-    assert tiles[0] == (" decisive", "Throughput, training")
+    assert tiles[0] == (" decisive", "Throughput, steady")
     assert "Peak host memory" not in [title for _, title in tiles], "the memory of the whole machine leads nowhere"
     text = visible(page)
     assert text.index("batch_size") < text.index("other settings of the standard case"), "the changed setting is first"

@@ -58,7 +58,7 @@ def test_runs_are_chosen_and_compared(page: Page) -> None:
     page.get_by_label("Compare n7", exact=True).check()
     page.get_by_role("button", name="Compare selected runs").click()
     page.wait_for_url("**/compare?**")
-    row = page.locator("tr", has=page.locator("th", has_text="Throughput, training"))
+    row = page.locator("tr", has=page.locator("th", has_text="Throughput, steady"))
     assert row.locator(".effect").text_content() == "better"
     assert page.evaluate("getComputedStyle(document.querySelector('.effect.better')).fontWeight") == "600"
 

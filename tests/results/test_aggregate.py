@@ -74,6 +74,6 @@ def test_a_figure_that_fewer_rounds_have_says_how_many() -> None:
     def of(*values: float) -> Spread:
         return spread([Figure(value=value) for value in values])
 
-    figures = {FigureName.THROUGHPUT_TRAIN: of(1.0, 2.0, 3.0), FigureName.TIME_TO_TARGET: of(1.0, 2.0)}
+    figures = {FigureName.THROUGHPUT_STEADY: of(1.0, 2.0, 3.0), FigureName.TIME_TO_TARGET: of(1.0, 2.0)}
     (warning,) = spread_warnings(figures)
-    assert "after 3 rounds: throughput, training ±124 %; time to target ±424 % (2 rounds)." in warning
+    assert "after 3 rounds: throughput, steady ±124 %; time to target ±424 % (2 rounds)." in warning

@@ -7,14 +7,25 @@
 from __future__ import annotations
 
 import json
+import math
+from array import array
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
+from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _take_window
+from accelmark.results.read.telemetry import Samples
+from accelmark.results.rounds.consumption import device_memory
 from accelmark.results.rounds.summary import round_result
+from accelmark.results.rounds.timeline import WarmUp, warm_up
+from accelmark.results.rounds.training import slow_steps
 from accelmark.results.schema import RoundResult
+from accelmark.spec.log.events import StepWindow
 from accelmark.spec.plugins.case import Target
 from tests.made_run import Made, make_run
 
@@ -66,6 +77,58 @@ def test_every_figure_of_one_rank_is_what_a_calculator_says(tmp_path: Path) -> N
     assert {name: result.figures[name].value for name in expected} == pytest.approx(expected)
     assert (result.state, result.converged, result.num_steps, result.num_samples) == ("succeeded", True, 100, 800)
     assert set(result.figures) == set(figures_of("train"))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "warm"),
+    [
+        ([10.0] * 30, (0, 0.0, False)),
+        ([900.0, 10.0, 80.0, *[10.0] * 27], (3, 0.99, False)),
+        ([10.0] * 20 + [90.0] + [10.0] * 9, (0, 0.0, False)),
+        ([40.0 - step for step in range(30)], (10, 0.355, True)),
+        ([500.0, 10.0], (0, 0.0, False)),
+    ],
+)
+def test_warm_up_ends_where_step_time_has_settled(step_ms: list[float], warm: tuple[int, float, bool]) -> None:
+    assert warm_up(np.asarray(step_ms)) == pytest.approx(warm)
+
+
+def test_steady_throughput_is_without_warm_up_and_time_to_target_with_it(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(first_step_ms=509.0))
+    values = {name: figure.value for name, figure in result.figures.items()}
+    assert values[F.WARMUP_TIME] == pytest.approx(0.51)
+    assert values[F.THROUGHPUT_TRAIN] == pytest.approx(12800 / 1.5)
+    assert values[F.THROUGHPUT_STEADY] == pytest.approx(99 * 8 * 16 / 0.99)
+    assert values[F.TIME_TO_TARGET] == pytest.approx(2.5)
+
+
+def test_slow_steps_are_attributed_where_the_cause_was_seen() -> None:
+    log = TrainLog(RankEnd(0))
+    attempt = Attempt(0.0, 0.0)
+    seen: list[dict[str, Any]] = [{}, {"gc_ms": 30.0}, {"alloc_retries": 1}, {}, {"wait": 40.0}, {}, {}, {}]
+    for number, more in enumerate(seen, start=1):
+        waits = (more.pop("wait", 0.0), *[0.0] * 9)
+        steps = (10.0 if waits[0] or number > 5 else 50.0, *[10.0] * 9)
+        window = StepWindow(
+            global_steps=10 * number, epoch=0, num_trained_samples=0, learning_rate=None, loss=1.0, losses=(1.0,) * 10,
+            step_ms=steps, data_wait_ms=waits, wall_ms=sum(steps) + sum(waits), **more,
+        )  # fmt: skip
+        _take_window(log, attempt, window, 200.0 * number)
+    attempt.saved_steps.add(30)
+    timeline: Any = SimpleNamespace(attempts=[attempt], warm_ups=[WarmUp(1, 0.05, is_bounded=False)])
+    share, causes = slow_steps(timeline, {})
+    assert causes == {
+        "garbage collection": 1, "allocator freed its cache": 1, "checkpoint": 1, "wait for data": 1,
+    }  # fmt: skip
+    assert share == pytest.approx(160 / 950)
+
+
+def test_memory_of_a_device_is_that_of_the_ranks_where_the_driver_reports_it() -> None:
+    columns = {"memory_used_mib": array("d", [60_000.0, 66_387.0])}
+    hosts = {"a": (Samples(t=array("d", [0.0, 1.0]), devices={0: columns}), ((0.0, 1.0),))}
+    assert device_memory(hosts, "cuda") == (66_387.0, "of the whole device, memory of other processes included")
+    columns["rank_memory_mib"] = array("d", [math.nan, 700.0])
+    assert device_memory(hosts, "cuda") == (700.0, None)
 
 
 def test_more_ranks_and_hosts_add_up(tmp_path: Path) -> None:

@@ -313,6 +313,12 @@ def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_n
     found = asyncio.run(ask([str(tmp_path)]))
     assert found.versions == {"made-up": "1.5"}
     assert found.broken == {"made_up": "RuntimeError: operator made_up::nms does not exist"}
+    (tmp_path / "made_up-1.5.dist-info/RECORD").write_text("made_up.py,,\n")
+    (tmp_path / "made_up.py").write_text("import a_package_that_it_needs")
+    needed = asyncio.run(package_facts(host, sys.executable, ["made-up"], [], [str(tmp_path)], ["made-up"]))
+    (problem,) = package_problems(needed, [], [], load_framework("pytorch"))
+    assert "No module named 'a_package_that_it_needs'" in problem.what
+    assert problem.hint == f"{sys.executable} -m pip install made-up"
     (problem,) = package_problems(found, [], [], load_framework("pytorch"))
     assert "import made_up fails: RuntimeError" in problem.what
     assert problem.hint == f"{sys.executable} -m pip uninstall made_up"

@@ -107,7 +107,7 @@ class FakeNvml:
         return 0
 
     def nvmlDeviceGetComputeRunningProcesses(self, _handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid) for pid in self.pids]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=512 << 20) for pid in self.pids]
 
     def nvmlDeviceGetPersistenceMode(self, _handle: int) -> int:
         return 1

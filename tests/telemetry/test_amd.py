@@ -62,7 +62,7 @@ def test_all_values_of_a_gpu_are_read() -> None:
         "AMD Instinct MI300X", "6.10.5", 750, 196592,
     )  # fmt: skip
     assert (sample.utilisation, sample.power_w, sample.temperature_c, sample.sm_clock_mhz) == (0.87, 143, 41, 132)
-    assert (sample.ecc_errors, sample.pids) == (0, (4242,))
+    assert (sample.ecc_errors, sample.pids) == (0, {4242: None})
     assert sample.energy_j == pytest.approx(15.259)
     chip = load_vendor("amd").chip_of(info.name, info.memory_gib)
     assert chip is not None

@@ -25,7 +25,7 @@ def test_all_values_of_a_gpu_are_read() -> None:
     assert (sample.temperature_c, sample.power_w, sample.memory_used_mib) == (31, 57.3, 15)
     assert (sample.memory_total_mib, sample.utilisation, sample.energy_j) == (40536, 0, 1000)
     assert (sample.sm_clock_mhz, sample.memory_clock_mhz, sample.ecc_errors) == (210, 1215, 0)
-    assert (sample.throttle, sample.pids) == (("idle",), (4242,))
+    assert (sample.throttle, sample.pids) == (("idle",), {4242: 512.0})
     assert nvml.shut
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.spec.errors import DataError
 from accelmark.train.batches import ArrayBatches, ArrayPlace, Arrays
 
 
@@ -33,8 +31,3 @@ def test_each_epoch_has_an_order_of_its_own_and_resumes_within_it() -> None:
     assert seen(batches, 1) == seen(batches, 1)
     assert seen(batches, 1) != seen(batches, 2)
     assert seen(batches, 1, skip=3) == seen(batches, 1)[3:]
-
-
-def test_parts_of_different_sizes_are_refused() -> None:
-    with pytest.raises(DataError, match="different numbers of samples"):
-        ArrayBatches({"x": np.zeros(3), "y": np.zeros(4)}, 1, ArrayPlace(0, 1, 7), train=True)

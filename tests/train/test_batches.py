@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches, generator_for
+from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
@@ -85,11 +85,6 @@ def test_augmentation_is_repeatable_and_differs_between_ranks() -> None:
     assert draw(0) != draw(1)
 
 
-def test_parts_of_different_length_are_refused() -> None:
-    with pytest.raises(DataError, match=r"'y': 3"):
-        TensorBatches({"x": torch.zeros(4), "y": torch.zeros(3)}, 1, place(), train=True)
-
-
 class Noisy:
     """Samples that show their index and a random number."""
 
@@ -144,11 +139,6 @@ def test_training_noise_changes_with_the_epoch_and_evaluation_noise_never() -> N
 
     assert by_index(0, train=True) != by_index(1, train=True)
     assert by_index(0, train=False) == by_index(1, train=False)
-
-
-def test_generators_of_neighbouring_numbers_are_unrelated() -> None:
-    draws = {float(torch.rand((), generator=generator_for(a, b))) for a in range(5) for b in range(5)}
-    assert len(draws) == 25
 
 
 class Damaged(Noisy):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from accelmark.spec.log.events import Event, Finished, StepWindow
-from accelmark.spec.plugins.case import ReferenceLoss, Target
+from accelmark.spec.plugins.case import Target
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 
@@ -129,17 +129,6 @@ def test_a_job_that_cannot_train_ends_with_the_reason(
     ran = run_here(make_job(tmp_path, settings, target=target))
     assert ran.exit_code == code
     assert message in (ran.finished().message or "")
-
-
-def test_a_reference_loss_curve_decides_convergence(tmp_path: Path, run_here: RunHere) -> None:
-    losses = run_here(make_job(tmp_path, target=None)).losses()
-    known = tuple(loss for loss in losses if loss is not None)
-    curve = ReferenceLoss(steps=(3, 6, 12), loss=(known[2], known[5] * 1.01, known[11]), source="a run before")
-    assert run_here(make_job(tmp_path, target=None, reference_loss=curve)).finished().converged is True
-    far = curve.model_copy(update={"loss": (known[2] * 1.2, known[5], known[11])})
-    assert run_here(make_job(tmp_path, target=None, reference_loss=far)).finished().converged is False
-    late = curve.model_copy(update={"steps": (3, 6, 13)})
-    assert run_here(make_job(tmp_path, target=None, reference_loss=late)).finished().converged is False
 
 
 def test_a_non_finite_loss_ends_training_in_its_own_step(tmp_path: Path, run_here: RunHere) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.case import PipelineParts, Place, TrainCase
-from accelmark.frameworks.pytorch.mesh import expert_parallel
-from accelmark.frameworks.pytorch.mesh.sharding import keep_stage, shard
-from accelmark.frameworks.pytorch.mesh.tensor_parallel import split_layers
+from accelmark.frameworks.pytorch.case import PipelineParts
+from accelmark.frameworks.pytorch.mesh.sharding import keep_stage
 from accelmark.spec.errors import RequestError
-from accelmark.spec.parallelism import Mesh
 
 PARTS = PipelineParts("embedding", "blocks", ("head",))
 
@@ -62,50 +56,3 @@ def test_a_model_that_stages_cannot_divide_is_refused_unchanged(
     with pytest.raises(RequestError, match=message):
         keep_stage(model, parts, 0, num_stages)
     assert list(model.state_dict()) == before
-
-
-def test_layers_are_split_only_where_the_case_names_them() -> None:
-    model, mesh = Decoder(), Any
-    for blocks, splits in (([], {"": "columns"}), (list(model.blocks), {})):
-        with pytest.raises(RequestError, match="Decoder has no layers that tp could split"):
-            split_layers(model, blocks, splits, mesh)  # type: ignore[arg-type]
-
-
-def test_experts_are_spread_evenly_or_not_at_all() -> None:
-    model = Decoder()
-    data: Any = FourRanks()
-    with pytest.raises(RequestError, match="Decoder has no experts that ep could spread over ranks"):
-        expert_parallel.spread_experts(model, [], data)
-    model.head.num_experts = 6  # type: ignore[assignment]
-    with pytest.raises(RequestError, match="ep=4 does not divide the 6 experts of head"):
-        expert_parallel.spread_experts(model, ["head"], data)
-
-
-def test_sequences_are_split_only_where_the_case_takes_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-
-    class Case:
-        place = Place(0, 1, torch.device("cpu"), 1, 1, Mesh(dp=1, cp=2))
-
-        def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-            return list(model.children())
-
-        splits_sequences = TrainCase.splits_sequences
-
-    case, devices = Case(), FourRanks()
-    with pytest.raises(RequestError, match="cp cannot split the sequences of Decoder"):
-        shard(Decoder(), case, devices, None, scatter=False)  # type: ignore[arg-type]
-
-
-class FourRanks:
-    """Mocked: a device mesh with the axis fsdp alone. The check of numbers exchanges nothing."""
-
-    ndim = 1
-    mesh_dim_names = ("fsdp",)
-
-    def __getitem__(self, axis: str) -> FourRanks:
-        assert axis == "fsdp"
-        return self
-
-    def size(self) -> int:
-        return 4

@@ -65,12 +65,6 @@ def test_a_broken_or_short_file_is_refused(tmp_path: Path, name: str, content: b
         TokenShards(tmp_path, "train", 8, 8, 256)
 
 
-def test_an_array_of_floats_is_not_tokens(tmp_path: Path) -> None:
-    write(tmp_path / "train/a.npy", np.zeros((4, 4)))
-    with pytest.raises(DataError, match=r"found float64 of shape \(4, 4\)"):
-        TokenShards(tmp_path, "train", 2, 2, 256)
-
-
 def indexed(folder: Path, tokens: list[int], kind: int, dtype: str) -> Path:
     """Write an indexed data set of Megatron-LM with two sequences."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,16 +83,6 @@ def test_an_indexed_data_set_of_megatron_is_read_in_its_type(tmp_path: Path, kin
     assert [shards.window(index).tolist() for index in range(len(shards))] == [
         [30000 + start + offset for offset in range(4)] for start in (0, 3, 6)
     ]
-
-
-def test_an_indexed_data_set_that_is_not_complete_is_refused(tmp_path: Path) -> None:
-    data = indexed(tmp_path / "train", list(range(10)), 4, "<i4")
-    data.write_bytes(data.read_bytes()[:-4])
-    with pytest.raises(DataError, match=r"text_document\.bin: has 36 bytes, text_document\.idx expects 40"):
-        TokenShards(tmp_path, "train", 4, 3, 100)
-    data.with_suffix(".idx").write_bytes(b"something else, long enough to be a header of an index")
-    with pytest.raises(DataError, match=r"text_document\.idx: is no index of Megatron-LM"):
-        TokenShards(tmp_path, "train", 4, 3, 100)
 
 
 def test_only_the_first_windows_are_read_where_a_limit_is_given(tmp_path: Path) -> None:

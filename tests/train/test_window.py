@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import torch
 
 from accelmark.frameworks.pytorch.training.platform import DeviceLosses
 from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
-from accelmark.train.loop.window import Window, WindowPosition, covered, first_nonfinite
+from accelmark.train.loop.window import GarbagePauses, Window, WindowPosition, covered, first_nonfinite
 
 POSITION = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
 
@@ -93,3 +94,18 @@ def test_the_own_part_of_a_step_is_what_no_exchange_covers() -> None:
     ms = 1_000_000
     window.add(0, [(2 * ms, 4 * ms), (3 * ms, 5 * ms)], 10 * ms, 0, torch.tensor(1.0))
     assert window.read(window.close(POSITION, 0, 10.0)).own_ms == (7.0,)
+
+
+def test_garbage_collections_are_measured_and_scan_nothing_that_training_found() -> None:
+    pauses = GarbagePauses()
+    pauses.start()
+    try:
+        assert gc.get_freeze_count() > 0
+        pauses.collect()
+        cycle: list[object] = []
+        cycle.append(cycle)
+        gc.collect()
+        assert pauses.collect() > 0
+    finally:
+        pauses.stop()
+    assert gc.get_freeze_count() == 0

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import platform
 import socket
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,14 +16,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, final
 
-from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
+import numpy as np
+
+from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.log.events import EndReason, Event, Started
+from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
 from accelmark.train.batches import Arrays, SyntheticArrayBatches, naming_bad_samples
 from accelmark.train.case import ArrayCase, Batches, case_class
+from accelmark.train.loop.backend import RankBackend
 from accelmark.train.loop.checkpoint_directory import unreadable
 from accelmark.train.loop.checkpoints import (
     ArrayCheckpoints,
@@ -33,8 +35,7 @@ from accelmark.train.loop.checkpoints import (
     update_squares,
     weights_hash,
 )
-from accelmark.train.loop.clocks import HostLosses
-from accelmark.train.loop.contract import LossReader, Progress, Replay, StepClock, StepTracer
+from accelmark.train.loop.contract import Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.loop.process import handle_signals_again
 
@@ -57,7 +58,20 @@ class OpenedDevice:
     """Precision in which matrix products are computed."""
 
 
-class ArrayBackend(ABC, Generic[CaseT]):
+@final
+class LaterLosses:
+    """Losses stay on the device until a window is read."""
+
+    def keep(self, loss: Any) -> Any:
+        """Return the loss."""
+        return loss
+
+    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+        """Return a function that waits for the losses."""
+        return lambda: [float(np.asarray(loss)) for loss in kept]  # float(loss) of JAX takes longer
+
+
+class ArrayBackend(RankBackend, Generic[CaseT]):
     """One rank's training; see :class:`accelmark.train.loop.contract.Backend`."""
 
     framework: ClassVar[str]
@@ -68,33 +82,22 @@ class ArrayBackend(ABC, Generic[CaseT]):
     optimizer_classes: ClassVar[Mapping[str, str]] = OPTIMIZER_CLASSES
     """Setting ``optimizer.name`` -> class."""
     memory_advice: ClassVar[str] = "precision bf16"
-    """What to do if memory is exhausted, besides a smaller batch."""
+    checkpoints: ArrayCheckpoints
 
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
-        self.job, self.settings, self.place, self.log = job, train.settings, place, log
-        self._phase = "initialisation"
+        super().__init__(job, train, place, log)
         self._device: OpenedDevice | None = None
-        self._eval_batches: Batches | None = None
         self.steps_done = 0
-        self.world_size = place.world_size
-        self.immediate = False
-        self.clock: StepClock | None = None
-        self.own_end: Callable[[], Any] | None = None
-        self.tracer: StepTracer | None = None
         self.own_part_unknown: str | None = None
-        self.losses: LossReader = HostLosses()
-        self.num_parameters = 0
-        self.flops_per_sample: float | None = None
-        self.flops_per_sample_formula: float | None = None
         self.step: Callable[[list[Any]], Any] = self._step
 
     @abstractmethod
     def open_device(self) -> OpenedDevice:
         """Open this rank's device with threads and precision, and join the ranks."""
 
-    @abstractmethod
     def open_case(self, found: type[CaseT]) -> CaseT:
         """Return the case, an object of the class that its file defines."""
+        return found(self.settings, self.job.data_dirs, self.place)
 
     @abstractmethod
     def build_model(self) -> str:
@@ -146,20 +149,12 @@ class ArrayBackend(ABC, Generic[CaseT]):
         """
 
     @abstractmethod
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether an error says that memory of the device or of the host is exhausted."""
-
-    @abstractmethod
     def mean(self, values: list[float]) -> list[float]:
         """Return the mean of each value over all ranks."""
 
     @abstractmethod
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start a maximum of each value over all ranks."""
-
-    def summary(self, error: BaseException) -> str:
-        """Return the line of an error that says what happened."""
-        return first_line(error)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context in which batches are evaluated."""
@@ -192,9 +187,9 @@ class ArrayBackend(ABC, Generic[CaseT]):
         if place.rank == 0:
             self.flops_per_sample = self.count_flops()
         self.build_training()
-        self._checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
+        self.checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
         if not settings.loader.synthetic:
-            self._eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
+            self.eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
         version, libraries = self.versions()
         return Started(
             framework=self.framework,
@@ -216,7 +211,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
             standard_optimizer_class=optimizer,
             compute_type=self.compute_type(),
             train_samples=batches.num_samples,
-            eval_samples=None if self._eval_batches is None else self._eval_batches.num_samples,
+            eval_samples=None if self.eval_batches is None else self.eval_batches.num_samples,
             hooks={},
             library_versions={"python": platform.python_version(), **libraries},
             own_part_unknown=self.own_part_unknown,
@@ -227,13 +222,6 @@ class ArrayBackend(ABC, Generic[CaseT]):
             return self.case.train_batches()
         batch = self.case.synthetic_batch(self.settings.batch_size)
         return SyntheticArrayBatches(batch, self.settings, self.world_size)
-
-    def timed(self, event: Event, build: Callable[[], Any]) -> Any:
-        """Call ``build``, and log how long it took."""
-        start = time.monotonic()
-        built = build()
-        self.log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
-        return built
 
     def _step(self, batches: list[Any]) -> Any:
         loss = self.take_step(batches, self.learning_rate())
@@ -246,7 +234,7 @@ class ArrayBackend(ABC, Generic[CaseT]):
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Any]]:
         """Yield the batches of each step on the device; the next step's are copied while one is computed."""
-        self._phase = f"epoch {epoch}"
+        self.phase = f"epoch {epoch}"
         count = self.settings.gradient_accumulation_steps
         batches = naming_bad_samples(self._batches.epoch(epoch, skip_steps * count), self._batches, self.log)
         ahead: list[Any] | None = None
@@ -258,15 +246,11 @@ class ArrayBackend(ABC, Generic[CaseT]):
         if ahead is not None:
             yield ahead
 
-    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
-        """Return the case's metrics over all ranks' evaluation data, with a checkpoint's weights if one is given."""
-        if self._eval_batches is None:
-            raise RequestError("there is no evaluation on synthetic data")
-        if weights is not None:
-            self._load(weights)
+    def evaluate_on(self, batches: Any) -> dict[str, float]:
+        """Return the case's metrics over all ranks' evaluation data."""
         found: dict[str, list[Any]] = {}
         with self.evaluating():
-            for batch in islice(self._eval_batches.epoch(0), self.settings.evaluate.max_batches):
+            for batch in islice(batches.epoch(0), self.settings.evaluate.max_batches):
                 for name, value in self.eval_sums(batch).items():
                     found.setdefault(name, []).append(value)
         if not found:
@@ -275,13 +259,9 @@ class ArrayBackend(ABC, Generic[CaseT]):
         joint = zip(sums, self.mean(list(sums.values())), strict=True)
         return self.case.metrics({name: value * self.world_size for name, value in joint})
 
-    def restore(self) -> Progress | None:
-        """Load the newest checkpoint where the job resumes and there is one."""
-        newest = self._checkpoints.newest() if self.job.resume else None
-        return None if newest is None else self._load(newest)
-
-    def _load(self, checkpoint: Path) -> Progress:
-        arrays, progress = self._checkpoints.load(checkpoint)
+    def load(self, checkpoint: Path) -> Progress:
+        """Load a checkpoint, and return the progress of training."""
+        arrays, progress = self.checkpoints.load(checkpoint)
         try:
             self.set_state(arrays)
         except (KeyError, ValueError) as error:
@@ -291,20 +271,16 @@ class ArrayBackend(ABC, Generic[CaseT]):
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""
-        return self._checkpoints.save(self.state, progress, lambda: self.mean([0.0]))
-
-    def finish_save(self) -> float:
-        """Return 0: training waits for all of a checkpoint."""
-        return 0.0
+        return self.checkpoints.save(self.state, progress, lambda: self.mean([0.0]))
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
         """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
-        progress = Progress() if start is None else self._load(start)
+        progress = Progress() if start is None else self.load(start)
         before = self.parameters()
         replay = repeat_steps(self, progress, num_steps)
         if end is not None:
             replayed = self.parameters()
-            self._load(end)
+            self.load(end)
             replay.update = update_squares(before, replayed, self.parameters())
         return replay
 
@@ -319,19 +295,9 @@ class ArrayBackend(ABC, Generic[CaseT]):
     def trained(self) -> None:
         """Log nothing: everything is known before."""
 
-    def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        """Distinguish out-of-memory from other errors, and say what to do."""
-        summary = self.summary(error)
-        if isinstance(error, MemoryError) or self.is_out_of_memory(error):
-            settings, label = self.settings, self.job.device_type if self._device is None else self._device.label
-            return "out_of_memory", (
-                f"out of memory on {label} in {self._phase}, with batch_size {settings.batch_size} and precision "
-                f"{settings.precision}; try a smaller batch_size with more gradient_accumulation_steps, or "
-                f"{self.memory_advice} ({summary})"
-            )
-        if isinstance(error, AccelmarkError):
-            return "error", str(error)
-        return "error", f"{type(error).__name__}: {summary}"
+    def device_label(self) -> str:
+        """Return the name of the device in messages."""
+        return self.job.device_type if self._device is None else self._device.label
 
     @abstractmethod
     def close(self, *, together: bool) -> None:

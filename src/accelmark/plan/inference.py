@@ -220,13 +220,16 @@ def _requires(
     settings: InferSettings,
     engine: EngineSpec | None,
 ) -> dict[str, tuple[str, ...]]:
+    device = request.run.vendor.frameworks.get(request.key.framework)
+    device_type = device.device_type if device is not None else "cpu"
+    required = engine.requires_on(device_type, settings.engine_options) if engine is not None else ()
     has_weights = "weights" in data or any(request.folder.path.glob("*.safetensors"))
     needs = (
         (settings.scenarios or settings.generate_scenarios, "scenarios", LOADGEN_REQUIRES),
         (case.generates, "generation", ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")),
         (settings.benchmarks, "benchmarks", BENCHMARK_REQUIRES),
         (has_weights, "weights of the case", ("safetensors>=0.4",)),
-        (engine, f"engine {settings.compiler}", engine.requires if engine is not None else ()),
+        (engine, f"engine {settings.compiler}", required),
     )
     return {needed_by: requirements for is_used, needed_by, requirements in needs if is_used}
 

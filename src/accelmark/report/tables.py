@@ -32,7 +32,7 @@ class _Layout(NamedTuple):
 
 _LAYOUTS: Final[dict[Task, _Layout]] = {
     "train": _Layout("Training", (
-        ("Throughput", F.THROUGHPUT_TRAIN), ("Time to target", F.TIME_TO_TARGET), ("{metric}", F.FINAL_METRIC),
+        ("Throughput", F.THROUGHPUT_STEADY), ("Time to target", F.TIME_TO_TARGET), ("{metric}", F.FINAL_METRIC),
         ("MFU", F.MFU), ("Peak memory", F.PEAK_DEVICE_MEMORY), ("Energy", F.ENERGY),
     )),
     "infer": _Layout("Inference", (
@@ -62,7 +62,7 @@ _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Rol
                  ("Scale", "scale"), ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
 _OPTIONAL: Final = ("variant", "role")
 """Columns that are shown only if a row has them: distinguish inference runs and searches of one case."""
-_SHORT_TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
+_SHORT_TITLES: Final = {F.THROUGHPUT_STEADY: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
 
 
 def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:

@@ -327,7 +327,7 @@ class Pages:
         rows = groups.get(chosen, [])
         unit = str(rows[0]["unit"]) if rows else "sample"
         figures = [name for name in FigureName if any(row[name.value] is not None for row in rows)]
-        wanted = query.get("figure", FigureName.THROUGHPUT_TRAIN.value)
+        wanted = query.get("figure", FigureName.THROUGHPUT_STEADY.value)
         name = next((found for found in figures if found.value == wanted), figures[0] if figures else None)
         body = page(
             "runs/trend.html", served=True, charts=True, title="Trend", cases=list(groups), chosen=chosen,

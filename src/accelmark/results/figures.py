@@ -65,7 +65,7 @@ class FigureName(StrEnum):
     FINAL_LOSS = "final_loss", FigureInfo("Outcome", "Final loss", "", "lower", TRAIN,
         "loss of the last step", rank=210)
     TIME_TO_TARGET = "time_to_target_s", FigureInfo("Outcome", "Time to target", "s", "lower", TRAIN,
-        "raw training time until the first evaluation that reached the target", rank=20, warns=True)
+        "raw training time, warm-up included, until the first evaluation that reached the target", rank=20, warns=True)
     SEARCH_SCORE = "search_score", FigureInfo("Search", "Score", "OP/s", "higher", AUTOML,
         "operations of all trials, by the search's counting rule, over its time", rank=240)
     SEARCH_REGULATED_SCORE = "search_regulated_score", FigureInfo("Search", "Regulated score", "OP/s", "higher", AUTOML,
@@ -89,12 +89,15 @@ class FigureName(StrEnum):
         "over raw training time, with data loading and evaluation")
     THROUGHPUT_TRAIN = "throughput_train", FigureInfo(
         "Throughput", "Throughput, training", "{unit}s/s", "higher", TRAIN,
-        "over training time", rank=10, warns=True)
+        "over training time, warm-up included")
+    THROUGHPUT_STEADY = "throughput_steady", FigureInfo(
+        "Throughput", "Throughput, steady", "{unit}s/s", "higher", TRAIN,
+        "over training time without warm-up: units of the steps after it", rank=10, warns=True)
     THROUGHPUT_CORE = "throughput_core", FigureInfo("Throughput", "Throughput, core", "{unit}s/s", "higher", TRAIN,
         "over computation only")
     THROUGHPUT_PER_DEVICE = "throughput_per_device", FigureInfo(
         "Throughput", "Throughput per device", "{unit}s/s", "higher", TRAIN,
-        "training throughput per device")
+        "steady throughput per device")
     INFERENCE_CORE = "inference_core", FigureInfo("Inference", "Inference, core", "{unit}s/s", "higher", INFER,
         "engine: computation and copies to and from the device", rank=40, warns=True)
     INFERENCE_WHOLE = "inference_whole", FigureInfo("Inference", "Inference, whole", "{unit}s/s", "higher", INFER,
@@ -212,6 +215,10 @@ class FigureName(StrEnum):
         "step 6, with LoadGen scenarios")
     INIT_TIME = "init_time_s", FigureInfo("Time", "Initialisation", "s", "lower", TRAIN,
         "from the start of rank 0's process to TRAIN_START")
+    WARMUP_TIME = "warmup_time_s", FigureInfo("Time", "Warm-up", "s", "lower", TRAIN,
+        "compilation, search of kernels, first loading of libraries: the first steps of each process, with their waits "
+        "for data, until five steps take at most 1.25 x the median step of its second half on average; at most a third "
+        "of the steps; part of the time to target, not of steady throughput", rank=235)
     RAW_TRAIN_TIME = "raw_train_time_s", FigureInfo("Time", "Raw training", "s", "lower", TRAIN,
         "TRAIN_START to TRAIN_END, evaluation included", rank=230, warns=True)
     TRAIN_NO_EVAL_TIME = "train_no_eval_time_s", FigureInfo("Time", "Training", "s", "lower", TRAIN,
@@ -242,7 +249,8 @@ class FigureName(StrEnum):
         "forward pass, as the case states")
     PEAK_DEVICE_MEMORY = "peak_device_memory_mib", FigureInfo(
         "Memory and utilisation", "Peak device memory", "MiB", "lower", ALL,
-        "largest allocation on any device; on a CPU, the resident memory of the processes that compute", rank=180)
+        "largest allocation on any device, by the framework, or of the job's own processes by the driver; on a CPU, "
+        "the resident memory of the processes that compute", rank=180)
     DEVICE_MEMORY_TOTAL = "device_memory_total_mib", FigureInfo(
         "Memory and utilisation", "Device memory", "MiB", "neither", INFER,
         "capacity of the device, from telemetry")

@@ -11,7 +11,7 @@ from accelmark.results.figures import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 
-FIGURE: Final = FigureName.THROUGHPUT_TRAIN
+FIGURE: Final = FigureName.THROUGHPUT_STEADY
 _SCALE_SETTINGS: Final = (
     "batch_size", "eval_batch_size", "gradient_accumulation_steps", "optimizer.lr", "schedule.", "end.", "evaluate.",
     "parallelism", "zero.", "threads", "loader.", "checkpoint", "log_every_steps", "seed",
@@ -27,7 +27,7 @@ class ScalePoint(NamedTuple):
     nnodes: int
     nproc: int
     throughput: float
-    """Units per second over training time, all ranks."""
+    """Units per second of all ranks, without warm-up."""
     speedup: float
     """Over the smallest scale of the curve."""
     efficiency: float

@@ -1,17 +1,24 @@
-"""Find and load runs, bundles and AutoML searches below the paths that a user names."""
+"""Find and load runs, bundles, AutoML searches and published results below the paths that a user names."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from accelmark.results.rounds.search import is_search, load_search
-from accelmark.results.schema import Summary
+from accelmark.results.schema import CaseResult, Spread, Summary
 from accelmark.results.store.bundle import SUFFIX, bundle_edits, edits, is_bundle, load_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RequestError, RunError, SpecError, first_line
+from accelmark.spec.model import read_yaml
+
+_RECORDS: Final = "records"
+_NOTES: Final = "notes.yaml"
+"""Published results: ``records/NAME.json``, an excerpt of a result.json, and for each NAME what it does not state."""
 
 
 def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
@@ -43,7 +50,7 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
 
 
 def find_sources(path: Path) -> tuple[list[Path], list[str]]:
-    """Return ``path`` itself if it is a run or a bundle, else every run and bundle below it, by name.
+    """Return ``path`` itself if it is a run or a bundle, else every run, bundle and published result below it, by name.
 
     A file with a bundle's suffix is included even if it is not one, so that loading it reports it. The second list has
     a message for each unreadable directory and each name that is not UTF-8.
@@ -59,7 +66,9 @@ def find_sources(path: Path) -> tuple[list[Path], list[str]]:
     places: list[Path] = []
     problems: list[str] = []
     for entry, is_directory in entries:
-        if is_directory or entry.name.endswith(SUFFIX) or (entry.suffix == ".tar" and is_bundle(entry)):
+        if is_directory and entry.name == _RECORDS and (path / _NOTES).is_file():
+            places += sorted(entry.glob("*.json"))
+        elif is_directory or entry.name.endswith(SUFFIX) or (entry.suffix == ".tar" and is_bundle(entry)):
             found, unread = find_sources(entry)
             places += found
             problems += unread
@@ -74,11 +83,41 @@ def written(path: Path) -> str:
 def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
     """Load one run, search or bundle, with or without data for charts. Raises RunError where it cannot be read."""
     try:
+        if path.parent.name == _RECORDS and path.suffix == ".json":
+            return _load_record(path)
         if path.is_file():
             return _marked(load_bundle(path, curves=curves), bundle_edits(path))
         return load_search(path) if is_search(path) else _marked(load_run(path, curves=curves), edits(path))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _load_record(path: Path) -> LoadedRun:
+    """Load a published result: a record in ``records/`` with its notes, which state the verdict.
+
+    Raises RunError where one of them cannot be read.
+    """
+    try:
+        notes = read_yaml(path.parent.parent / _NOTES)[path.stem]
+        record = json.loads(path.read_text(encoding="utf-8"))
+        figures = {
+            name: Spread(mean=figure["value"], stdev=None, ci95=None, num_rounds=1, reason=figure["reason"])
+            for name, figure in record["figures"].items()
+        }
+        for name, number in notes["figures"].items():
+            figures[name] = Spread(mean=number, stdev=None, ci95=None, num_rounds=1)
+        verdict, version, started_at = notes["verdict"], record["environment"]["accelmark"], record["started_at"]
+        case = CaseResult(
+            key=record["key"], task="train", unit=record["unit"], state="succeeded", converged=record["converged"],
+            verdict=verdict, marks=record["marks"], figures=figures, rounds=(), reasons=tuple(notes["notes"]),
+        )  # fmt: skip
+        summary = Summary(
+            accelmark_version=version, run=path.stem, started_at=started_at, finished_at=started_at, state="succeeded",
+            vendor=record["vendor"], cases=(case,),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, SpecError) as error:
+        raise RunError(f"{path}: is not a published result with notes in {_NOTES}: {first_line(error)}") from error
+    return LoadedRun(path, summary, {})
 
 
 def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, final, runtime_checkable
 
@@ -55,8 +56,8 @@ class DeviceSample:
     """The device's energy counter, cumulative."""
     ecc_errors: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
-    pids: tuple[int, ...] | None = None
-    """Processes that hold memory on the device."""
+    pids: Mapping[int, float | None] | None = None
+    """Process that holds memory on the device -> that memory in MiB, None where it is not known."""
     age_s: float = 0.0
     """Seconds from this reading to the line's ``t``."""
 

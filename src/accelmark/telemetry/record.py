@@ -133,7 +133,7 @@ class Recorder:
         t, wall = time.monotonic(), time.time()
         host = self._host.sample(t)
         devices = self._sample_devices(t)
-        self._emit(t=t, wall=wall, host=asdict(host), devices=[_device_values(device) for device in devices])
+        self._emit(t=t, wall=wall, host=asdict(host), devices=[self._values(device) for device in devices])
         self._num_samples += 1
         self._logs.write(t, wall, host, devices)
         if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
@@ -141,6 +141,12 @@ class Recorder:
         if self._held is None:
             self._logs.unavailable(wall, self._reasons())
         self._note_foreign_processes(t, devices)
+
+    def _values(self, device: DeviceSample) -> dict[str, Any]:
+        """Return what is written of a sample; ``rank_memory_mib`` is the memory of the ranks' processes."""
+        values = {name: value for name, value in asdict(device).items() if name != "age_s" or value}
+        own = [used for pid, used in (device.pids or {}).items() if used is not None and pid in self._host.rank_pids]
+        return values | ({"rank_memory_mib": sum(own)} if own else {})
 
     def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
@@ -240,10 +246,6 @@ def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int
     """Return the next deadline after ``now`` on the grid through ``due``, and the number of missed deadlines."""
     missed = max(0, int((now - due) // interval_s))
     return due + (missed + 1) * interval_s, missed
-
-
-def _device_values(device: DeviceSample) -> dict[str, Any]:
-    return {name: value for name, value in asdict(device).items() if name != "age_s" or value}
 
 
 def _rounded(value: Any) -> Any:

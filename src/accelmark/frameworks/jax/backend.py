@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
+from accelmark.frameworks.array_backend import ArrayBackend, LaterLosses, OpenedDevice
 from accelmark.frameworks.jax.arrays import from_arrays, to_arrays
 from accelmark.frameworks.jax.case import TrainCase
 from accelmark.frameworks.jax.comparison import Comparison
@@ -38,19 +38,6 @@ def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog)
 
 
 @final
-class Losses:
-    """Losses stay on the device until a window is read."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
-
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
-        """Return a function that waits for the losses."""
-        return lambda: [float(np.asarray(loss)) for loss in kept]  # jax.device_get takes 25 us more of each
-
-
-@final
 class JaxBackend(ArrayBackend[TrainCase]):
     """One rank's training in JAX."""
 
@@ -58,7 +45,7 @@ class JaxBackend(ArrayBackend[TrainCase]):
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        self.losses = Losses()
+        self.losses = LaterLosses()
         self._devices = devices = Devices(self.job.device_type, self.settings, self.place)
         precision = self.settings.precision
         if precision == "tf32" and devices.own.platform == "cpu":

@@ -13,6 +13,7 @@ from accelmark.frameworks.jax.case import TrainCase
 from accelmark.frameworks.jax.devices import Devices
 from accelmark.frameworks.jax.step import State, Step
 from accelmark.spec.tensor_file import Array
+from accelmark.train.loop.comparison import ArrayComparison
 
 _LEAVES: Final = {
     "kernel": "weight",
@@ -27,28 +28,30 @@ _KERNEL_AXES: Final = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1)}
 
 
 @final
-class Comparison:
+class Comparison(ArrayComparison):
     """See :class:`accelmark.train.loop.comparison.Comparison`."""
 
     def __init__(
         self, case: TrainCase, step: Step, devices: Devices, read: Callable[[], State], write: Callable[[State], None]
     ) -> None:
         """``read`` and ``write`` return and set the state of the backend."""
+        super().__init__(case, devices.batch)
         step.disable_dropout()
-        self._case, self._step, self._devices, self._read, self._write = case, step, devices, read, write
-        self.reference_names = case.reference_names
+        self._step, self._devices, self._read, self._write = step, devices, read, write
 
     def _local(self) -> tuple[Any, Any]:
         state = self._read()
         return self._devices.local(state.parameters), self._devices.local(state.rest)
 
-    def parameters(self) -> dict[str, Array]:
-        """Return the trainable weights."""
-        return _arrays(self._local()[0])
-
-    def statistics(self) -> dict[str, Array]:
-        """Return the running means and variances."""
-        return _arrays(self._local()[1])
+    def weights(self, *, trained: bool) -> dict[str, Array]:
+        """Return the trainable weights, or the running means and variances."""
+        found: dict[str, Array] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self._local()[0 if trained else 1]):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                name, axes = _named(path, leaf)
+                array = np.asarray(leaf, np.float32)
+                found[name] = np.ascontiguousarray(array.transpose(axes)) if axes else array.copy()
+        return found
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Replace all arrays that have a name in ``weights``."""
@@ -63,27 +66,9 @@ class Comparison:
         parameters, rest = (jax.tree_util.tree_map_with_path(value, part) for part in self._local())
         self._write(self._read()._replace(**self._devices.replicated({"parameters": parameters, "rest": rest})))
 
-    def arrays(self, batch: object) -> dict[str, Array]:
-        """Return a batch on the host."""
-        return {name: np.asarray(array) for name, array in dict(batch).items()}  # type: ignore[call-overload]
-
-    def batch(self, arrays: Mapping[str, Array]) -> Any:
-        """Return a batch on the devices."""
-        return self._devices.batch(dict(arrays))
-
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return what the model returns where the case computes its loss."""
         return np.asarray(self._step.outputs(*self._local(), dict(arrays)), np.float32)
-
-
-def _arrays(state: Any) -> dict[str, Array]:
-    found: dict[str, Array] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            name, axes = _named(path, leaf)
-            array = np.asarray(leaf, np.float32)
-            found[name] = np.ascontiguousarray(array.transpose(axes)) if axes else array.copy()
-    return found
 
 
 def _named(path: Any, leaf: Any) -> tuple[str, tuple[int, ...] | None]:

@@ -74,10 +74,6 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
         index = None if ranks.is_cpu else self.place.local_rank
         return OpenedDevice(self.job.device_type, ranks.name, index, ranks.threads, precision)
 
-    def open_case(self, found: type[TrainCase]) -> TrainCase:
-        """Return the case."""
-        return found(self.settings, self.job.data_dirs, self.place)
-
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
         ms.set_seed(self.settings.seed % 2**32)

@@ -13,6 +13,7 @@ from accelmark.frameworks.mindspore.case import Batch, TrainCase
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays
+from accelmark.train.loop.comparison import ArrayComparison
 
 _NAMES: Final = {
     "gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var",
@@ -22,12 +23,12 @@ _NAMES: Final = {
 
 
 @final
-class Comparison:
+class Comparison(ArrayComparison):
     """See :class:`accelmark.train.loop.comparison.Comparison`."""
 
     def __init__(self, case: TrainCase, model: nn.Cell, to_device: Callable[[Arrays], Batch]) -> None:
-        self._case, self._model, self._to_device = case, model, to_device
-        self.reference_names = case.reference_names
+        super().__init__(case, to_device)
+        self._case, self._model = case, model
         for _, layer in model.cells_and_names():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
@@ -37,16 +38,9 @@ class Comparison:
             prefix, dot, name = parameter.name.rpartition(".")
             yield f"{prefix}{dot}{_NAMES.get(name, name)}", parameter
 
-    def _arrays(self, *, trained: bool) -> dict[str, Array]:
+    def weights(self, *, trained: bool) -> dict[str, Array]:
+        """Return the trainable weights, or the running means and variances."""
         return {name: parameter.asnumpy().copy() for name, parameter in self._parameters(trained=trained)}
-
-    def parameters(self) -> dict[str, Array]:
-        """Return the trainable weights."""
-        return self._arrays(trained=True)
-
-    def statistics(self) -> dict[str, Array]:
-        """Return the running means and variances."""
-        return self._arrays(trained=False)
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Replace all parameters and statistics."""
@@ -54,19 +48,11 @@ class Comparison:
             for name, parameter in self._parameters(trained=trained):
                 ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name])))
 
-    def arrays(self, batch: object) -> dict[str, Array]:
-        """Return a batch on the host."""
-        return {name: tensor.asnumpy() for name, tensor in dict(batch).items()}  # type: ignore[call-overload]
-
-    def batch(self, arrays: Mapping[str, Array]) -> Batch:
-        """Return a batch on the device."""
-        return self._to_device(dict(arrays))
-
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return what the model returns where the case computes its loss."""
         kept: list[Any] = []
         hook = self._model.register_forward_hook(lambda _layer, _inputs, output: kept.append(output))
-        before = self._arrays(trained=False)
+        before = self.weights(trained=False)
         try:
             self._case.loss(self._model, self.batch(arrays))
         finally:

@@ -77,10 +77,6 @@ class PaddleBackend(ArrayBackend[TrainCase]):
         name = device_name(device) or machine.processor() or machine.machine() or None
         return OpenedDevice(device, name, None if device == "cpu" else place.local_rank, threads, precision)
 
-    def open_case(self, found: type[TrainCase]) -> TrainCase:
-        """Return the case."""
-        return found(self.settings, self.job.data_dirs, self.place)
-
     def build_model(self) -> str:
         """Build the model with the same weights on every rank; its parameters are numbered from 0."""
         np.random.seed(self.settings.seed % 2**32)

@@ -14,13 +14,14 @@ from accelmark.frameworks.paddle.case import Batch, TrainCase
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays
+from accelmark.train.loop.comparison import ArrayComparison
 
 _STATISTICS: Final = {"_mean": "running_mean", "_variance": "running_var"}
 """Paddle's name of an array of a layer -> PyTorch's."""
 
 
 @final
-class Comparison:
+class Comparison(ArrayComparison):
     """See :class:`accelmark.train.loop.comparison.Comparison`."""
 
     def __init__(
@@ -30,8 +31,8 @@ class Comparison:
         autocast: Callable[[], AbstractContextManager[Any]],
         to_device: Callable[[Arrays], Batch],
     ) -> None:
-        self._case, self._model, self._autocast, self._to_device = case, model, autocast, to_device
-        self.reference_names = case.reference_names
+        super().__init__(case, to_device)
+        self._case, self._model, self._autocast = case, model, autocast
         for layer in model.sublayers(include_self=True):
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
@@ -51,31 +52,16 @@ class Comparison:
                         isinstance(layer, nn.Linear) and name == "weight",
                     )
 
-    def _arrays(self, *, trained: bool) -> dict[str, Array]:
+    def weights(self, *, trained: bool) -> dict[str, Array]:
+        """Return the trainable weights, or the running means and variances."""
         found = self._tensors(trained=trained)
         return {name: _array(tensor.T if transposed else tensor) for name, tensor, transposed in found}
-
-    def parameters(self) -> dict[str, Array]:
-        """Return the trainable weights."""
-        return self._arrays(trained=True)
-
-    def statistics(self) -> dict[str, Array]:
-        """Return the running means and variances."""
-        return self._arrays(trained=False)
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Replace all parameters and statistics."""
         for trained in (True, False):
             for name, tensor, transposed in self._tensors(trained=trained):
                 tensor.set_value(np.ascontiguousarray(weights[name].T if transposed else weights[name]))
-
-    def arrays(self, batch: object) -> dict[str, Array]:
-        """Return a batch on the host."""
-        return {name: tensor.numpy() for name, tensor in dict(batch).items()}  # type: ignore[call-overload]
-
-    def batch(self, arrays: Mapping[str, Array]) -> Batch:
-        """Return a batch on the device."""
-        return self._to_device(dict(arrays))
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def outputs(self, arrays: Mapping[str, Array]) -> Array:

@@ -45,6 +45,7 @@ from accelmark.frameworks.pytorch.training.platform import (
     is_out_of_memory,
     join_ranks,
     library_versions,
+    num_alloc_retries,
     open_device,
     peak_memory_mib,
     rank_seed,
@@ -334,6 +335,10 @@ class PyTorchBackend(RankBackend):
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on the device so far; None on the CPU."""
         return peak_memory_mib(self._device)
+
+    def num_alloc_retries(self) -> int:
+        """Return how often the device's allocator has freed its cache to find memory; 0 on the CPU."""
+        return num_alloc_retries(self._device)
 
     def trained(self) -> None:
         """Log the number of compiled graphs."""

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
+from accelmark.frameworks.array_backend import ArrayBackend, LaterLosses, OpenedDevice
 from accelmark.frameworks.tensorflow.case import TrainCase
 from accelmark.frameworks.tensorflow.comparison import Comparison
 from accelmark.frameworks.tensorflow.ranks import Ranks
@@ -34,19 +34,6 @@ def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog)
 
 
 @final
-class Losses:
-    """Losses stay on the device until a window is read."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
-
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
-        """Return a function that waits for the losses."""
-        return lambda: [float(loss) for loss in kept]
-
-
-@final
 class TensorFlowBackend(ArrayBackend[TrainCase]):
     """One rank's training in TensorFlow."""
 
@@ -54,7 +41,7 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        self.losses = Losses()
+        self.losses = LaterLosses()
         self._ranks = ranks = Ranks(self.job, self.settings, self.place)
         if self.place.world_size > 1:
             if ranks.is_cpu:

@@ -11,20 +11,22 @@ from accelmark.frameworks.tensorflow.case import TrainCase
 from accelmark.frameworks.tensorflow.step import Step
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays
+from accelmark.train.loop.comparison import ArrayComparison
 
 _KERNEL_AXES: Final = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Dimensions of a kernel -> its axes in PyTorch's order, which is (out, in, ...) instead of (..., in, out)."""
 
 
 @final
-class Comparison:
+class Comparison(ArrayComparison):
     """See :class:`accelmark.train.loop.comparison.Comparison`."""
 
     def __init__(self, case: TrainCase, step: Step, to_device: Callable[[Arrays], Any]) -> None:
-        self._step, self._to_device = step, to_device
-        self.reference_names = case.reference_names
+        super().__init__(case, to_device)
+        self._step = step
 
-    def _arrays(self, *, trained: bool) -> dict[str, Array]:
+    def weights(self, *, trained: bool) -> dict[str, Array]:
+        """Return the trainable weights, or the running means and variances."""
         found: dict[str, Array] = {}
         for name, variable in self._step.variables.items():
             if (name in self._step.parameters) == trained:
@@ -33,27 +35,11 @@ class Comparison:
                 found[own] = np.ascontiguousarray(array.transpose(axes)) if axes else array
         return found
 
-    def parameters(self) -> dict[str, Array]:
-        """Return the trainable weights."""
-        return self._arrays(trained=True)
-
-    def statistics(self) -> dict[str, Array]:
-        """Return the running means and variances."""
-        return self._arrays(trained=False)
-
     def load(self, weights: Mapping[str, Array]) -> None:
         """Replace all parameters and statistics."""
         for name, variable in self._step.variables.items():
             own, axes = _named(name, variable)
             variable.assign(np.transpose(weights[own], np.argsort(axes)) if axes else weights[own])
-
-    def arrays(self, batch: object) -> dict[str, Array]:
-        """Return a batch on the host."""
-        return {name: np.asarray(tensor) for name, tensor in dict(batch).items()}  # type: ignore[call-overload]
-
-    def batch(self, arrays: Mapping[str, Array]) -> Any:
-        """Return a batch on the device."""
-        return self._to_device(dict(arrays))
 
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return what the model returns where the case computes its loss."""

@@ -29,8 +29,8 @@ class Engine(TorchEngine):
     def _compile(self, path: Path) -> Path:
         # torch.export treats a dimension of 1 as constant.
         example = [torch.cat([each, each]) if each.shape[0] == 1 else each for each in self.request.example]
-        batch = torch.export.Dim("batch", min=1)
-        shapes = tuple({0: batch} for _ in example)
+        # A named dimension would have to state the largest batch that the model's kernels allow (65,535 on CUDA).
+        shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
         with torch.inference_mode(), warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
             program = torch.export.export(self.model_on_device(), tuple(self.to_device(example)), dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))

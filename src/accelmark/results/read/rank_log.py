@@ -6,12 +6,22 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.log.events import Compiled, Evaluation, Event, Finished, Started, StepWindow, TracedStep
+from accelmark.spec.log.events import (
+    Compiled,
+    Evaluation,
+    Event,
+    Finished,
+    SavedCheckpoint,
+    Started,
+    StepWindow,
+    TracedStep,
+)
 from accelmark.spec.log.inference import (
     AnswerCheck,
     ForwardWindow,
@@ -74,6 +84,16 @@ class Attempt:
     """Losses in each window: of all its steps, or of its last."""
     losses: array[float] = field(default_factory=lambda: array("d"))
     """Loss of each step, NaN where it is not finite."""
+    step_ms: array[float] = field(default_factory=lambda: array("f"))
+    """Each step with its wait for data; the mean of its window where the framework times windows only."""
+    wait_ms: array[float] = field(default_factory=lambda: array("f"))
+    """The wait for data of each step."""
+    window_gc_ms: array[float] = field(default_factory=lambda: array("d"))
+    """Garbage collections while each window was open."""
+    window_retries: array[float] = field(default_factory=lambda: array("d"))
+    """Times that the device's allocator freed its cache in each window."""
+    saved_steps: set[int] = field(default_factory=set)
+    """Optimizer steps after which a checkpoint was written."""
     evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
     """With the monotonic time of the event."""
     times: EventTimes = field(default_factory=dict)
@@ -239,6 +259,8 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
             log.own.take_traced(record.value_as(TracedStep))
         case Event.EVALUATE:
             attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
+        case Event.CHECKPOINT:
+            attempt.saved_steps.add(record.value_as(SavedCheckpoint).global_steps)
         case Event.TRAIN_START:
             attempt.train_start_ms = record.mono_ms
         case Event.TRAIN_END:
@@ -264,12 +286,18 @@ def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: f
         log.marked.wall_s += window.wall_ms / 1e3
         log.marked.span_s += window.span_ms / 1e3
         log.marked.first_wait_s += sum(window.data_wait_ms[:1]) / 1e3
+    count = window.num_steps or len(window.losses)
+    steps = [sum(parts) for parts in zip_longest(window.step_ms, window.data_wait_ms, fillvalue=0.0)]
+    attempt.wait_ms.extend([*window.data_wait_ms, *[0.0] * count][:count])
+    attempt.window_gc_ms.append(window.gc_ms)
+    attempt.window_retries.append(window.alloc_retries)
+    attempt.step_ms.extend(steps if window.step_ms else [window.wall_ms / count] * count)
     attempt.losses.extend([math.nan if loss is None else loss for loss in window.losses])
     attempt.window_steps.append(window.global_steps)
     attempt.window_samples.append(window.num_trained_samples)
     attempt.window_ms.append(mono_ms)
     attempt.window_wall_ms.append(window.wall_ms)
-    attempt.window_lengths.append(window.num_steps or len(window.losses))
+    attempt.window_lengths.append(count)
     attempt.num_losses.append(len(window.losses))
 
 

@@ -144,6 +144,20 @@ def _on(host: str, hosts: HostSamples, reason: str) -> str:
     return reason if len(hosts) == 1 else f"{host}: {reason}"
 
 
+def device_memory(hosts: HostSamples, device_type: str) -> tuple[float | None, str | None]:
+    """Return the largest memory in MiB that a job used on a device, and a note where it includes other processes.
+
+    It is that of the job's own processes where the driver reports it, else all of the device in use.
+    """
+    own, whole = [], []
+    for samples, _ in hosts.values():
+        for columns in () if samples.measures_cpus(device_type) else samples.devices.values():
+            own += [used for used in columns.get("rank_memory_mib", ()) if used == used]
+            whole += [used for used in columns.get("memory_used_mib", ()) if used == used]
+    note = None if own or not whole else "of the whole device, memory of other processes included"
+    return max(own or whole, default=None), note
+
+
 def _peak_host_memory(hosts: HostSamples) -> Figure:
     used = [number for samples, _ in hosts.values() for number in samples.host.get("mem_used_mib", ())]
     return value(max((number for number in used if number == number), default=None), "telemetry has no host memory")

@@ -12,7 +12,7 @@ from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
-from accelmark.results.rounds.consumption import HostSamples, consumption_figures
+from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
 from accelmark.results.rounds.generation import generation_round
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
@@ -406,15 +406,18 @@ def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
     of = ([computed] if computed is not None else []) if is_cpu else log.stages
     reported = [stage.details.get(f"peak_{'host' if is_cpu else 'device'}_memory_mib") for stage in of]
     peaks = [float(peak) for peak in reported if isinstance(peak, int | float)]
-    totals: list[float] = []
-    for samples, _ in hosts.values():
-        for columns in samples.devices.values():
-            if not is_cpu:  # other processes use the host's memory too
-                peaks += [used for used in columns.get("memory_used_mib", ()) if used == used]
-            totals += [total for total in columns.get("memory_total_mib", ()) if total == total]
+    used, note = (None, None) if is_cpu else device_memory(hosts, job.device_type)  # others use the host's memory too
+    peak = max([*peaks, *([] if used is None else [used])], default=None)
+    totals = [
+        total
+        for samples, _ in hosts.values()
+        for columns in samples.devices.values()
+        for total in columns.get("memory_total_mib", ())
+        if total == total
+    ]
     reason = "neither the runtime nor telemetry reports device memory"
     return {
-        F.PEAK_DEVICE_MEMORY: value(max(peaks, default=None), reason),
+        F.PEAK_DEVICE_MEMORY: Figure(value=peak, reason=reason if peak is None else note),
         F.DEVICE_MEMORY_TOTAL: value(max(totals, default=None), reason),
     }
 

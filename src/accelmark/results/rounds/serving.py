@@ -12,7 +12,7 @@ from accelmark.results.read.rank_log import EndedStage, ServeLog, read_serve_log
 from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests, read_scores
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
-from accelmark.results.rounds.consumption import HostSamples, consumption_figures
+from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.rounds.load import (
@@ -359,10 +359,8 @@ def _peak_memory(hosts: HostSamples, device_type: str, log: ServeLog) -> Figure:
         used_mib = log.finished.peak_memory_mib if log.finished is not None else None
         unknown = "the memory of the server's processes was not sampled"
         return value(used_mib, unknown if log.finished is not None else "the rank wrote no event FINISHED")
-    own = [samples for samples, _ in hosts.values() if not samples.measures_cpus(device_type)]
-    columns = [device.get("memory_used_mib", ()) for samples in own for device in samples.devices.values()]
-    used = max((used for column in columns for used in column if used == used), default=None)
-    return value(used, "telemetry has no device memory")
+    used, note = device_memory(hosts, device_type)
+    return Figure(value=used, reason=note if used is not None else "telemetry has no device memory")
 
 
 def _findings(serving: ServingRound, log: ServeLog, lines: LinesReport) -> Iterable[Finding]:

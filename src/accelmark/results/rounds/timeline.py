@@ -1,4 +1,4 @@
-"""Merge the logs of all ranks of a round into one timeline, and downsample curves for charts."""
+"""Merge the logs of all ranks of a round into one timeline, and find its warm-up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,39 @@ from accelmark.spec.log.events import Evaluation
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
 Column = Sequence[float] | Floats
+
+
+_SETTLED: Final = 1.25
+"""Mean time of the steps after warm-up, as a multiple of the median step of the second half."""
+_STEPS_SETTLED: Final = 5
+_LARGEST_PART: Final = 3
+"""At most a third of the steps are warm-up."""
+
+
+class WarmUp(NamedTuple):
+    """The first steps of a process, which compile, search kernels and open libraries."""
+
+    num_steps: int
+    time_s: float
+    """Of these steps, with their waits for data."""
+    is_bounded: bool
+    """Whether the bound, and not the time of the steps, ended it."""
+
+
+def warm_up(step_ms: Floats) -> WarmUp:
+    """Return the warm-up of a process by the times of all of its steps.
+
+    It ends before the first five steps whose mean is at most 1.25 times the median step of the second half, and after a
+    third of the steps.
+    """
+    most = len(step_ms) // _LARGEST_PART
+    if not most:
+        return WarmUp(0, 0.0, is_bounded=False)
+    length = min(_STEPS_SETTLED, len(step_ms) - most)
+    means = np.convolve(step_ms, np.full(length, 1 / length), mode="valid")[: most + 1]
+    settled = np.flatnonzero(means <= _SETTLED * np.median(step_ms[len(step_ms) // 2 :]))
+    count = int(settled[0]) if len(settled) else most
+    return WarmUp(count, float(step_ms[:count].sum()) / 1e3, is_bounded=not len(settled))
 
 
 class TimedEvaluation(NamedTuple):
@@ -44,6 +77,10 @@ class Timeline:
     train_s: float
     """Raw training time, summed over attempts."""
     eval_s: float
+    attempts: tuple[Attempt, ...]
+    """Of the lead rank, those that began to train."""
+    warm_ups: tuple[WarmUp, ...]
+    """Of each of these attempts."""
     compute_s: float
     """Computation of all steps on the slowest rank."""
     data_wait_s: float
@@ -151,6 +188,8 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         init_s=sum(start_ms - attempt.begin_ms for attempt, start_ms in begun) / 1e3 if begun else None,
         train_s=sum(attempt.train_ms for attempt, _ in begun) / 1e3,
         eval_s=sum(attempt.eval_s for attempt, _ in begun),
+        attempts=tuple(attempt for attempt, _ in begun),
+        warm_ups=tuple(warm_up(np.asarray(attempt.step_ms, dtype=np.float64)) for attempt, _ in begun),
         compute_s=compute_ms / 1e3,
         data_wait_s=data_wait_ms / 1e3 / len(ends),
         num_steps=int(windows["steps"][-1:].sum()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -64,17 +65,23 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
     training_s = timeline.train_s - timeline.eval_s
     why = no_work(timeline)
     why_steps = _WINDOWS_ONLY if timeline.num_steps and not len(timeline.step_ms) else why
-    per_second = ratio(units or None, training_s, why)
+    warmup_s = sum(part.time_s for part in timeline.warm_ups)
+    share_after = 1 - sum(part.num_steps for part in timeline.warm_ups) / max(timeline.num_steps, 1)
+    steady = ratio(units * share_after or None, training_s - warmup_s, why)
+    bounded = "a third of the steps: until then, step time did not settle"
+    is_bounded = any(part.is_bounded for part in timeline.warm_ups)
     figures: Figures = {
         F.E2E_TIME: value(timeline.e2e_s, why),
         F.INIT_TIME: value(timeline.init_s, why),
+        F.WARMUP_TIME: Figure(value=warmup_s, reason=bounded if is_bounded else None) if units else value(None, why),
         F.RAW_TRAIN_TIME: value(timeline.train_s if began else None, why),
         F.TRAIN_NO_EVAL_TIME: value(training_s if began else None, why),
         F.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
         F.THROUGHPUT_WHOLE: ratio(units or None, timeline.train_s, why),
-        F.THROUGHPUT_TRAIN: per_second,
+        F.THROUGHPUT_TRAIN: ratio(units or None, training_s, why),
+        F.THROUGHPUT_STEADY: steady,
         F.THROUGHPUT_CORE: ratio(units or None, timeline.compute_s, why_steps),
-        F.THROUGHPUT_PER_DEVICE: ratio(per_second.value, num_devices, why),
+        F.THROUGHPUT_PER_DEVICE: ratio(steady.value, num_devices, why),
         F.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
     }
     return figures | _step_figures(timeline, why_steps)
@@ -241,7 +248,9 @@ def memory_figure(timeline: Timeline, device_type: str) -> Figure:
 
 
 _NEEDS_STEP_TIME: Final = (F.PURE_COMPUTE_TIME, F.THROUGHPUT_CORE, F.STEP_P50, F.STEP_P90, F.STEP_P99)
-_NEEDS_EVALUATION_TIME: Final = (F.TRAIN_NO_EVAL_TIME, F.THROUGHPUT_TRAIN, F.THROUGHPUT_PER_DEVICE)
+_NEEDS_EVALUATION_TIME: Final = (
+    F.TRAIN_NO_EVAL_TIME, F.THROUGHPUT_TRAIN, F.THROUGHPUT_STEADY, F.THROUGHPUT_PER_DEVICE,
+)  # fmt: skip
 _NOT_IN_LOGS: Final = {
     **dict.fromkeys((F.FLOPS_PER_SAMPLE, F.ACHIEVED_TFLOPS, F.MFU, F.MFU_MEASURED), "the FLOPs of its model"),
     F.DATA_WAIT_SHARE: "waiting for data",
@@ -348,6 +357,68 @@ def describe(straggler: Straggler) -> str:
         who = f"host {straggler.host} (all of its ranks; the slowest is rank {straggler.rank})"
     what = "waits longer for its data" if straggler.cause == "data" else "takes longer to compute"
     return f"{who} {what} than the others, which costs them {percent(straggler.share)} of each step"
+
+
+_SLOW: Final = 1.5
+"""A step is slow if it takes more than 1.5 times the median."""
+_REPORTED_SHARE: Final = 0.01
+"""Share of the steps' time that slow steps have to cost to be reported."""
+_LOWER_CLOCK: Final = 0.95
+
+
+def slow_steps(timeline: Timeline, hosts: HostSamples) -> tuple[float, dict[str, int]]:
+    """Return the share of the lead rank's time that slow steps after warm-up cost, and how many have which cause.
+
+    A cause is named where it was seen: a wait for data or a garbage collection of at least half of the excess, a
+    checkpoint written just before, the allocator freeing its cache or a lower clock of a device in the same window.
+    """
+    causes: dict[str, int] = defaultdict(int)
+    lost_ms = total_ms = 0.0
+    for attempt, warm in zip(timeline.attempts, timeline.warm_ups, strict=True):
+        steps, waits = (np.asarray(column, dtype=np.float64) for column in (attempt.step_ms, attempt.wait_ms))
+        if len(steps) <= warm.num_steps:
+            continue
+        usual = float(np.median(steps[warm.num_steps :]))
+        lengths = np.asarray(attempt.window_lengths, dtype=np.int64)
+        window_of = np.repeat(np.arange(len(lengths)), lengths)
+        first = int(attempt.window_steps[0] - lengths[0]) + 1
+        total_ms += float(steps[warm.num_steps :].sum())
+        for index in np.flatnonzero(steps > _SLOW * usual):
+            if index < warm.num_steps:
+                continue
+            excess, window = float(steps[index]) - usual, int(window_of[index])
+            lost_ms += excess
+            end_s = attempt.window_ms[window] / 1e3
+            seen = {
+                "wait for data": waits[index] >= excess / 2,
+                "garbage collection": attempt.window_gc_ms[window] >= excess / 2,
+                "checkpoint": first + int(index) - 1 in attempt.saved_steps,
+                "allocator freed its cache": attempt.window_retries[window] > 0,
+                "lower clock": _has_lower_clock(hosts, end_s - attempt.window_wall_ms[window] / 1e3, end_s),
+            }
+            causes[next((cause for cause, is_seen in seen.items() if is_seen), "unknown")] += 1
+    return lost_ms / total_ms if total_ms else 0.0, dict(causes)
+
+
+def _has_lower_clock(hosts: HostSamples, begin_s: float, end_s: float) -> bool:
+    """Return whether a device of the only host had a lower clock in a window than in half of its samples."""
+    for samples, _ in hosts.values() if len(hosts) == 1 else ():
+        for columns in samples.devices.values():
+            clocks = np.asarray(columns.get("sm_clock_mhz", ()), dtype=np.float64)
+            times = np.asarray(samples.times(columns))[: len(clocks)]
+            inside = clocks[(times >= begin_s) & (times <= end_s) & np.isfinite(clocks)]
+            if len(inside) and inside.min() < _LOWER_CLOCK * np.nanmedian(clocks):
+                return True
+    return False
+
+
+def slow_step_findings(timeline: Timeline, hosts: HostSamples) -> Iterable[Finding]:
+    """Yield how many steps were slow and why, where they cost more than one per cent of the time."""
+    share, causes = slow_steps(timeline, hosts)
+    if share > _REPORTED_SHARE:
+        listed = ", ".join(f"{cause} {count}" for cause, count in causes.items())
+        number = f"{sum(causes.values())} steps took more than {_SLOW} x the median"
+        yield finding("info", "slow-steps", "", f"{number}, which cost {percent(share)} of the time: {listed}")
 
 
 MAX_FASTER: Final = 0.1
@@ -461,6 +532,7 @@ def train_round(
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
+        findings += slow_step_findings(timeline, hosts)
         if job.extern is not None and state == "succeeded":
             findings += pace_findings(timeline, saved_checkpoints(round_dir))
     rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None

@@ -50,7 +50,7 @@ _DRAWN_EVERY_S: Final = 0.25
 _MOST_LOSSES: Final = 4096
 
 _HEADLINES: Final = (
-    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_CORE,
+    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_STEADY, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_CORE,
     FigureName.ENGINE_METRIC, FigureName.LATENCY_P50, FigureName.OUTPUT_RATE, FigureName.TTFT_P50,
     FigureName.TPOT_P50, FigureName.MFU,
 )  # fmt: skip

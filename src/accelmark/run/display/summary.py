@@ -45,7 +45,7 @@ _FIGURES_FROM: Final = 4
 _UNLIMITED: Final = 1000
 """Columns in which every table fits."""
 _SPEED: Final = {
-    "train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
+    "train": FigureName.THROUGHPUT_STEADY, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
 }  # fmt: skip
 _TIME: Final = {
     "train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME, "serve": FigureName.E2E_TIME,

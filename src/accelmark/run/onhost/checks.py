@@ -183,22 +183,33 @@ def versions(distributions: list[str]) -> dict[str, str | None]:
     return found
 
 
-def broken(modules: list[str]) -> dict[str, str]:
-    """Import each installed module in a process of its own; return those that fail, with the last line of the error."""
-    import importlib.machinery
+def modules_of(distribution: str) -> list[str]:
+    """Return the names under which an installed package is imported; none where it is not installed."""
+    import importlib.metadata
+
+    try:
+        files = importlib.metadata.distribution(distribution).files or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    packages = {file.parts[0] for file in files if len(file.parts) == 2 and file.name == "__init__.py"}
+    return sorted(packages | {file.stem for file in files if len(file.parts) == 1 and file.suffix == ".py"})
+
+
+def broken(modules: dict[str, list[str]]) -> dict[str, str]:
+    """Import the modules of each name in a process of its own; return those that fail, with the error's last line."""
     import subprocess
 
-    present = [name for name in modules if importlib.machinery.PathFinder.find_spec(name) is not None]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = {
         name: subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", "import %s" % name],
+            [sys.executable, "-W", "ignore", "-c", "import %s" % ", ".join(imported)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment,
         )
-        for name in present
+        for name, imported in modules.items()
+        if imported
     }
     found = {}
     for name, process in processes.items():
@@ -211,15 +222,18 @@ def broken(modules: list[str]) -> dict[str, str]:
 
 def packages(request: dict[str, Any]) -> dict[str, object]:
     """Return the packages of this Python."""
+    import importlib.machinery
     import site
 
     site.main()
     sys.path[:0] = request["python_path"]
+    modules = {name: [name] for name in request["modules"] if importlib.machinery.PathFinder.find_spec(name)}
+    modules.update({name: modules_of(name) for name in request["imports"]})
     return {
         "executable": sys.executable,
         "python": list(sys.version_info[:3]),
         "versions": versions(request["distributions"]),
-        "broken": broken(request["modules"]),
+        "broken": broken(modules),
     }
 
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -33,8 +33,10 @@ from accelmark.spec.errors import Problem
 from accelmark.spec.job import ServeJob
 from accelmark.spec.number_format import counted, duration
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
+from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Need,
+    base_requirements,
     describe,
     distributions,
     install_command,
@@ -250,10 +252,13 @@ class Preflight:
         for framework, (needs, _) in packages_of(state.jobs, () if state.jobs else self._cluster.environments).items():
             environment = self._cluster.environments.get(framework)
             wanted = distributions([*(RANK_NEEDS if environment is not None else ()), *needs])
-            modules = () if self.is_dry_run else load_framework(framework).checked_imports
+            spec = load_framework(framework)
+            modules = () if self.is_dry_run else spec.checked_imports
+            imports = [] if self.is_dry_run else _imported(needs, spec)
             path = python_path() if state.is_localhost else ()
             try:
-                found[framework] = await package_facts(host, self.launcher.python_of(framework), wanted, modules, path)
+                python = self.launcher.python_of(framework)
+                found[framework] = await package_facts(host, python, wanted, modules, path, imports)
             except UnreachableError:
                 raise
             except HostError as error:
@@ -362,6 +367,12 @@ class Preflight:
             return None
         what = f"cannot reach {master} at {address} port {port}: {answer.get('why', 'no answer')}"
         return Problem(other.name, "", what, "open the port in the firewall, or set master_port")
+
+
+def _imported(needs: Iterable[Need], framework: FrameworkSpec) -> list[str]:
+    """Return the packages of cases, engines and servers, whose own requirements may be lacking."""
+    own = [Need(requirement=item, needed_by="") for item in (*base_requirements(), *framework.requires)]
+    return sorted({*distributions(needs)} - {*distributions([*own, *RANK_NEEDS])})
 
 
 def _failed(error: HostError) -> Problem:

@@ -81,7 +81,7 @@ class PackageFacts(Spec):
     versions: dict[str, str | None] = Field(default_factory=dict)
     """Package -> its installed version."""
     broken: dict[str, str] = Field(default_factory=dict)
-    """Installed module that cannot be imported -> the last line of the error."""
+    """Installed module or package that cannot be imported -> the last line of the error."""
 
 
 @final

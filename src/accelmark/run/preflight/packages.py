@@ -35,14 +35,22 @@ RANK_NEEDS: Final = tuple(Need(requirement=one, needed_by="AccelMark") for one i
 
 
 async def package_facts(
-    host: Host, python: str, distributions: Sequence[str], modules: Sequence[str] = (), python_path: Sequence[str] = ()
+    host: Host,
+    python: str,
+    distributions: Sequence[str],
+    modules: Sequence[str] = (),
+    python_path: Sequence[str] = (),
+    imports: Sequence[str] = (),
 ) -> PackageFacts:
-    """Return the versions of packages of a Python on a host, and which of ``modules`` cannot be imported.
+    """Return the versions of packages of a Python on a host, and which cannot be imported.
+
+    ``modules`` and the modules of the packages ``imports`` are tried, where they are installed.
 
     Raises:
         HostError: the Python cannot be run.
     """
-    request = {"distributions": list(distributions), "modules": list(modules), "python_path": list(python_path)}
+    names = {"distributions": distributions, "modules": modules, "python_path": python_path, "imports": imports}
+    request = {name: list(values) for name, values in names.items()}
     stdin = json.dumps(request).encode() + b"\n"
     done = await host.run(command(python, "packages"), stdin, timeout_s=_IMPORT_TIMEOUT_S)
     if done.code != 0:
@@ -114,11 +122,14 @@ def _install(lacking: Sequence[Missing], python: str, index: str | None, *, is_h
 def broken_imports(facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[Problem]:
     """Yield a problem for each module that cannot be imported, with the command that repairs it.
 
-    ``create`` installs the framework again; other modules, which it does not need, are uninstalled.
+    ``create`` installs the framework again, and pip a package that the jobs need, with what that lacks; other modules
+    are uninstalled.
     """
     for module, message in facts.broken.items():
-        is_needed = module in (framework.module, *framework.companion_modules)
-        hint = create if is_needed else f"{facts.executable} -m pip uninstall {module}"
+        remove = f"{facts.executable} -m pip uninstall {module}"
+        hint = remove if facts.versions.get(module) is None else pip_install([module], facts.executable)
+        if module in (framework.module, *framework.companion_modules):
+            hint = create
         yield Problem("", "", f"{facts.executable}: import {module} fails: {message}", hint)
 
 

@@ -84,6 +84,10 @@ class StepWindow(Spec):
     span_ms: float | None = None
     """From the start of the first step to the end of the last, gaps included, by the clock of ``step_ms``. Unlike
     ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
+    gc_ms: float = 0.0
+    """Python's garbage collections since the window before was written."""
+    alloc_retries: int = 0
+    """Times that the device's allocator had to free its cache since the last window with a slow step."""
 
 
 class TracedStep(Spec):
@@ -123,7 +127,7 @@ class Finished(Spec):
     message: str | None = None
     """Cause and remedy if the state is not ``completed``."""
     converged: bool | None
-    """null without a target or with synthetic data."""
+    """Whether the target was reached; null without one or with synthetic data."""
     e2e_time: float
     """From the start of the rank's process."""
     init_time: float

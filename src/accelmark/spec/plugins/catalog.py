@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -91,6 +91,8 @@ class EngineSpec(Spec):
     """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
     requires: tuple[str, ...] = ()
     """Requirements to install, as pip takes them."""
+    builds: dict[str, str] = Field(default_factory=dict)
+    """Device type -> the build of ``module`` that computes on it, in place of the one in ``requires``."""
     sdks: dict[str, str] = Field(default_factory=dict)
     """Requirement that no index has -> where it comes from."""
     precisions: tuple[InferPrecision, ...] = ()
@@ -109,6 +111,13 @@ class EngineSpec(Spec):
     """Whether it loads a compiled engine (``exist_compiler_path``); null: not declared, it says so when it compiles."""
     options: dict[str, EngineOptionSpec] = Field(default_factory=dict)
     """Its ``engine_options``."""
+
+    def requires_on(self, device_type: str, options: Mapping[str, object]) -> tuple[str, ...]:
+        """Return what to install for a device type; any build will do where the options name the ``providers``."""
+        build = None if options.get("providers") else self.builds.get(device_type)
+        if build is None:
+            return self.requires
+        return (*(one for one in self.requires if not one.startswith(self.module)), build)
 
     def uses(self, num_devices: int) -> bool:
         """Whether it can spread one model over so many devices."""

@@ -159,6 +159,11 @@ class HostSampler:
         # A counter decreases when a device is added or removed; the rate is then unknown.
         return {name: step / _MIB / elapsed for name, step in steps.items() if step >= 0}
 
+    @property
+    def rank_pids(self) -> set[int]:
+        """The ranks and their descendants, as of a few seconds ago."""
+        return {process.pid for process in self._family}
+
     def _rank_rss(self, now_s: float) -> float | None:
         if not self._roots:
             return None

@@ -90,6 +90,10 @@ class RankBackend(ABC):
             self.load(weights)
         return self.evaluate_on(self.eval_batches)
 
+    def num_alloc_retries(self) -> int:
+        """Return 0: the framework does not count them."""
+        return 0
+
     def finish_save(self) -> float:
         """Return 0: training waits for all of a checkpoint."""
         return 0.0

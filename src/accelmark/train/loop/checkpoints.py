@@ -80,9 +80,7 @@ class ArrayCheckpoints:
                 f"the checkpoint {checkpoint} has world_size {record['world_size']}, this job "
                 f"{self._place.world_size}; use the same, or train again"
             )
-        progress = record["progress"]
-        losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
-        return arrays, Progress(**progress, reference_losses=losses)
+        return arrays, Progress(**record["progress"])
 
 
 def update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:

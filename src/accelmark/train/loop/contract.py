@@ -25,8 +25,6 @@ class Progress:
     """Whether an evaluation has reached the target."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
-    reference_losses: dict[int, float] = field(default_factory=dict)
-    """Losses at the steps of the case's reference curve."""
     pairs: list[tuple[str | None, str]] = field(default_factory=list)
     """Checkpoints between which steps can be replayed, in order, up to this one; None: the initial weights."""
     target_checkpoint: str | None = None
@@ -179,6 +177,10 @@ class Backend(Protocol):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device so far; None where the framework does not count."""
+        ...
+
+    def num_alloc_retries(self) -> int:
+        """Return how often the device's allocator has freed its cache to find memory, 0 where it does not count."""
         ...
 
     def trained(self) -> None:

@@ -20,7 +20,7 @@ from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop
 from accelmark.train.loop.totals import RunTotals
-from accelmark.train.loop.window import ClosedWindow, Window, WindowPosition
+from accelmark.train.loop.window import ClosedWindow, GarbagePauses, Window, WindowPosition
 
 _HELD_NS: Final = 100_000_000
 """Closed windows are written together where they close more often than this: writing each would slow down training."""
@@ -60,6 +60,8 @@ class Driver:
             Agreement(backend.exchange_max, job.settings.log_every_steps) if backend.world_size > 1 else None
         )
         self._unread: list[ClosedWindow] = []
+        self._garbage = GarbagePauses()
+        self._num_retries = 0
         self._batches_writes = backend.immediate and self._agreement is None
         self._read_ns = 0
         self._opened_ns = 0
@@ -74,10 +76,6 @@ class Driver:
         self._traces_next = False
 
     @property
-    def _step(self) -> int:
-        return self.progress.global_steps
-
-    @property
     def progress(self) -> Progress:
         """The progress of training."""
         return self._totals.progress
@@ -90,12 +88,15 @@ class Driver:
             self._totals.num_samples_before = restored.num_trained_samples
         self._backend.synchronize()
         self._stop.interruptible = False
-        self._start()
+        self._garbage.start()
         try:
+            self._start()
             end = self._train()
         except BaseException:
             self._write_delayed()
             raise
+        finally:
+            self._garbage.stop()
         end = self._conclude(end)
         self._checkpoints.settle()
         self._totals.train_end = time.monotonic()
@@ -307,12 +308,18 @@ class Driver:
         """Write the windows that are closed but not written."""
         self._read_ns = time.monotonic_ns()
         closed, self._unread = self._unread, []
+        gc_ms = self._garbage.collect() if closed else 0.0
         for each in closed:
-            window = self._window.read(each)
+            window = self._window.read(each, gc_ms, self._new_retries)
             bad = self._totals.take(window)
             if self._nonfinite_step is None:
                 self._nonfinite_step = bad
             self._log.event(Event.STEP_END, window, at_ns=each.closed_ns if self._backend.immediate else None)
+
+    def _new_retries(self) -> int:
+        """Return how often the device's allocator has freed its cache since the last call."""
+        before, self._num_retries = self._num_retries, self._backend.num_alloc_retries()
+        return self._num_retries - before
 
     def _write_delayed(self) -> None:
         """Write the windows whose writing was delayed."""
@@ -365,11 +372,6 @@ class Driver:
         evaluated = self._evaluated_step == self.progress.global_steps
         if end.completed and not evaluated and not self._settings.loader.synthetic:
             end = self._evaluate() or end
-        if self._job.reference_loss is not None:
-            losses = self.progress.reference_losses
-            steps = sorted(losses)
-            means = self._backend.mean([losses[step] for step in steps])
-            self.progress.reference_losses = dict(zip(steps, means, strict=True))
         return end
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.spec.log.events import EndReason
-from accelmark.spec.plugins.case import ReferenceLoss
 from accelmark.spec.settings.training import EndSettings
 from accelmark.train.loop.contract import Progress
 
@@ -55,16 +54,6 @@ def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -
     if end.max_epochs is not None:
         bounds.append(end.max_epochs * steps_per_epoch)
     return min(bounds, default=None)
-
-
-def follows_reference(reference: ReferenceLoss, losses: dict[int, float]) -> bool:
-    """Return whether the mean relative error against the reference is under its limit; False if a step is missing."""
-    errors = [
-        abs(losses[step] - expected) / abs(expected)
-        for step, expected in zip(reference.steps, reference.loss, strict=True)
-        if step in losses
-    ]
-    return len(errors) == len(reference.steps) and sum(errors) / len(errors) <= reference.max_mean_relative_error
 
 
 @final

@@ -12,7 +12,7 @@ from accelmark.spec.log.events import Event, Finished, StepWindow
 from accelmark.spec.log.perflog import EventLog
 from accelmark.train.cpu_wait import CpuWait
 from accelmark.train.loop.contract import Backend, Progress
-from accelmark.train.loop.ends import End, follows_reference
+from accelmark.train.loop.ends import End
 from accelmark.train.loop.window import first_nonfinite
 
 
@@ -51,24 +51,7 @@ class RunTotals:
         if good:
             self.last_finite_loss = good[-1]
             self.last_finite_loss_step = first + len(good) - 1
-        if self.job is not None and self.job.reference_loss is not None:
-            for step in self.job.reference_loss.steps:
-                loss = window.losses[step - first] if first <= step <= window.global_steps else None
-                if loss is not None:
-                    self.progress.reference_losses[step] = loss
         return bad
-
-    def converged(self) -> bool | None:
-        """Return whether the target and the reference curve were met; None where the case has neither."""
-        if self.job is None or self.job.settings.loader.synthetic:
-            return None
-        answers = []
-        if self.job.target is not None:
-            answers.append(self.progress.reached)
-        reference = self.job.reference_loss
-        if reference is not None and (self.backend is None or reference.applies(self.backend.samples_per_step)):
-            answers.append(follows_reference(reference, self.progress.reference_losses))
-        return all(answers) if answers else None
 
     def finished(self, end: End) -> Finished:
         """Return the value of FINISHED at this time."""
@@ -80,12 +63,13 @@ class RunTotals:
         compute_s = self.compute_ms / 1000
         units_per_sample = 1 if self.job is None else self.job.units_per_sample
         units = (self.progress.num_trained_samples - self.num_samples_before) * units_per_sample
-        backend = self.backend
+        backend, job = self.backend, self.job
+        has_target = job is not None and job.target is not None and not job.settings.loader.synthetic
         return Finished(
             state="completed" if end.completed else "cancelled" if end.reason == "cancelled" else "failed",
             end_reason=end.reason,
             message=end.message,
-            converged=self.converged(),
+            converged=self.progress.reached if has_target else None,
             e2e_time=now - self.process_start,
             init_time=train_start - self.process_start,
             raw_train_time=raw_s,

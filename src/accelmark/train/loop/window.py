@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from statistics import median
+from typing import Any, Final, final
 
 from accelmark.spec.log.events import StepWindow
 from accelmark.train.loop.contract import LossReader, StepClock
+
+
+@final
+class GarbagePauses:
+    """Python's garbage collections: what exists before training is frozen, so that none of them scans it."""
+
+    def __init__(self) -> None:
+        self._began_ns = self._total_ns = 0
+
+    def start(self) -> None:
+        """Collect and freeze what exists, and measure the collections from here on."""
+        gc.collect()
+        gc.freeze()
+        gc.callbacks.append(self._note)
+
+    def stop(self) -> None:
+        """Unfreeze, and measure no longer."""
+        gc.callbacks.remove(self._note)
+        gc.unfreeze()
+
+    def collect(self) -> float:
+        """Collect young objects between two steps; returns the milliseconds of all collections since the last call."""
+        gc.collect(1)
+        total_ns, self._total_ns = self._total_ns, 0
+        return total_ns / 1e6
+
+    def _note(self, phase: str, _info: object) -> None:
+        if phase == "start":
+            self._began_ns = time.monotonic_ns()
+        else:
+            self._total_ns += time.monotonic_ns() - self._began_ns
+
+
+SLOW: Final = 1.5
+"""A step is slow if it takes more than 1.5 times the median."""
 
 
 @final
@@ -83,8 +121,11 @@ class Window:
             return step_ms - covered((elapsed_ms(start, begin), elapsed_ms(start, end)) for begin, end in own_end)
         return elapsed_ms(start, own_end)
 
-    def read(self, closed: ClosedWindow) -> StepWindow:
-        """Return the figures of a closed window, waiting for its last step where it is not computed yet."""
+    def read(self, closed: ClosedWindow, gc_ms: float = 0.0, new_retries: Callable[[], int] = int) -> StepWindow:
+        """Return the figures of a closed window, waiting for its last step where it is not computed yet.
+
+        ``new_retries`` is called where a step was slow.
+        """
         losses = closed.losses()
         step_ms: tuple[float, ...] = ()
         own_ms: tuple[float, ...] = ()
@@ -112,6 +153,8 @@ class Window:
             own_ms=own_ms,
             wall_ms=round(closed.wall_ms, 4),
             span_ms=span_ms,
+            gc_ms=round(gc_ms, 4),
+            alloc_retries=new_retries() if step_ms and max(step_ms) > SLOW * median(step_ms) else 0,
         )
 
 

@@ -53,7 +53,7 @@ class Source(LibrarySource):
             "memory_clock_mhz": lambda: clock("MEM"),
             "energy_j": lambda: _energy_j(smi.amdsmi_get_energy_count(handle)),
             "ecc_errors": lambda: _count(smi.amdsmi_get_gpu_total_ecc_count(handle)),
-            "pids": lambda: tuple(sorted(int(each["pid"]) for each in smi.amdsmi_get_gpu_process_list(handle))),
+            "pids": lambda: {int(each["pid"]): None for each in smi.amdsmi_get_gpu_process_list(handle)},
         }
 
     def info(self, at: int, first: DeviceSample, reasons: dict[str, str]) -> DeviceInfo:

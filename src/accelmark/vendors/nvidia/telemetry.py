@@ -63,7 +63,7 @@ class Source(LibrarySource):
             "throttle": lambda: _throttle(nvml, handle),
             "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
             "ecc_errors": lambda: _ecc_errors(nvml, handle),
-            "pids": lambda: tuple(sorted(int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+            "pids": lambda: dict(map(_process, nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
         }
 
     def _power(self, at: int) -> float:
@@ -116,6 +116,12 @@ def _memory(nvml: Any, handle: Any) -> Any:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except (nvml.NVMLError, AttributeError, TypeError):
         return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _process(process: Any) -> tuple[int, float | None]:
+    """Return a process and its memory in MiB, which some drivers do not report."""
+    used = process.usedGpuMemory
+    return int(process.pid), None if used is None else used / _MIB
 
 
 def _throttle(nvml: Any, handle: Any) -> tuple[str, ...]:

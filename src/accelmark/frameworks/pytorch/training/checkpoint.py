@@ -216,9 +216,7 @@ class Checkpoints:
             raise
         except Exception as error:
             raise unreadable(checkpoint, error) from error
-        progress = record["progress"]
-        losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
-        return Progress(**progress, reference_losses=losses)
+        return Progress(**record["progress"])
 
     @torch.no_grad()
     def compare(self, end: Path, before: list[Tensor]) -> UpdateSquares:

@@ -78,6 +78,14 @@ def peak_memory_mib(device: torch.device) -> float | None:
     return float(module.max_memory_allocated(device)) / 2**20
 
 
+def num_alloc_retries(device: torch.device) -> int:
+    """Return how often the caching allocator has freed its cache to find memory."""
+    if device.type == "cpu":
+        return 0
+    module: Any = torch.get_device_module(device)
+    return int(module.memory_stats(device).get("num_alloc_retries", 0)) if hasattr(module, "memory_stats") else 0
+
+
 def forget_peak_memory(device: torch.device) -> None:
     """Reset the largest allocation, in a process that ran another job before."""
     if device.type != "cpu":

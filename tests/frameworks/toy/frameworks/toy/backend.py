@@ -151,6 +151,9 @@ class ToyBackend:
     def peak_memory_mib(self) -> float | None:
         return None
 
+    def num_alloc_retries(self) -> int:
+        return 0
+
     def trained(self) -> None:
         pass
 
