@@ -30,6 +30,6 @@ def figures_text(found: Reproduction) -> list[tuple[str, str]]:
     return [
         ("Claimed", quantity(found.claimed, found.unit)),
         ("Measured", quantity(found.measured, found.unit)),
-        ("Difference in speed", advantage),
+        ("Advantage of the run", advantage),
         ("Tolerance", f"\u00b1 {100 * found.tolerance.ratio:g}\u202f%: {found.tolerance.why}"),
     ]
