@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import struct
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -40,6 +36,8 @@ def audit(
     as_json: options.AsJson = False,
 ) -> Output:
     """Train a case honestly, and with a vendor's hook that skips steps: both speeds, and what the audit finds."""
+    from datetime import UTC, datetime
+
     from accelmark.report.comparison import render_comparison
     from accelmark.results.comparison import compare
     from accelmark.results.store.files import make_directory, write_atomic
@@ -121,6 +119,10 @@ def _lines(cases: dict[str, CaseResult]) -> list[str]:
 
 def _write_files(directory: Path) -> None:
     """Write generated images, the case around their hashes, and the vendor that cheats."""
+    import hashlib
+    import json
+    import struct
+
     import numpy as np
 
     data, case, vendor = (directory / part for part in ("data", f"plugins/cases/{_CASE}", f"plugins/vendors/{_CHEAT}"))

@@ -82,6 +82,7 @@
   at("more").addEventListener("click", () => { limit += 4 * STEP; table(); });
 
   const chart = (id, traces, layout) => { at(id).querySelector("script").textContent = JSON.stringify({ traces, layout }); };
+  const nothing = (text) => ({ xaxis: { visible: false }, yaxis: { visible: false }, annotations: [{ text, showarrow: false }] });
   const redraw = () => document.dispatchEvent(new Event("charts"));
   const grouped = (found, name) => Map.groupBy ? Map.groupBy(found, name) : found.reduce((all, row) => {
     const part = all.get(name(row));
@@ -113,7 +114,7 @@
     chart("scaling", scaling.map(([name, part], number) => line(name, number, { mode: "lines+markers", x: part.map(devices), text: part.map(label),
       y: part.map((row) => (row.rate / devices(row)) / (part[0].rate / devices(part[0]))) })),
     { xaxis: { title: { text: "devices" }, type: "log", dtick: Math.log10(2) }, yaxis: { tickformat: ".0%", rangemode: "tozero" },
-      ...(scaling.length ? {} : { annotations: [{ text: "No chip has results at two scales.", showarrow: false }] }) });
+      ...(scaling.length ? {} : nothing("No chip has results at two scales.")) });
     const points = newest(found, (row) => `${series(row)} ${row.nnodes} ${row.nproc}`).filter((row) => row.joules);
     const groups = largest(grouped(points, (row) => row.chip)).slice(0, 6);
     const x = (row) => row.rate / devices(row), y = (row) => 1 / row.joules;
@@ -121,7 +122,7 @@
     chart("pareto", [...groups.map(([name, part], number) => line(name, number, { mode: "markers", x: part.map(x), y: part.map(y), text: part.map(label) })),
       ...(front.length > 1 ? [line("Pareto front", 5, { mode: "lines", x: front.map(x), y: front.map(y), text: front.map(label), line: { color: "--soft", dash: "dot" } })] : [])],
     { xaxis: { title: { text: `${found.length ? found[0].unit : ""} per device` }, rangemode: "tozero" }, yaxis: { title: { text: "units per joule" }, rangemode: "tozero" },
-      ...(points.length ? {} : { annotations: [{ text: "No result has energy.", showarrow: false }] }) });
+      ...(points.length ? {} : nothing("No result has energy.")) });
     const keys = largest(grouped(found, (row) => `${series(row)}, ${row.nnodes} × ${row.nproc}`));
     if (!keys.some(([name]) => name === historyKey)) historyKey = keys.length ? keys[0][0] : "";
     at("keys").replaceChildren();
