@@ -215,7 +215,7 @@ def opened(workload: Workload, settings: Mapping[str, Any]) -> TrainCase:
         for group in groups:
             table = table.setdefault(group, {})
         table[last] = value
-    make: Any = case_class(find("cases", workload.case).ref(), "pytorch", TrainCase)
+    make: Any = case_class(find("cases", workload.case).ref("train"), "pytorch", TrainCase)
     return cast("TrainCase", make(TrainSettings.model_validate(values), {}, Place(0, 1, torch.device("cpu"), 1, 1)))
 
 

@@ -299,12 +299,6 @@ def test_on_a_narrow_terminal_an_interval_has_its_bounds_in_few_digits(runs: Pat
     assert bounds == {f"(\u221250 to >+1,000){THIN}%"}
 
 
-def test_a_case_without_a_round_has_no_unit(runs: Path) -> None:
-    [base] = open_sources([runs / "base"])[0]
-    assert [row["unit"] for row in rows_of([base])] == ["token"]
-    assert [row["unit"] for row in rows_of([replace(base, rounds={})])] == [None]
-
-
 def test_rows_too_wide_for_a_terminal_take_two_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(open_sources([runs / "base"])[0])
     show_rows(rows, [], console=Console(width=80, highlight=False))

@@ -65,7 +65,7 @@ def row_of(loaded: LoadedCase) -> Row:
         "vendor": summary.vendor, "chip": key.hardware, "scale": f"{key.nnodes}x{key.nproc}", "nnodes": key.nnodes,
         "nproc": key.nproc, "ranks": key.world_size, "variant": case.variant, "role": case.role,
         "precision": first.precision if first else None,
-        "rounds": case.num_rounds, "unit": case.unit,
+        "rounds": case.num_rounds, "unit": case.unit if case.num_rounds else None,
         "accelmark_version": summary.accelmark_version,
     }  # fmt: skip
     for name in FigureName:
