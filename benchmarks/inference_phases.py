@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from accelmark.results.read.rank_log import read_infer_log
+from accelmark.results.read.rank_log import InferLog, read_log
 from accelmark.results.read.round_dir import ledger_events
 from accelmark.spec.settings.inference import InferStep
 
@@ -29,7 +29,7 @@ def rows(run: Path) -> list[list[str]]:
         own = [event for event in events if event.get("job") == name]
         began = next(event["mono_s"] for event in own if event.get("state") == "running")
         ended = next(event["mono_s"] for event in own if event.get("kind") == "agents_ended")
-        log = read_infer_log(log_path)
+        log = read_log(log_path, InferLog)
         measured_s = [
             sum(each.computed_ms or sum(each.latency_ms) for each in log.windows.get(phase, [])) / 1000
             for phase in ("validation", "inference")

@@ -179,14 +179,6 @@ def test_a_loss_outside_its_reference_band_has_a_rule_of_its_own(tmp_path: Path,
     )
 
 
-def test_target_and_band_are_judged_separately(tmp_path: Path) -> None:
-    reference = ReferenceLoss(steps=(10,), loss=(1.0,), source="made up for tests")
-    case = judged(make_run(tmp_path / "run", Made(reference_loss=reference)))
-    assert {finding.rule for finding in case.findings if finding.severity == "error"} == {"reference-loss"}
-    case = judged(make_run(tmp_path / "other", Made(metrics=(0.5, 0.6))))
-    assert {finding.rule for finding in case.findings if finding.severity == "error"} == {"target-reached"}
-
-
 def test_a_round_that_computed_faster_than_its_chip_can_is_invalid(tmp_path: Path) -> None:
     case = judged(make_run(tmp_path / "run", Made(flops_per_sample=8e12)))
     assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]

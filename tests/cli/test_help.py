@@ -86,8 +86,3 @@ def test_bash_completes_runs_searches_data_sets_scenarios_and_parts_of_a_key(tmp
     for verb in ("compare runs/a", "export", "results"):
         assert completed(tmp_path, f"accelmark {verb} ") == ["runs/a", "runs/b", "c.accelmark.tar"]
     assert "".join(completed(tmp_path, "accelmark results other/")) == "", "then bash completes file names"
-
-
-def test_other_shells_complete_whole_keys() -> None:
-    assert completion.keys_to_train("resnet_mini:pyt") == ["resnet_mini:pytorch"]
-    assert completion.keys_to_infer("resnet_mi") == ["resnet_mini"]

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 from accelmark.cli.cluster import cluster
 from accelmark.cli.help import Verb
 from accelmark.cli.machine import doctor, inventory_lines, monitor, preflight, vendors
-from accelmark.cli.main import app
 from accelmark.results.read.telemetry import read_samples
 from accelmark.run.environments.registry import FrameworkEnvironment, register
 from accelmark.spec.errors import RequestError
@@ -42,17 +41,6 @@ def test_both_runs_of_a_cluster_are_shown_before_they_are_measured(tmp_path: Pat
     assert {name: len(jobs) for name, jobs in runs.items()} == {"scaling": 1, "recovery": 1}
     assert runs["recovery"][0]["job"]["work"]["settings"]["end"]["max_steps"] == 40
     assert not out.exists()
-
-
-def test_the_chip_of_a_cluster_is_not_guessed(tmp_path: Path) -> None:
-    file = tmp_path / "cluster.yaml"
-    file.write_text("name: far\nlauncher: ssh\nvendor: ascend\nhosts: [{address: h1}]\n")
-    error = _call("cluster", str(file), "--dry-run").exception
-    assert isinstance(error, RequestError)
-    assert str(error).startswith("--hardware: this machine has no device of ascend: name the chip")
-    shown = _call("cluster", str(file), "--hardware", "910B", "--dry-run", "--json")
-    plan = json.loads(shown.stdout.splitlines()[0])["plan"]
-    assert plan["jobs"][0]["job"]["key"]["hardware"] == "910B"
 
 
 def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,41 +117,6 @@ def test_doctor_says_that_a_framework_runs_in_its_environment_while_that_has_a_p
     assert found() == {"what": "mindspore on cpu (cpu)", "works": True, "why": f"in the environment {place}"}
 
 
-def test_doctor_names_packages_that_cannot_be_imported_and_the_command_that_repairs_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
-    environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    register(
-        FrameworkEnvironment(framework="tensorflow", path=environment, created_at="2026-01-01T00:00:00Z", versions={})
-    )
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    path = os.pathsep.join([str(SRC), str(tmp_path)])
-    done = CliRunner().invoke(APP, ["doctor", "--json"], env={"PYTHONPATH": path})
-    vision, lacking = json.loads(done.output)["broken_packages"]
-    assert "import torchvision fails: RuntimeError: operator torchvision::nms does not exist" in vision
-    assert vision.endswith(f"run {sys.executable} -m pip uninstall torchvision")
-    assert (
-        "framework tensorflow needs numpy>=1.26, pillow>=10.0 and tensorflow-cpu>=2.21, which are not installed"
-        in lacking
-    )
-    assert lacking.endswith(f"run accelmark env create tensorflow --path {environment}")
-
-
-def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
-    monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
-    monkeypatch.setattr("accelmark.frameworks.pytorch.launch.built_for", dict)
-    support = {entry.what: entry for entry in look_around({}).support}
-    assert not support["pytorch on nvidia (cuda)"].works
-    assert "without cuda or hip" in support["pytorch on nvidia (cuda)"].why
-    assert not support["pytorch on ascend (npu)"].works
-    assert "torch_npu" in support["pytorch on ascend (npu)"].why
-    assert not support["telemetry of ascend"].works
-    assert "npu-smi is not installed" in support["telemetry of ascend"].why
-
-
 def test_the_host_side_imports_no_framework_to_inspect_the_host() -> None:
     program = (
         "import sys\nfrom accelmark.telemetry.inventory import inventory\ninventory({})\n"
@@ -183,35 +136,3 @@ def test_preflight_of_this_machine_takes_its_own_vendor(tmp_path: Path, capsys: 
     shown = capsys.readouterr()
     assert shown.out == "1 of 1 hosts are ready\n"
     assert "devices were not checked" not in shown.err
-
-
-def test_collectives_of_one_rank_are_refused_at_once() -> None:
-    error = CliRunner().invoke(app, ["probe", "--vendor", "cpu", "--only", "collectives"]).exception
-    assert isinstance(error, RequestError)
-    assert "give --nproc 2 or more" in str(error)
-
-
-def test_a_missing_package_ends_probe_at_once_and_is_shown_by_a_dry_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "vendors" / "lacking"
-    folder.mkdir(parents=True)
-    device = "{device_type: cpu, collective_backend: gloo, requires: ['no-such-package>=3']}"
-    (folder / "vendor.yaml").write_text(
-        f"name: lacking\ntitle: Lacking\nframeworks:\n  pytorch: {device}\nvisible_devices_env: null\nchips: []\n"
-    )
-    monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
-    probed = CliRunner().invoke(app, ["probe", "--vendor", "lacking", "--only", "matmul", "--budget", "1"])
-    assert probed.exit_code == 1
-    assert "accelmark probe needs no-such-package>=3, which is not installed" in probed.stderr
-    planned = CliRunner().invoke(app, ["train", "resnet_mini", "--vendor", "lacking", "--dry-run"])
-    assert planned.exit_code == 1, planned.output
-    assert "error: localhost: framework pytorch needs no-such-package>=3" in planned.stderr
-    assert f"what to do: {sys.executable} -m pip install 'no-such-package>=3'" in planned.stderr
-
-
-def test_a_killed_monitor_is_not_running_even_if_its_pid_is_reused(tmp_path: Path) -> None:
-    (tmp_path / "monitor.json").write_text(json.dumps({"pid": os.getpid(), "started": "1", "vendor": "cpu"}))
-    assert not status(tmp_path).running
-    _call("monitor", "stop", "-l", str(tmp_path))
-    os.kill(os.getpid(), 0)  # it is still here

@@ -87,44 +87,6 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     assert rank.split()[1:3] == ["-m", "accelmark.train.loop.rank"]
 
 
-def test_a_dry_run_lists_a_directory_of_data_that_is_not_there(tmp_path: Path) -> None:
-    absent = tmp_path / "absent"
-    ended = accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent), "--dry-run")
-    assert ended.returncode == 1, ended.stderr
-    assert f"the data directory {absent} is missing" in ended.stderr.partition("this would not start")[2]
-    assert (
-        accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent), "--dry-run", "--json").returncode == 1
-    )
-    assert accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(absent)).returncode == 1
-
-
-def test_a_directory_without_the_layout_of_its_data_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
-    (tmp_path / "imagenet" / "train").mkdir(parents=True)
-    run = tmp_path / "run"
-    for more in ((), ("--dry-run",)):
-        ended = accelmark("train", "resnet50", "--vendor", "cpu", "--data", str(tmp_path), "--out", str(run), *more)
-        assert (ended.returncode, run.exists()) == (1, False), ended.stderr
-        assert "expected val/<class>/*" in " ".join(ended.stderr.split())
-
-
-def test_a_dry_run_names_a_variable_that_an_external_trainer_lacks(tmp_path: Path) -> None:
-    for part in ("train", "val"):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "tokens.bin").touch()
-    key = "llama3_1_8b:megatron-lm:CPU:1:1"
-    more = ("--set", "parallelism=ddp", "--data", str(tmp_path), "--dry-run")
-    ended = accelmark("train", key, "--vendor", "cpu", *more)
-    assert (ended.returncode, "MEGATRON_PATH, which trainer megatron-lm needs, is not set" in ended.stderr) == (1, True)
-    assert accelmark("train", key, "--vendor", "cpu", *more, MEGATRON_PATH="/opt/megatron").returncode == 0
-
-
-def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    ended = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", "--out", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"{tmp_path}: is not empty: choose another directory with --out" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "setting", "missing"),
     [
@@ -139,7 +101,7 @@ def test_a_dry_run_refuses_a_directory_that_the_run_could_not_use(tmp_path: Path
 def test_a_dry_run_without_its_data_shows_the_settings_and_then_what_is_missing(
     words: tuple[str, ...], setting: str, missing: str, tmp_path: Path
 ) -> None:
-    arguments = (*words, "--vendor", "cpu", "--dry-run", "--out", str(tmp_path / "run"))
+    arguments = (*words, "--vendor", "cpu", "--commands", "--out", str(tmp_path / "run"))
     ended = accelmark(*arguments)
     assert f"\n  {setting}" in ended.stdout, ended.stdout + ended.stderr
     assert "this would not start" in ended.stderr
@@ -148,7 +110,7 @@ def test_a_dry_run_without_its_data_shows_the_settings_and_then_what_is_missing(
     (shown,) = map(json.loads, as_json.stdout.splitlines())
     assert any(missing in problem for problem in shown["problems"])
     assert (ended.returncode, as_json.returncode) == (2, 2)
-    started = accelmark(*(word for word in arguments if word != "--dry-run"))
+    started = accelmark(*(word for word in arguments if word != "--commands"))
     assert (started.returncode, started.stdout, (tmp_path / "run").exists()) == (2, "", False)
     assert missing in started.stderr
 
@@ -171,15 +133,6 @@ def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp
         assert f"--node-rank {noderank} --rdzv-endpoint h1:29501" in " ".join(ranks)
         (ports,) = [word.partition("=")[2] for word in ranks if word.startswith("FLAGPERF_HOSTS_PORTS=")]
         assert ports == "2222,2222"
-
-
-def test_a_dry_run_shows_settings_that_jobs_share_once(plugins: Path, tmp_path: Path) -> None:
-    cases = [{"key": f"toy:pytorch:X1:1:{nproc}"} for nproc in (1, 2)]
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump({"vendor": "acme", "cases": cases}))
-    arguments = ("run", str(tmp_path / "file.yaml"), "--out", str(tmp_path / "run"), "--dry-run", "--synthetic")
-    lines = accelmark(*arguments).stdout.splitlines()
-    assert sum("optimizer.lr " in line for line in lines) == 1
-    assert lines[-1] == "  data, requirements and settings as of toy-pytorch-X1x1x1/round1"
 
 
 def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_path: Path) -> None:
@@ -244,7 +197,7 @@ def test_names_with_metacharacters_are_shell_quoted(plugins: Path, tmp_path: Pat
     request = {"vendor": "acme", "cluster": {"environment": {"EVIL": evil}}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
     run = tmp_path / "run $(touch y)"
-    arguments = ("--out", str(run), "--dry-run", "--set", "loader.synthetic=true")
+    arguments = ("--out", str(run), "--commands", "--set", "loader.synthetic=true")
     ended = accelmark("run", str(tmp_path / "file.yaml"), *arguments)
     (ranks,) = [line for line in ended.stdout.splitlines() if "-m accelmark.train.loop.rank " in line]
     words = shlex.split(ranks.partition(": ")[2])

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner, Result
 
@@ -84,22 +83,3 @@ def test_a_reference_that_cannot_be_written_is_refused_before_the_start(
     assert isinstance(done.exception, AccelmarkError)
     assert message in str(done.exception)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_that_gives_no_reference_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ends_invalid(*_: object, **__: object) -> None:
-        raise typer.Exit(1)
-
-    monkeypatch.setattr("accelmark.cli.runs.execute", ends_invalid)
-    done = accelmark(*TRAIN, "--write-reference")
-    assert done.exit_code == 1
-    assert f"{folder / REFERENCE_FILE}: not written" in done.output
-
-
-def test_a_case_that_has_one_keeps_it(folder: Path, tmp_path: Path) -> None:
-    curve = {"steps": [1, 9], "loss": [2.0, 1.0], "source": "made up for tests"}
-    (folder / REFERENCE_FILE).write_text(yaml.safe_dump(curve))
-    done = accelmark(*TRAIN, "--write-reference", "--out", str(tmp_path / "run"))
-    assert "the case has a reference (made up for tests)" in str(done.exception)
-    with pytest.raises(ValueError, match="steps have to increase"):
-        ReferenceLoss.model_validate(curve | {"steps": [9, 1]})

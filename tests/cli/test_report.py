@@ -14,7 +14,6 @@ from accelmark.cli.finished.run import evaluate, report
 from accelmark.cli.help import Verb
 from accelmark.results.store.bundle import write_manifest
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.errors import RequestError, RunError
 from tests.cli.test_main import accelmark
 from tests.made_run import Made, make_run
 from tests.telemetry.recorder import SRC
@@ -32,21 +31,6 @@ def test_a_killed_run_is_summarised_and_reported(tmp_path: Path) -> None:
     assert (run / "summary.json").is_file()
 
 
-def test_the_page_is_written_to_the_given_path(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    page = tmp_path / "page.html"
-    runner.invoke(app, [str(run), "-o", str(page), "--markdown"], catch_exceptions=False)
-    assert page.read_text().startswith("<!doctype html>")
-    assert not (run / "report.html").exists()
-
-
-def test_json_reports_the_page_and_the_summary(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    told = json.loads(runner.invoke(app, [str(run), "--json"], catch_exceptions=False).stdout)
-    assert told["page"].endswith("report.html")
-    assert told["summary"]["cases"][0]["verdict"] == "VALID"
-
-
 def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     measure_run(run)
@@ -56,13 +40,6 @@ def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
     write_manifest(run)
     runner.invoke(app, [str(run), "--recompute"], catch_exceptions=False)
     assert result.read_text() == before
-
-
-def test_a_non_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no such run directory"):
-        runner.invoke(app, [str(tmp_path / "gone")], catch_exceptions=False)
-    with pytest.raises(RunError, match="is not a run"):
-        runner.invoke(app, [str(tmp_path)], catch_exceptions=False)
 
 
 def test_evaluate_measures_the_run_that_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

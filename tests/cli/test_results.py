@@ -10,21 +10,17 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
-from accelmark.cli.finished.results import compare, figures_table, results, show_rows
+from accelmark.cli.finished.results import compare, results
 from accelmark.cli.help import Verb
-from accelmark.report.comparison import lines_of
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
-from accelmark.results import comparison as comparing
 from accelmark.results.sources import open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.results.table import matching, rows_of
 from accelmark.spec.errors import RequestError
-from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import made
 
 app = typer.Typer()
@@ -69,12 +65,6 @@ def test_rows_are_filtered_and_grouped(runs: Path) -> None:
         ask("results", runs, "--where", "scale")
 
 
-def test_a_filter_that_nothing_matches_names_the_values_that_there_are(runs: Path) -> None:
-    done = runner.invoke(app, ["results", str(runs), "--where", "scale=9x9"], catch_exceptions=False)
-    assert done.stdout == "no results\n"
-    assert "no result matches --where; there are scale=1x1" in done.stderr
-
-
 def test_a_run_in_the_directory_runs_is_found_by_its_name(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,11 +104,6 @@ def test_marks_are_found_one_by_one_and_texts_with_commas_whole(
     assert sorted(row["run"] for row in rows_of(matching(many, pairs)) if isinstance(row["run"], str)) == found
 
 
-def test_a_duplicate_column_is_refused(runs: Path) -> None:
-    with pytest.raises(RequestError, match="write chip=A,B to match either"):
-        ask("results", runs, "--where", "chip=CPU", "--where", "hardware=H100")
-
-
 def test_sql_queries_are_answered(runs: Path) -> None:
     told = ask("results", runs, "--json", "--sql", "SELECT scale, count(*) AS n FROM results GROUP BY 1 ORDER BY 1")
     assert json.loads(told.splitlines()[-1])["results"] == [{"scale": "1x1", "n": 2}, {"scale": "1x2", "n": 1}]
@@ -150,25 +135,6 @@ def test_sql_that_is_wrong_writes_or_reaches_for_files_is_refused(
     with pytest.raises(RequestError, match=said):
         ask("results", runs, "--sql", sql.format(file=file))
     assert file.read_text() == "a\n1\n"
-
-
-def test_an_answer_as_json_keeps_every_column_and_holds_only_numbers(runs: Path) -> None:
-    sql = (
-        "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a, 'nan'::DOUBLE AS b, ['inf'::DOUBLE, 1.5] AS c, {'x': 'nan'::FLOAT} d"
-    )
-    told = ask("results", runs, "--json", "--sql", sql)
-    [row] = json.loads(told.splitlines()[-1])["results"]
-    assert row == {"a": 1, "a_3": 2, "a_2": 3, "a_4": 4, "b": None, "c": [None, 1.5], "d": {"x": None}}
-
-
-def test_sql_that_takes_too_much_memory_is_reported_and_leaves_no_file(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("accelmark.results.table._MEMORY_LIMIT", "16MB")
-    with pytest.raises(RequestError, match="needs more than 16MB of memory"):
-        ask("results", runs, "--sql", "SELECT md5(i::VARCHAR) AS x FROM range(3000000) AS r(i) ORDER BY x")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_csv_holds_every_column_and_no_formula(runs: Path, tmp_path: Path) -> None:
@@ -234,23 +200,6 @@ def test_a_readme_is_written_with_what_is_wanted_and_no_html(runs: Path, tmp_pat
     assert readme.read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--json", "--format", "csv"], "--format has no effect together with --json"),
-        (["--json", "--group-by", "chip"], "--group-by has no effect together with --json"),
-        (["--format", "csv", "--group-by", "chip"], "--group-by has no effect together with this --format"),
-        (["--sql", "SELECT 1", "--group-by", "chip"], "--group-by has no effect together with --sql"),
-        (["--readme", "README.md", "--json"], "--json has no effect together with --readme"),
-        (["--readme", "README.md", "--sql", "SELECT 1"], "--sql has no effect together with --readme"),
-        (["--group-by", "colour", "--where", "run=nothing"], "unknown column 'colour'"),
-    ],
-)
-def test_flags_without_effect_are_refused(runs: Path, flags: list[str], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        ask("results", runs, *flags)
-
-
 def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     text = ask("compare", runs / "base", runs / "fast", "-o", page)
@@ -277,35 +226,6 @@ def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:
         ask("compare", runs / "base", runs / "two")
     told = json.loads(ask("compare", runs / "base", runs / "two", "--force", "--json"))
     assert told["pairs"][0]["not_comparable"] == ["1 host × 2 devices, baseline 1 host × 1 device"]
-
-
-def test_a_comparison_fits_into_80_columns_without_truncation(runs: Path) -> None:
-    opened, _ = open_sources([runs / "base", runs / "fast"])
-    [pair] = comparing.compare(opened).pairs
-    console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(figures_table(pair, narrow=True))
-    text = console.export_text()
-    assert "…" not in text
-    words = {word for line in lines_of(pair) for word in line.title.split()}
-    assert words <= set(text.split()), "no word of a figure's name is cut"
-    assert re.search(r"tokens/s +\+[\d.,]+ \(\+[\d.,]+ to \+[\d.,]+\)\s% +better", text)
-
-
-def test_on_a_narrow_terminal_an_interval_has_its_bounds_in_few_digits(runs: Path) -> None:
-    [pair] = comparing.compare(open_sources([runs / "base", runs / "fast"])[0]).pairs
-    wide = {"relative_interval": (-0.5, 30.0)}
-    found = tuple(each.model_copy(update=wide) for each in pair.differences if each.relative_interval)
-    bounds = {line.short.partition(" ")[2] for line in lines_of(pair.model_copy(update={"differences": found}))}
-    assert bounds == {f"(\u221250 to >+1,000){THIN}%"}
-
-
-def test_rows_too_wide_for_a_terminal_take_two_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of(open_sources([runs / "base"])[0])
-    show_rows(rows, [], console=Console(width=80, highlight=False))
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("base  toy:pytorch  X1  1x1")
-    assert f"rounds:{THIN}2" in first
-    assert "Throughput" in second
 
 
 def test_terminal_control_sequences_in_names_are_escaped(runs: Path, tmp_path: Path) -> None:

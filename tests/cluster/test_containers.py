@@ -90,7 +90,7 @@ def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp
         ensure(spec, allow_subset=True)  # the bed's hosts have no way out, but see this machine's cache
     file = run_file(tmp_path, cluster(2), "resnet_mini:pytorch:CPU:2:1", vendor="cpu")
     run = tmp_path / "run"
-    shown = accelmark("run", str(file), "--out", str(run), "--dry-run")
+    shown = accelmark("run", str(file), "--out", str(run), "--commands")
     assert shown.returncode == 0, shown.stderr
     assert "n1: ssh -p 22 -i " in shown.stdout
     assert "--node-rank 1" in shown.stdout

@@ -143,7 +143,7 @@ def test_offline_without_a_cache_says_what_to_do_and_sends_no_request(web: Web, 
 def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "REACH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(fetch, "TIMEOUT_S", 0.5)
     with socket.socket() as deaf, socket.socket() as closed:
         deaf.bind(("localhost", 0))
         deaf.listen(0)
@@ -155,16 +155,11 @@ def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(
             one.connect_ex(deaf.getsockname())
         dead = [{"kind": "url", "base": f"https://localhost:{one.getsockname()[1]}"} for one in (deaf, closed)]
         assert ensure(dataset(*dead, web.source())).is_dir()
-        with pytest.raises(DataError, match=r"no connection within 0.5 s|timed out") as caught:
+        with pytest.raises(DataError, match="timed out") as caught:
             ensure(dataset(*dead, name="other"))
         assert "Connection refused" in str(caught.value)
         for one in waiting:
             one.close()
-
-
-def test_an_unknown_host_is_an_error_that_names_it() -> None:
-    with pytest.raises(DataError, match=r"no-such-host\.invalid is not reachable"):
-        ensure(dataset({"kind": "url", "base": "https://no-such-host.invalid/x"}))
 
 
 def test_a_named_directory_is_checked_and_never_written_to(web: Web, tmp_path: Path, cache: Path) -> None:

@@ -114,19 +114,6 @@ def test_damaged_shards_are_named(shards: Path) -> None:
         images(shards, num_classes=3)
 
 
-def test_a_truncated_image_of_a_shard_is_named(shards: Path) -> None:
-    shard = shards / "train" / "000000.tar"
-    names: list[str] = []
-
-    def cut(files: dict[str, bytes]) -> None:
-        names.append(next(name for name in files if name.endswith(".jpg")))
-        files[names[0]] = files[names[0]][:300]
-
-    changed(shard, cut)
-    with pytest.raises(DataError, match=rf"000000\.tar: {names[0]}: is not a readable image"):
-        images(shards).read(0, np.random.default_rng(0))
-
-
 def test_what_cannot_be_packed_is_refused(tmp_path: Path, folders: Path) -> None:
     with pytest.raises(RequestError, match="coco: cases do not read it from shards"):
         pack(dataset_of("coco"), folders, tmp_path / "to")

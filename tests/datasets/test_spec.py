@@ -6,8 +6,6 @@ import pytest
 
 from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.errors import SpecError
-from accelmark.spec.model import parse
-from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import folders, load_case
 
 HASH = "0" * 64
@@ -45,22 +43,6 @@ def test_all_problems_of_all_entries_are_reported_at_once() -> None:
     assert "case.yaml: data.0.licens: unknown key (did you mean 'licence'?)" in message
     assert "data.1: duplicate paths: a.bin" in message
     assert "data.2: give either files" in message
-
-
-def test_two_data_sets_of_one_name_are_refused() -> None:
-    with pytest.raises(SpecError, match="two data sets are named 'toy'"):
-        dataset_specs([entry(), entry()], "case.yaml")
-
-
-def test_a_tree_has_no_sources() -> None:
-    tree = entry(files=[], tree=[{"path": "train"}], sources=[{"kind": "url", "base": "https://example.org"}])
-    with pytest.raises(SpecError, match="has no sources"):
-        dataset_specs([tree], "case.yaml")
-
-
-def test_data_that_is_not_a_list_names_the_file() -> None:
-    with pytest.raises(SpecError, match=r"case\.yaml: data: must be a list"):
-        parse(CaseSpec, {"data": {"name": "toy"}}, "case.yaml")
 
 
 def test_every_case_of_this_tree_declares_readable_data() -> None:

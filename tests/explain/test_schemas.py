@@ -68,11 +68,6 @@ def test_examples_in_docs_are_valid(place: str, kind: str, text: str) -> None:
     assert errors(kind, read_value(text, place)) == []
 
 
-def test_every_kind_that_docs_show_is_among_the_examples() -> None:
-    assert {kind for _, kind, _ in EXAMPLES} >= {"run", "cluster", "case", "vendor"}
-    assert errors("trainer", read_yaml(ROOT / "tests" / "external" / "slowgrad.yaml")) == []
-
-
 def case_with(key: str, value: Any) -> dict[str, Any]:
     """Return the case ``resnet_mini`` with one value changed."""
     case = copy.deepcopy(read_yaml(PACKAGE / "cases" / "resnet_mini" / "case.yaml"))
@@ -82,24 +77,6 @@ def case_with(key: str, value: Any) -> dict[str, Any]:
         section = section[parent]
     section[last] = value
     return case
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("train/settings/optimizer", {"lrr": 1}),
-        ("train/settings/optimizer.lrr", 1),
-        ("train/settings/batch_size", -3),
-        ("train/settings/precision", "fp33"),
-        ("train/settings/end", {"max_epoch": 1}),
-        ("train/mutable", ["nosuch"]),
-        ("data", [{"name": "x", "title": "X", "licence": "none", "tree": [{"pth": 1}]}]),
-        ("infer/configurations/no_such", 1),
-        ("serve", {"settings": {"load": {"concurrency": 0}}}),
-    ],
-)
-def test_mistakes_in_a_case_are_shown(key: str, value: Any) -> None:
-    assert errors("case", case_with(key, value)) != []
 
 
 @pytest.mark.parametrize(
@@ -139,18 +116,3 @@ def test_all_forms_of_settings_and_data_are_valid(key: str, value: Any) -> None:
 def test_settings_of_a_run_file_are_those_of_the_task(case: Any, is_valid: bool) -> None:
     RunSpec.model_validate({"cases": [case]})
     assert (errors("run", {"cases": [case]}) == []) is is_valid
-
-
-@pytest.mark.parametrize(
-    ("cluster", "is_valid"),
-    [
-        ({"hosts": [{"address": "a"}], "launcher": "ssh", "ssh_port": 1, "reconnect_s": 9}, True),
-        ({"launcher": "ssh", "ssh_prt": 1}, False),
-        ({"ssh_prt": 1}, False),
-        ({"launcher": "ssh", "ssh_port": 0}, False),
-        ({"launcher": "of_a_plug_in", "queue": "long"}, True),
-    ],
-)
-def test_unknown_keys_of_a_cluster_are_errors_with_a_known_launcher(cluster: dict[str, Any], is_valid: bool) -> None:
-    assert (errors("cluster", cluster) == []) is is_valid
-    assert (errors("run", {"cases": ["resnet_mini"], "cluster": cluster}) == []) is is_valid

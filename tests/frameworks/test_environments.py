@@ -14,13 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import accelmark
-from accelmark.cli.main import app
 from accelmark.run.agent.rank_environment import environment_variables
-from accelmark.run.environments import registry
-from accelmark.run.environments.create import MARKER, create, recipe_of
+from accelmark.run.environments.create import create, recipe_of
 from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.spec.cluster import HostSpec
@@ -146,25 +143,6 @@ def test_environments_are_listed_and_removed(cache: Path, tmp_path: Path) -> Non
     assert "this machine has no environment of 'jax'" in done.stderr
 
 
-def test_an_environment_in_another_directory_leaves_the_earlier_one_with_the_command_that_removes_it(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def made(*_: object) -> dict[str, str]:
-        return {"jax": "1.2"}
-
-    monkeypatch.setattr("accelmark.run.environments.create.create", made)  # installs nothing
-    old, new = empty_environment(tmp_path / "old"), empty_environment(tmp_path / "new")
-    remover = f"accelmark env remove jax --path {old}"
-    for place, is_told in ((old, False), (old, False), (new, True)):
-        arguments = ["env", "create", "jax", "--vendor", "cpu", "--path", str(place)]
-        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        assert (f"runs do not use {old} any more; remove it: {remover}\n" in done.stdout) == is_told
-    removed = run_accelmark(*remover.split()[1:], ACCELMARK_CACHE=cache)
-    assert removed.returncode == 0, removed.stderr
-    assert not old.exists()
-    assert registered()["jax"].path == new
-
-
 def test_the_hosts_of_a_cluster_use_the_directory_that_its_file_names(cache: Path, tmp_path: Path) -> None:
     path = empty_environment(tmp_path / "venv")
     cluster = tmp_path / "cluster.yaml"
@@ -206,19 +184,6 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     assert (other / "thesis.txt").exists()
 
 
-def test_what_an_interrupted_removal_leaves_is_made_again(cache: Path, tmp_path: Path) -> None:
-    place, wheels = tmp_path / "venv", tmp_path / "wheels"
-    wheels.mkdir()
-    (place / "lib").mkdir(parents=True)
-    (place / "lib" / "half").touch()
-    (place / MARKER).touch()
-    create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(place), "--wheels", str(wheels))
-    done = run_accelmark(*create, ACCELMARK_CACHE=cache)
-    assert "not empty" not in done.stderr, "only the wheels are missing"
-    assert (place / "pyvenv.cfg").is_file()
-    assert not (place / "lib" / "half").exists()
-
-
 def test_an_index_of_the_device_that_cannot_be_reached_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,26 +193,6 @@ def test_an_index_of_the_device_that_cannot_be_reached_is_not_used(
     with pytest.raises(HostError, match=r"repeat: .* install --quiet --constraint"):
         asyncio.run(create(recipe, tmp_path / "venv", sys.executable, host, lambda _, what: doing.append(what)))
     assert any("without the builds of http://127.0.0.1:9/cpu, which cannot be reached" in what for what in doing)
-
-
-def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    python, place = tmp_path / "absent/bin/python", tmp_path / "venv"
-    host = SubprocessHost(HostSpec(address="localhost"))
-    with pytest.raises(HostError, match=f"there is no {python}: set python in the cluster file"):
-        asyncio.run(create(recipe_of("jax", "cpu", None, None), place, str(python), host, lambda _, doing: None))
-    assert not place.exists()
-
-
-def test_a_directory_with_wheels_that_does_not_exist_is_named_before_anything_is_made(
-    cache: Path, tmp_path: Path
-) -> None:
-    absent, place = tmp_path / "absent", tmp_path / "venv"
-    create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(place), "--wheels", str(absent))
-    for further in (), ("--dry-run",):
-        done = run_accelmark(*create, *further, ACCELMARK_CACHE=cache)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"--wheels {absent}: no such directory on this host" in " ".join(done.stderr.split())
-    assert not place.exists()
 
 
 @pytest.mark.heavy
@@ -295,10 +240,3 @@ def test_an_accelmark_in_site_packages_is_given_to_ranks_without_its_neighbours(
     assert [path.name for path in Path(place).iterdir()] == ["accelmark"]
     assert (Path(place) / "accelmark").resolve() == installed / "accelmark"
     assert mine == "/mine"
-
-
-def test_a_damaged_record_is_skipped(cache: Path) -> None:
-    record = registry.default_path("jax").with_suffix(".json")
-    record.parent.mkdir(parents=True)
-    record.write_text("{")
-    assert registered() == {}

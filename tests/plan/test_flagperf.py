@@ -183,28 +183,5 @@ def site(directory: Path, text: str, name: str = "test_conf.py") -> Converted:
     return convert([path])
 
 
-FOUR = 'HOSTS = ["10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"]\n'
-
-
-@pytest.mark.parametrize(
-    ("ports", "dealt"),
-    [
-        ('["2222"]', [[2222]] * 4),
-        ('["2221", "2222", "2223", "2224"]', [[2221], [2222], [2223], [2224]]),
-        ('"2221,2222,2223,2224"', [[2221], [2222], [2223], [2224]]),
-        ('[" ", " "]', [None] * 4),
-        ("None", [None] * 4),
-    ],
-)
-@pytest.mark.parametrize("hosts_first", [True, False])
-def test_one_port_is_shared_and_as_many_ports_as_hosts_are_one_each(
-    tmp_path: Path, ports: str, dealt: list[list[int] | None], hosts_first: bool
-) -> None:
-    texts = [FOUR, f"HOSTS_PORTS = {ports}\n"]
-    converted = site(tmp_path, "".join(texts if hosts_first else reversed(texts)))
-    assert [host.get("service_ports") for host in converted.cluster["hosts"]] == dealt
-    assert converted.left_over == []
-
-
 def left_in(converted: Converted) -> dict[str, str]:
     return {problem.key: problem.what for problem in converted.left_over}

@@ -46,16 +46,6 @@ def test_the_precision_is_what_the_switches_agree_on(tmp_path: Path, text: str, 
     assert set(left_in(converted)) == left
 
 
-def test_the_configuration_of_every_scale_becomes_the_vendors(tmp_path: Path) -> None:
-    (tmp_path / "config_common.py").write_text("train_batch_size = 12\nseed = 1\n")
-    (tmp_path / "config_A100x1x8.py").write_text("from config_common import *\nseed = 2\n")
-    converted = convert([tmp_path / "config_A100x1x8.py", tmp_path / "config_common.py"])
-    assert converted.configs == {"config_A100x1x8.yaml": {"seed": 2}, "config.yaml": {"batch_size": 12, "seed": 1}}
-    assert converted.left_over == []
-    alone = convert([tmp_path / "config_A100x1x8.py"])
-    assert "takes everything from config_common: import that file too" in left_in(alone)["line 1"]
-
-
 CONFIGURATIONS = """
 batch_size: 32
 flops: 2*512*0.33e9

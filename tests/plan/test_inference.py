@@ -13,7 +13,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import InferJob
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import engine_specs, find
+from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.runfile import RunSpec
 
 _INFER = """
@@ -132,20 +132,6 @@ def test_an_inference_job_runs_one_process_of_the_infer_package(toy: Path) -> No
     assert planned.job.data_dirs == {"pictures": Path("/data/pictures")}
 
 
-def test_packaged_weights_need_their_reader_before_anything_starts(toy: Path) -> None:
-    assert "safetensors>=0.4" not in [need.requirement for need in _plan({"key": "toy"}).jobs[0].requires]
-    (toy / "cases" / "toy" / "weights.safetensors").touch()
-    assert "safetensors>=0.4" in [need.requirement for need in _plan({"key": "toy"}).jobs[0].requires]
-
-
-def test_engines_precisions_and_batches_of_one_key_are_shown_together(toy: Path) -> None:
-    plan = _plan({"key": "toy"}, {"key": "toy", "settings": {"compiler": "openvino", "precision": "bf16"}})
-    assert [job.directory for job in plan.jobs] == [
-        "toy-pytorch-X1x1x1-infer-eager-fp32-b4/round1",
-        "toy-pytorch-X1x1x1-infer-openvino-bf16-b4/round1",
-    ]
-
-
 def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
         _plan({"key": "toy", "settings": {"compiler": "openvin"}})
@@ -208,22 +194,10 @@ def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the
         _plan({"key": "toy", "settings": {"compiler": "openvino", "exist_onnx_path": "a.blob"}}, where=run_file)
 
 
-@pytest.mark.parametrize(("vendor", "engine"), [("iluvatar", "ixrt"), ("kunlunxin", "xtcl")])
-def test_the_package_of_a_vendors_runtime_comes_from_its_sdk(vendor: str, engine: str) -> None:
-    spec = engine_specs(find("vendors", vendor).path)[engine]
-    assert set(spec.sdks) == {spec.module}
-    assert set(spec.sdks) <= set(spec.requires)
-
-
 def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
     (toy / "vendors" / "acme" / "engines").mkdir()
     (toy / "vendors" / "acme" / "engines" / "acmert.py").touch()
     assert not any("engine" in told for told in _plan({"key": "toy", "settings": {"compiler": "acmert"}}).warnings)
-
-
-def test_a_case_without_an_inference_side_is_refused(plugins: Path) -> None:
-    with pytest.raises(SpecError, match="does not support inference"):
-        _plan({"key": "toy"})
 
 
 def test_weights_and_optional_data_are_taken_where_the_named_directory_holds_them(toy: Path, tmp_path: Path) -> None:

@@ -37,12 +37,6 @@ def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scal
     assert applied["config_amx_bf16.yaml"] == "the device has amx_bf16 (/proc/cpuinfo)"
 
 
-def test_unknown_facts_of_other_machines_are_part_of_the_reason(folder: Path) -> None:
-    _, files = vendor_layers([folder], "acme", KEY, Capabilities(unknown="not detected there"), "config")
-    (reason,) = (file.reason for file in files if file.file.endswith("config_fp8.yaml"))
-    assert reason == "the device is not known to have fp8 (known: none); not detected there"
-
-
 def test_a_file_of_an_extension_is_stronger_than_the_vendors_own(folder: Path) -> None:
     extension = folder / "plugins/vendors/acme/cases" / folder.name
     extension.mkdir(parents=True)

@@ -53,14 +53,6 @@ def test_a_server_is_planned_as_one_process_with_its_options_and_their_layers() 
     assert list(planned.job.data_dirs) == ["shakespeare"]
 
 
-def test_a_relative_trace_is_found_from_the_ranks_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_tokens": 8, "output_tokens": 8}\n')
-    work = plan({"load": {"arrival": "trace", "trace": "trace.jsonl"}}).jobs[0].job.work
-    assert isinstance(work, ServeJob)
-    assert work.settings.load.trace == str(tmp_path / "trace.jsonl")
-
-
 def test_an_endpoint_starts_no_server_and_is_warned_about() -> None:
     found = plan(ENDPOINT)
     work = found.jobs[0].job.work
@@ -112,18 +104,6 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
     found = problems(settings)
     assert what in found
     assert not found.endswith(f", found {settings.get('slo.preset')!r}")
-
-
-@pytest.mark.parametrize(
-    ("key", "what"),
-    [
-        ("resnet_mini", "does not support serving (cases that do: "),
-        ("llama_mini:pytorch:CPU:2:1", "a server runs on one host"),
-        ("llama_mini:pytorch:CPU:1:2", "transformers serve uses 1 (servers of 2 devices: sglang, tensorrt_llm, vllm)"),
-    ],
-)
-def test_a_key_that_cannot_be_served_says_why(key: str, what: str) -> None:
-    assert what in problems({}, key)
 
 
 def test_the_devices_of_a_key_are_those_of_one_server() -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +23,6 @@ from accelmark.plan.tuning import (
     with_tuned_rounds,
 )
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import EngineSpec
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.inference import InferSettings
@@ -154,15 +152,6 @@ def test_only_installed_engines_precisions_of_the_device_and_settings_that_were_
     assert len(latency.tuning.choices) == 2, "engine and precision, threads: a smaller batch answers sooner by itself"
 
 
-def test_a_search_needs_an_engine_and_something_to_try(plugins: Any) -> None:
-    with pytest.raises(RequestError, match="compiler is null"):
-        planned(plugins, compiler=None)
-    with pytest.raises(RequestError, match="nothing to try"):
-        planned(plugins, compiler="eager", precision="fp32", batch_size=4, threads=4)
-    with pytest.raises(RequestError, match="name one scenario"):
-        planned(plugins, scenarios=("offline", "single_stream"))
-
-
 def test_rounds_as_shipped_begin_the_search_and_take_turns_with_tuned_ones_at_its_end(plugins: Any) -> None:
     plan = planned(plugins)
     assert [(job.job.role, job.job.round, job.job.key.repeat) for job in plan.jobs] == [
@@ -183,14 +172,3 @@ def test_rounds_as_shipped_begin_the_search_and_take_turns_with_tuned_ones_at_it
     assert tuned.provenance["batch_size"].replaced == (("cases/toy/case.yaml", 4),)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
     assert vendor_values(plan.jobs[0].job, tuned) == {"batch_size": 8, "engine_options.streams": 2}
-
-
-def test_a_vendors_file_for_the_scale_is_replaced_with_what_it_says_already(plugins: Any) -> None:
-    folder = plugins / "vendors" / "acme" / "cases" / "toy-pytorch"
-    folder.mkdir(parents=True)
-    (folder / "infer_X2x1x1.yaml").write_text("batch_size: 16\nlog_freq: 7\n")
-    plan = planned(plugins)
-    shipped = settings_of(plan.jobs[0])
-    assert (shipped.batch_size, shipped.log_freq) == (16, 7)
-    tuned = with_tuned_rounds(plan, shipped.model_copy(update={"batch_size": 4, "threads": 2})).jobs[-1].job
-    assert vendor_values(plan.jobs[0].job, tuned) == {"log_freq": 7, "threads": 2}, "4 is what the case says"

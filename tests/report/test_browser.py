@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from accelmark.automl.controller.journal import SearchDirectory
 from accelmark.report.run_page import write_page
-from accelmark.report.search_page import write_report
-from accelmark.report.templating import fill, text_of
 from accelmark.results.rounds.summary import write_round
-from accelmark.results.scaling import scaling_curves
 from accelmark.run.record.measure import measure_run
 from tests.made_run import Made, make_run
 from tests.report.conftest import IN_CHROMIUM
-from tests.results.compared_runs import loaded
-from tests.results.test_sources import RECORDED
 
 pytestmark = IN_CHROMIUM
 
@@ -95,40 +88,11 @@ def test_light_and_dark_follow_the_system_and_the_button(browser: Browser, repor
     dark.page.context.close()
 
 
-def test_the_page_of_a_search_has_the_button_too(browser: Browser, tmp_path: Path) -> None:
-    shutil.copytree(RECORDED, tmp_path / "search")
-    page_file = write_report(SearchDirectory(tmp_path / "search"))[0]
-    page = browser.new_context(viewport={"width": 390, "height": 900}, color_scheme="light").new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(page_file.as_uri())
-    assert paper(page) == "rgb(255, 255, 255)"
-    page.get_by_role("button", name="Switch between light and dark").click()
-    assert paper(page) == "rgb(17, 20, 23)"
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert complaints == []
-    page.context.close()
-
-
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, report: Path) -> None:
     seen = see(browser, report, width=390)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert seen.complaints == []
     seen.page.context.close()
-
-
-def test_the_table_of_scaling_has_rows_of_a_few_lines_on_a_phone(browser: Browser, tmp_path: Path) -> None:
-    runs = [
-        loaded(tmp_path / "20261123T120902Z-one", jitter=0.0),
-        loaded(tmp_path / "20261123T120902Z-two", nproc=2, jitter=0.0, step_ms=12.5),
-    ]
-    (curve,) = scaling_curves(runs)
-    page = browser.new_context(viewport={"width": 390, "height": 900}).new_page()
-    page.set_content(f"<style>{text_of('page.css')}</style>{fill('run/scaling_table.html', curve=curve)}")
-    heights = [box["height"] for row in page.locator("tbody tr").all() if (box := row.bounding_box())]
-    assert len(heights) == 2
-    assert max(heights) < 100
-    page.context.close()
 
 
 def test_zooming_one_strip_zooms_the_telemetry_too(browser: Browser, report: Path) -> None:

@@ -6,16 +6,15 @@ from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from accelmark.explain.terms import all_terms
-from accelmark.report.charts import embed_json, plots_of
+from accelmark.report.charts import embed_json
 from accelmark.report.run_page import interval_text, render_page, write_page
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import write_round
-from accelmark.results.schema import Finding, Point, RoundResult, Spread, TelemetrySeries
+from accelmark.results.schema import Finding, Spread
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
@@ -189,12 +188,6 @@ def test_an_unreadable_round_is_named_and_the_page_is_still_written(tmp_path: Pa
     assert "round2/result.json" in text
 
 
-def test_a_case_that_never_started_has_a_page_too(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    (run / "toy-pytorch-X1x1x1" / "round1" / "job.json").unlink()
-    assert "No round has a result" in visible(page_of(run))
-
-
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     measure_run(run)
@@ -210,24 +203,6 @@ def test_the_slowest_rank_is_named_with_the_time_of_every_rank(tmp_path: Path) -
     text = visible(page_of(make_run(tmp_path / "other", Made(nnodes=2))))
     assert "Wait for ranks" not in text
     assert "The slowest rank is not known: 0 of 2 ranks logged their own part of steps." in text
-
-
-def test_telemetry_of_a_long_start_does_not_squeeze_the_curves_of_a_short_training() -> None:
-    def drawn(end_s: float) -> tuple[float, float]:
-        telemetry = TelemetrySeries(
-            quantity="cpu", unit="%", label="n1", points=tuple((float(at), 0.5) for at in range(-14, 120))
-        )
-        fields: dict[str, Any] = {
-            "round": 1, "unit": "sample", "state": "succeeded", "target": None, "serving": None, "figures": {},
-            "curves": {"loss": (Point(step=1, time_s=0.1, value=2.0), Point(step=9, time_s=end_s, value=1.0))},
-            "step_ms_histogram": (), "telemetry": (telemetry,),
-        }  # fmt: skip
-        result = RoundResult.model_construct(**fields)
-        (panel,) = plots_of([result])["telemetry"]
-        return panel["lines"][0]["x"][0], panel["lines"][0]["x"][-1]
-
-    assert drawn(1.5) == (-2, 3)
-    assert drawn(100) == (-14, 119)
 
 
 def test_a_difference_near_zero_has_an_absolute_interval() -> None:

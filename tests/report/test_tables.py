@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.report.tables import BEGIN, END, results_table, write_readme_table
+from accelmark.report.tables import results_table
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 
 
@@ -28,23 +27,3 @@ def test_the_table_has_one_row_per_case_with_verdict_and_marks(run: LoadedRun) -
 
 def test_foreign_models_are_left_out(run: LoadedRun) -> None:
     assert results_table([run], "other") == ""
-
-
-def test_a_readme_gets_its_table_between_the_markers(run: LoadedRun, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Toy\n\n{BEGIN}\nthe table before\n{END}\nafter\n")
-    write_readme_table(readme, [run], "toy")
-    write_readme_table(readme, [run], "toy")
-    text = readme.read_text()
-    assert "the table before" not in text
-    assert text.startswith("# Toy")
-    assert text.endswith("after\n")
-    assert text.count("| 2026-11-21 |") == 1
-
-
-def test_a_readme_without_markers_is_left_alone(run: LoadedRun, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("# Toy\n")
-    with pytest.raises(RunError, match="has no markers"):
-        write_readme_table(readme, [run], "toy")
-    assert readme.read_text() == "# Toy\n"

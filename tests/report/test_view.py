@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import shutil
 import signal
@@ -20,7 +18,7 @@ from typer.testing import CliRunner
 from accelmark.cli.finished.results import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view import is_loopback, read_or_create_token
-from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
+from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog
@@ -151,15 +149,6 @@ def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "other", ["a=1", 'prefs={"theme":"dark"}', "x y=1", "_xsrf=2|a|b", "a[b]=1", "n=café", "accelmark_token_old=x", ""]
-)
-def test_cookies_of_other_servers_on_the_host_do_not_interfere(runs: Path, other: str) -> None:
-    with serving(runs, TOKEN) as guarded:
-        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}; z=1").status == 200
-        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}x").status == 401
-
-
-@pytest.mark.parametrize(
     ("request_line", "length", "status"),
     [
         ("POST /sign-in", b"\xb2", 400), ("POST /sign-in", b"-1", 400), ("POST /sign-in", b"9" * 5000, 400),
@@ -244,15 +233,6 @@ def test_a_run_in_progress_shows_its_progress(tmp_path: Path) -> None:
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
 
 
-def test_a_round_without_steps_shows_none(tmp_path: Path) -> None:
-    (log,) = running(tmp_path / "runs").glob("*/round1/*/rank0.out.log")
-    log.write_text(perflog("TRAIN_START", {}, 0, 0))
-    with serving(tmp_path / "runs") as found:
-        page = Asked(found, "/live")
-        assert "utilisation" in page.text or "phase" in page.text
-        assert "step <b>" not in page.text
-
-
 def test_bundles_and_searches_are_listed_shown_and_compared(tmp_path: Path) -> None:
     made(tmp_path / "runs" / "run", rounds=2)
     other = made(tmp_path / "elsewhere", rounds=2, windows=4)
@@ -268,68 +248,6 @@ def test_bundles_and_searches_are_listed_shown_and_compared(tmp_path: Path) -> N
         assert Asked(found, f"/compare?run=run&run=packed{SUFFIX}").status == 200
 
 
-def test_one_run_in_progress_is_watched_alone(tmp_path: Path) -> None:
-    running(tmp_path / "runs")
-    shutil.copytree(tmp_path / "runs" / "running", tmp_path / "runs" / "another")
-    with serving(tmp_path / "runs") as found:
-        assert "/run/another" in Asked(found, "/live").text
-        assert "/run/another" not in Asked(found, "/live?run=running").text
-        assert 'data-live="/live?run=running"' in Asked(found, "/run/running").text
-
-
-def test_a_damaged_run_in_progress_does_not_hide_the_others(tmp_path: Path) -> None:
-    made(tmp_path / "runs" / "good", rounds=1)
-    bad = tmp_path / "runs" / "bad"
-    bad.mkdir()
-    (bad / "plan.json").write_text("{")
-    with serving(tmp_path / "runs") as found:
-        text = Asked(found, "/").text
-    assert "/run/good" in text
-    assert "is damaged" in text
-    assert str(tmp_path) not in text
-
-
-def test_one_corrupt_run_among_many_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
-    first = made(tmp_path / "runs" / "0000", rounds=1, windows=2, eval_windows=(), metrics=(), telemetry=False)
-    for number in range(1, 1000):
-        run = tmp_path / "runs" / f"{number:04d}"
-        run.mkdir()
-        summary = json.loads((first / "summary.json").read_text())
-        (run / "summary.json").write_text(json.dumps(summary | {"run": run.name}))
-        result = "toy-pytorch-X1x1x1/round1/result.json"
-        (run / result).parent.mkdir(parents=True)
-        (run / result).hardlink_to(first / result)
-        write_manifest(run)
-    bad = tmp_path / "runs" / "0500" / "summary.json"
-    bad.write_text("{")
-    with serving(tmp_path / "runs") as found:
-        told = json.loads(Asked(found, "/results.json").text)
-    assert len(told["results"]) == 999
-    assert len(told["problems"]) == 1
-    assert told["problems"][0].startswith("0500/summary.json: is not JSON")
-
-
-def test_unreadable_directories_do_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made(tmp_path / "runs" / "good", rounds=1)
-    (tmp_path / "runs" / "locked").mkdir()
-    (tmp_path / "runs" / os.fsdecode(b"bad\xff")).mkdir()
-    stat = Path.stat
-
-    def refused(path: Path, **options: bool) -> os.stat_result:
-        if path.parent.name == "locked":  # what the kernel says of a directory with mode 000
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return stat(path, **options)
-
-    monkeypatch.setattr(Path, "stat", refused)
-    with serving(tmp_path / "runs") as found:
-        for path in ("/", "/live", "/scaling", "/trend", "/metrics", "/run/good"):
-            assert Asked(found, path).status == 200
-        text = Asked(found, "/").text
-        problems = json.loads(Asked(found, "/results.json").text)["problems"]
-    assert "/run/good" in text
-    assert problems == ["bad\\xff: the name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, number: int, code: int) -> None:
     (tmp_path / "runs").mkdir()
@@ -343,38 +261,3 @@ def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, numbe
         _, errors = server.communicate(timeout=300)
     assert server.returncode == code
     assert errors == ""
-
-
-def test_on_all_addresses_the_name_of_the_machine_and_the_place_of_the_token_are_printed(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    options = ["--port", "0", "--host", "0.0.0.0", "--token-file", "token"]  # noqa: S104
-    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "view", *options]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        lines = [server.stdout.readline().strip() for _ in range(3)]
-        server.send_signal(signal.SIGINT)
-        server.communicate(timeout=300)
-    assert re.fullmatch(rf"http://{re.escape(socket.gethostname())}:\d+/ \(all addresses of this machine\)", lines[0])
-    assert lines[1:] == ["The page asks for the access token, which is in token.", "Press Ctrl-C to stop."]
-
-
-def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
-    code = (
-        "import sys; from accelmark.spec.plugins import requirements; sys.argv = ['accelmark', 'view', '.'];"
-        "found = requirements.installed_version;"
-        "requirements.missing.__defaults__ = (lambda name: None if name == 'uvicorn' else found(name), ());"
-        "from accelmark.cli import main; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "accelmark view needs uvicorn" in done.stderr
-    assert "pip install" in done.stderr
-    assert "accelmark[view]" in done.stderr
-
-
-def test_serve_names_the_verb_for_web_pages(tmp_path: Path) -> None:
-    (tmp_path / "team/runs").mkdir(parents=True)
-    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "serve", "team/runs"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "accelmark view team/runs" in done.stderr

@@ -118,13 +118,6 @@ def test_a_phone_needs_no_sideways_scrolling_and_text_has_contrast(page: Page) -
         assert page.locator("table:not(:has(caption))").count() == 0
 
 
-def test_dark_mode_follows_the_button(page: Page) -> None:
-    page.goto("/")
-    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.get_by_role("button", name="Switch between light and dark").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-
-
 def test_a_person_signs_in_with_the_token(browser: Browser, runs: Path) -> None:
     token = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
     with serving(runs, token) as port:

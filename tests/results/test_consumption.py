@@ -17,20 +17,6 @@ def test_the_integral_of_a_constant_is_exact_with_interpolated_ends() -> None:
     assert (found.value, found.mean) == (20, 10)
 
 
-def test_a_ramp_is_exact() -> None:
-    assert integrate([0, 1, 2], [0, 10, 20], [(0.5, 1.5)], 5).value == pytest.approx(10)
-
-
-def test_spans_add_up_and_what_lies_between_does_not_count() -> None:
-    found = integrate([0, 1, 2, 3, 4], [1, 1, 100, 1, 1], [(0, 1), (3, 4)], 5)
-    assert (found.value, found.mean) == (2, 1)
-
-
-def test_uneven_samples_are_weighted_by_time() -> None:
-    assert integrate([0, 1, 5], [0, 0, 0], [(0, 5)], 5).mean == 0
-    assert integrate([0, 4, 5], [1, 1, 0], [(0, 5)], 5).mean == pytest.approx(4.5 / 5)
-
-
 def test_a_missing_value_is_bridged_up_to_the_largest_gap() -> None:
     assert integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 5).value == 20
     assert "a gap of 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")

@@ -3,7 +3,6 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,18 +29,6 @@ def test_a_histogram_holds_every_step() -> None:
     assert sum(count for _, count in bins) == 1000
     assert bins[0] == (1.0, 0)
     assert bins[-1][0] == 50.0
-
-
-def test_equal_steps_make_one_bin() -> None:
-    assert histogram(np.full(7, 3.0, dtype=np.float32)) == ((3.0, 0), (3.0, 7))
-    assert histogram(np.zeros(0, dtype=np.float32)) == ()
-
-
-def test_a_gap_in_the_data_stays_a_gap() -> None:
-    values = np.concatenate([np.ones(500), np.full(1000, np.nan), np.ones(500)])
-    shown = values[thin(values, 100)]
-    assert np.isnan(shown).any()
-    assert np.nanmax(shown) == pytest.approx(1)
 
 
 def test_telemetry_of_a_load_begins_and_ends_with_it() -> None:

@@ -1,17 +1,9 @@
 from __future__ import annotations
 
-import json
-import re
-import socket
-import sys
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from accelmark.cli.finished.run import export
-from accelmark.cli.help import Verb
 from accelmark.results.export import to_mlflow, to_tensorboard
 from accelmark.results.sources import load_source
 from accelmark.results.store.bundle import write_bundle
@@ -20,18 +12,6 @@ from tests.results.compared_runs import loaded
 from tests.results.test_sources import RECORDED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-def test_a_missing_tensorboard_is_installed_by_its_extra_for_this_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = tmp_path / "packages" / "tensorboard-2.0.dist-info"  # found before an installed one
-    old.mkdir(parents=True)
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorboard\nVersion: 2.0\n")
-    monkeypatch.syspath_prepend(str(old.parent))
-    install = f"{sys.executable} -m pip install 'accelmark[tensorboard]'"
-    with pytest.raises(RequestError, match="tensorboard>=2.18, but 2.0 is installed: run " + re.escape(install)):
-        to_tensorboard(loaded(tmp_path / "run", rounds=1), tmp_path / "tb")
 
 
 def test_tensorboard_reads_the_curves_figures_and_settings_back(tmp_path: Path) -> None:
@@ -74,37 +54,6 @@ def test_an_unreachable_store_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="MLflow at"):
         to_mlflow(loaded(tmp_path / "run", rounds=1), (tmp_path / "file").as_uri())
-
-
-def test_a_server_that_does_not_answer_is_told_before_mlflow_tries_for_minutes(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow.tracking")
-    run = loaded(tmp_path / "run", rounds=1)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        with pytest.raises(RunError, match=rf"MLflow at http://127.0.0.1:{port}: does not answer: .*refused"):
-            to_mlflow(run, f"http://me:secret@127.0.0.1:{port}")
-    with pytest.raises(RequestError, match="is not a valid URI"):
-        to_mlflow(run, "http://[")
-
-
-def test_a_finished_run_has_no_live_telemetry_and_says_so(tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command(cls=Verb)(export)
-    done = CliRunner().invoke(app, [str(loaded(tmp_path / "run", rounds=1).path), "--prometheus"])
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert "no live telemetry: its telemetry has ended" in done.stderr
-
-
-def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    app = typer.Typer()
-    app.command(cls=Verb)(export)
-    run = loaded(tmp_path / "run", rounds=1)
-    with pytest.raises(RequestError, match="choose a format"):
-        CliRunner().invoke(app, [str(run.path)], catch_exceptions=False)
-    done = CliRunner().invoke(app, [str(run.path), "--tensorboard", str(tmp_path / "tb"), "--json"])
-    assert json.loads(done.stdout)["tensorboard"][0].endswith("run/toy-pytorch-X1x1x1/round1")
 
 
 def test_a_bundle_and_a_search_are_exported_like_runs(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 from accelmark.results.figures import FigureName as F
 from accelmark.results.rounds.hosts import device_indices
 from accelmark.results.rounds.summary import round_result
-from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit
 from accelmark.spec.log.events import Event
-from tests.made_run import BOOT_MS, Made, make_round, make_run, perflog, rank_events
+from tests.made_run import BOOT_MS, Made, make_run, perflog, rank_events
 
 
 @pytest.fixture
@@ -80,32 +79,6 @@ def test_a_host_without_files_is_lost(tmp_path: Path) -> None:
 def test_the_coordinators_record_takes_precedence(round_dir: Path) -> None:
     result = round_result(round_dir, state="timed_out", reason="no end after 10 s")
     assert (result.state, result.reason) == ("timed_out", "no end after 10 s")
-
-
-def test_the_coordinators_log_decides_without_a_round_state(round_dir: Path) -> None:
-    name = f"{round_dir.parent.name}/{round_dir.name}"
-    with (round_dir.parents[1] / "events.jsonl").open("a") as log:
-        log.write(
-            json.dumps({"at": "", "kind": "state", "job": name, "state": "cancelled", "reason": "Ctrl-C"}) + "\n{tor"
-        )
-    assert round_result(round_dir).state == "cancelled"
-
-
-def test_a_rank_that_reports_failure_fails_an_otherwise_good_round(round_dir: Path) -> None:
-    log = node(round_dir) / "rank1.out.log"
-    log.write_text(log.read_text().replace('"state": "completed"', '"state": "failed"'))
-    assert round_result(round_dir).state == "failed"
-
-
-def test_a_round_that_never_started_is_queued(tmp_path: Path) -> None:
-    round_dir = tmp_path / "toy" / "round1"
-    make_round(round_dir, Made())
-    for file in (round_dir / "node00_noderank0").iterdir():
-        file.unlink()
-    (round_dir / "node00_noderank0").rmdir()
-    result = round_result(round_dir)
-    assert result.state == "queued"
-    assert all(figure.value is None and figure.reason for figure in result.figures.values())
 
 
 def test_training_that_never_began_has_no_rates(round_dir: Path) -> None:
@@ -212,14 +185,6 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     assert times[-1] == pytest.approx((1.7 if is_continued else 1) + 1.1, abs=0.3)
 
 
-def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) -> None:
-    log = node(round_dir) / "rank0.out.log"
-    lines = log.read_text().splitlines(keepends=True)
-    lines[0] = perflog("INIT_START", {"process_start_mono_ms": BOOT_MS - 500}, BOOT_MS, 0)
-    log.write_text("".join(lines))
-    assert round_result(round_dir).figures[F.E2E_TIME].value == pytest.approx(4.6)
-
-
 def test_a_machine_that_was_busy_before_the_run_is_marked(round_dir: Path) -> None:
     path = node(round_dir) / "sys_info.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"busy_at_start": ["80% of the cores are busy"]}))
@@ -248,15 +213,6 @@ def test_only_the_devices_that_ranks_had_count(round_dir: Path) -> None:
     result = round_result(round_dir)
     assert result.figures[F.DEVICE_UTILISATION].value == pytest.approx(0.9)
     assert result.figures[F.MEAN_POWER].value == pytest.approx(400)
-
-
-@pytest.mark.parametrize("content", [None, "", "[1]", '{"task": "train"}'])
-def test_a_bad_job_file_is_named(tmp_path: Path, content: str | None) -> None:
-    (tmp_path / "round1").mkdir()
-    if content is not None:
-        (tmp_path / "round1" / "job.json").write_text(content)
-    with pytest.raises(RunError, match=r"round1/job\.json"):
-        round_result(tmp_path / "round1")
 
 
 def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:

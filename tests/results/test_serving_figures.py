@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult, ServingStage
 from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeFinished
 from accelmark.spec.settings.serving import ServeSettings
-from tests.served_run import ROUND, Queue, Served, Stage, make_served_run, simulate
+from tests.served_run import ROUND, Queue, Served, Stage, make_served_run
 
 STEADY = Queue(slots=4, service_s=lambda noise: 0.2, prefill_share=0.25, tokens=16)
 """Every request takes 0.2 s in its slot: TTFT 50 ms, TPOT 10 ms."""
@@ -70,11 +68,6 @@ def test_malformed_lines_are_counted_and_named(tmp_path: Path) -> None:
     assert report.malformed == 3
     assert [problem.partition(":")[0] for problem in report.first_problems] == ["line 2", "line 3", "line 4"]
     assert "number: is missing" in report.first_problems[0]
-
-
-def test_a_run_without_requests_has_none(tmp_path: Path) -> None:
-    requests, report = read_requests(tmp_path / "requests.jsonl")
-    assert (len(requests), report.malformed) == (0, 0)
 
 
 def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> None:
@@ -129,13 +122,6 @@ def test_the_window_of_a_closed_load_has_neither_ramp_up_nor_drain(tmp_path: Pat
     assert steady_window(requests, 3) == SteadyWindow(1.0, 2.5)
     assert "never reached: at most 3" in str(steady_window(requests, 4))
     assert steady_window(requests, None) == SteadyWindow(0.0, 2.5)
-
-
-def test_a_load_in_which_nothing_starts_later_has_no_window(tmp_path: Path) -> None:
-    stage = stage_of(tmp_path, [record(0, 0.0, 0.1, 0.2), record(1, 0.0, 0.1, 0.2)], concurrency=2)
-    assert stage.window_s is None
-    assert "too short" in stage.reasons[0]
-    assert stage.output_token_rate is None
 
 
 def test_a_percentile_without_enough_samples_is_null_with_its_reason(tmp_path: Path) -> None:
@@ -287,27 +273,3 @@ def test_a_server_that_fails_gives_a_failed_round_with_the_reason(
 def test_a_round_that_completed_no_stage_failed(tmp_path: Path) -> None:
     found = result(tmp_path, Served(()))
     assert (found.state, found.reason) == ("failed", "no stage of the load was measured")
-
-
-def test_curves_over_time_add_up_to_the_tokens(tmp_path: Path) -> None:
-    found = result(tmp_path, Served((Stage(STEADY, 40, concurrency=4), Stage(STEADY, 80, concurrency=8))))
-    points = found.curves["throughput"]
-    width = points[1].time_s - points[0].time_s
-    assert sum(point.value or 0 for point in points) * width == pytest.approx(120 * 16, rel=0.02)
-    assert {point.step for point in points} == {0, 1}
-    assert max(point.value or 0 for point in found.curves["requests_in_progress"]) == pytest.approx(8, rel=0.02)
-
-
-def test_a_result_of_an_earlier_version_loads_without_serving(tmp_path: Path) -> None:
-    found = result(tmp_path, Served((Stage(STEADY, 40, concurrency=4),)))
-    values = json.loads(found.model_dump_json())
-    del values["serving"]
-    assert RoundResult.model_validate(values).serving is None
-
-
-def test_the_simulated_queue_is_first_come_first_served() -> None:
-    records = sorted(
-        simulate(Stage(STEADY, 50, rate=40.0), 0, seed=random.Random(3).randrange(99)), key=lambda r: r.number
-    )
-    ends = [found.end_s for found in records]
-    assert ends == sorted(ends)

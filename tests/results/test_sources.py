@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from accelmark.report.tables import results_table
 from accelmark.results.comparison import compare
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import load_source, open_sources
-from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
-from accelmark.results.table import COLUMNS, rows_of, to_csv
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.table import rows_of
+from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 
 RECORDED = Path(__file__).parent / "recorded" / "search"
@@ -130,103 +126,4 @@ def test_searches_of_other_rules_networks_or_data_are_not_comparable(
     assert compare(runs, force=True).pairs[0].not_comparable
 
 
-def test_a_search_of_another_version_or_without_a_report_is_named(tmp_path: Path) -> None:
-    newer = search(tmp_path / "newer", report={"schema_version": 99})
-    with pytest.raises(RunError, match=r"newer/report.json: has schema version 99; this AccelMark reads version 1"):
-        load_source(newer)
-    (newer / "report.json").unlink()
-    with pytest.raises(RunError, match="this search has no report"):
-        load_source(newer)
-
-
-WITHOUT_ROOTS_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
 """Root reads what nobody may: without these two rights it minds the modes of directories, as everybody else does."""
-
-
-def test_a_directory_that_cannot_be_entered_is_named_and_the_others_show(tmp_path: Path) -> None:
-    made(tmp_path / "runs" / "run", rounds=1)
-    for name, mode in (("locked", 0o000), ("unlisted", 0o111), ("listed", 0o444)):
-        made(tmp_path / "runs" / name / "run", rounds=1)
-        (tmp_path / "runs" / name).chmod(mode)
-    code = "import sys; from accelmark.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "results", str(tmp_path / "runs"), "--json"]
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root without setpriv reads everything")
-        command = [*WITHOUT_ROOTS_RIGHTS, *command]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    finally:
-        for name in ("locked", "unlisted", "listed"):
-            (tmp_path / "runs" / name).chmod(0o755)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [row["run"] for row in told["results"]] == ["run"]
-    assert [problem.partition(": ")[2] for problem in told["problems"]] == ["cannot be read: Permission denied"] * 3
-
-
-def test_a_name_that_is_no_text_is_named_and_the_others_show(tmp_path: Path) -> None:
-    made(tmp_path / "run", rounds=1)
-    try:
-        made(tmp_path / "other", rounds=1).rename(tmp_path / os.fsdecode(b"bad\xff"))
-    except OSError:
-        pytest.skip("this file system takes no such name")
-    runs, problems = open_sources([tmp_path])
-    assert [run.summary.run for run in runs] == ["run"]
-    assert problems == [f"{tmp_path}/bad\\xff: the name is not UTF-8: rename it"]
-    to_csv(list(COLUMNS), [list(row.values()) for row in rows_of(runs)]).encode()
-
-
-ODD: dict[str, tuple[tuple[str, ...], object]] = {
-    "a figure without a number": (("figures", "mfu", "value"), float("nan")),
-    "libraries as a list": (("environment", "started", "library_versions"), ["torch"]),
-    "hooks as text": (("environment", "started", "hooks"), "none"),
-    "a target that points up": (("target", "direction"), "up"),
-    "a target at a word": (("target", "value"), "high"),
-}
-
-
-@pytest.mark.parametrize("wrong", ODD)
-def test_a_result_with_odd_values_is_named_and_the_others_show(places: Path, tmp_path: Path, wrong: str) -> None:
-    shutil.copytree(places / "run", tmp_path / "run")
-    first, _ = sorted(tmp_path.glob("run/*/round*/result.json"))
-    told = json.loads(first.read_text())
-    above, value = ODD[wrong]
-    part = told
-    for name in above[:-1]:
-        part = part[name]
-    part[above[-1]] = value
-    first.write_text(json.dumps(told))
-    write_manifest(tmp_path / "run")
-    runs, problems = open_sources([tmp_path])
-    assert [len(run.rounds) for run in runs] == [1]
-    assert len(problems) == 1
-    assert problems[0].startswith(f"{first}: ")
-
-
-def test_an_overflowing_summary_is_named(places: Path, tmp_path: Path) -> None:
-    shutil.copytree(places / "run", tmp_path / "run")
-    summary = tmp_path / "run" / "summary.json"
-    told = json.loads(summary.read_text())
-    told["cases"][0]["figures"]["mfu"]["mean"] = 12345678.5
-    summary.write_text(json.dumps(told).replace("12345678.5", "1e999"))
-    runs, problems = open_sources([tmp_path])
-    assert runs == []
-    assert problems == [
-        f"{summary}: does not follow schema version 1: cases.0.figures.mfu.mean: must be a finite number"
-    ]
-
-
-def test_unusual_facts_of_machine_and_plan_are_ignored(places: Path, tmp_path: Path) -> None:
-    shutil.copytree(places / "run", tmp_path / "run")
-    for result in tmp_path.glob("run/*/round*/result.json"):
-        told = json.loads(result.read_text())
-        told["environment"]["hosts"] = [{"cpu": "a word", "devices": []}]
-        result.write_text(json.dumps(told))
-    plan = {"jobs": [{"directory": "toy-pytorch-X1x1x1/round1", "job": "a word"}, 3]}
-    (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
-    write_manifest(tmp_path / "run")
-    runs, problems = open_sources([places / "run", tmp_path / "run"])
-    assert problems == []
-    assert compare(runs).pairs[0].differing
-    assert "X1" in results_table(runs)

@@ -166,20 +166,6 @@ def test_a_directory_that_is_moved_away_and_back_is_found(tmp_path: Path) -> Non
         assert any(name.endswith(f"{moved.name}/ (moved)") for name in watch.changed()), watch.changed()
 
 
-def test_links_to_directories_above_them_end_and_no_file_has_two_names(tmp_path: Path) -> None:
-    inner = tmp_path / "data" / "train"
-    inner.mkdir(parents=True)
-    file = inner / "0.png"
-    file.write_bytes(b"image")
-    for number in range(3):
-        (inner / f"loop{number}").symlink_to("..")
-    (tmp_path / "data" / "again").symlink_to("train")
-    watch = FileWatch([tmp_path / "data", inner / "loop0"])
-    assert watch.changed() == ()
-    file.write_bytes(b"other")
-    assert watch.changed() == (str(file),)
-
-
 def test_written_bytecode_is_no_change_of_code(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "case.py").write_text("FACTOR = 1\n")

@@ -136,9 +136,3 @@ def test_the_command_that_repeats_a_build_has_no_secrets() -> None:
     shown = ImageRecipe("name", [], ["podman", "build", *given, "."]).command
     masked = "--build-arg 'PIP_SOURCE=https://(left out)@mirror/simple' '--build-arg=A_KEY=(left out)'"
     assert shown == f"podman build {masked} ."
-
-
-def test_an_image_of_one_architecture_is_found_by_an_older_podman_too(store: Path, tmp_path: Path) -> None:
-    said = 'parsing manifest blob "{}": Treating single images as manifest lists is not implemented'
-    (store / "refusal").write_text(f"Error: {said}\n")
-    assert look(plan_in(GONE), tmp_path / "run") == []

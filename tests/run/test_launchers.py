@@ -67,7 +67,7 @@ def test_a_launcher_from_a_plug_in_carries_a_run_to_its_end(nice: Path, tmp_path
 def test_a_dry_run_shows_the_commands_of_a_launcher_from_a_plug_in(nice: Path, tmp_path: Path) -> None:
     request = {"vendor": "acme", "cluster": {"launcher": "nice"}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
-    arguments = ("--out", str(tmp_path / "run"), "--dry-run", "--set", "loader.synthetic=true")
+    arguments = ("--out", str(tmp_path / "run"), "--commands", "--set", "loader.synthetic=true")
     ended = accelmark("run", str(tmp_path / "file.yaml"), *arguments)
     assert "localhost: nice -n 10 env ACCELMARK_RUN=" in ended.stdout, ended.stdout + ended.stderr
 

@@ -8,20 +8,13 @@ from pathlib import Path, PurePosixPath
 import pytest
 from pydantic import ValidationError
 
-from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
-from accelmark.plan.request import Detected
 from accelmark.run.agent.task import NodeJob
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
-from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import load_vendor
-from accelmark.spec.plugins.launcher import unusable_parts
-from accelmark.spec.runfile import RunSpec
-from tests.plan.test_build import no_data
 from tests.run.fakes import make_plan
 
 
@@ -60,12 +53,6 @@ def test_pyxis_makes_the_container_of_the_one_srun_of_a_job(plugins: Path, tmp_p
     clean_up = launcher.clean_up_command(nodes[0], PurePosixPath(nodes[0].node_dir))
     assert clean_up[-3:] == ["-m", "accelmark.run.processes", str(nodes[0].node_dir)]
     assert "enter.sh" not in " ".join(clean_up), "the host's Python ends processes of a dead agent"
-
-
-def test_pyxis_runs_an_image_file_too(plugins: Path, tmp_path: Path) -> None:
-    launcher, nodes = opened(on_slurm(engine="pyxis", image_file="/shared/box.sqsh"), tmp_path)
-    (command,) = launcher.common_commands(nodes)
-    assert "--container-image=/shared/box.sqsh" in command
 
 
 def test_apptainer_runs_the_image_file_with_the_vendors_options_for_it(plugins: Path, tmp_path: Path) -> None:
@@ -118,26 +105,3 @@ def test_enroot_starts_the_image_file_with_mounts_and_variables_of_its_own_form(
 def test_settings_that_an_engine_has_not_are_refused(container: dict[str, object], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         ContainerSpec.model_validate(container)
-
-
-def test_a_launcher_without_steps_starts_no_container_of_pyxis() -> None:
-    values = {"launcher": "ssh", "container": {"engine": "pyxis", "image": "box:1"}}
-    (found,) = unusable_parts(ClusterSpec.model_validate(values))
-    assert str(found).startswith(
-        "cluster 'local': container.engine: launcher: ssh starts no jobs in containers of pyxis"
-    )
-    assert "or the launcher slurm" in str(found)
-
-
-@pytest.mark.parametrize(("engine", "is_warned"), [("pyxis", True), ("apptainer", False)])
-def test_the_plan_warns_of_an_engine_that_was_not_tried(engine: str, is_warned: bool, plugins: Path) -> None:
-    container = {"engine": engine, "image_file": "/shared/box"}
-    made = build_plan(
-        parse(RunSpec, {"cases": ["toy:pytorch:X1:1:1"]}, "run.yaml"),
-        cluster=ClusterSpec.model_validate({"launcher": "slurm", "vendor": "acme", "container": container}),
-        detected=Detected(vendor="acme", hardware="X1", chip=load_vendor("acme").chips[0], num_devices=1),
-        data_dirs=no_data,
-        created_at="2026-01-01T00:00:00Z",
-        where="run.yaml",
-    )
-    assert any("container.engine" in warning and engine in warning for warning in made.warnings) is is_warned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import signal
 import socket
@@ -29,7 +28,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
-from tests.run.fakes import left_running, make_plan, processes_with, wait_for
+from tests.run.fakes import left_running, make_plan, wait_for
 
 DRIVE = Path(__file__).with_name("drive.py")
 ENDLESS = "steps=100000"
@@ -255,47 +254,6 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
     assert stop(run, at_once=at_once)
     assert states(run) == ["cancelled", "cancelled"]
     assert left_running(run) == []
-
-
-def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a read-only file system")
-    place = tmp_path / "place"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", str(place)], check=True)
-    try:
-        with pytest.raises(RunError, match=r"the file system is read-only: choose another directory with --out"):
-            RunDirectory.create(place / "run", make_plan(()))
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_terminal_of_80_columns_shows_progress_without_wrapping(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    file = tmp_path / "plan"
-    file.write_text(make_plan(("steps=120",), ()).model_dump_json())
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, str(DRIVE), "start", str(run), str(file)],
-        stdin=terminal, stdout=terminal, stderr=terminal, close_fds=True,
-        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
-    )  # fmt: skip
-    os.close(terminal)
-    shown = bytearray()
-    while True:
-        try:
-            data = os.read(controller, 65536)
-        except OSError:
-            break
-        if not data:
-            break
-        shown += data
-    assert process.wait(30) == 0
-    os.close(controller)
-    text = shown.decode()
-    assert "tokens/s" in text
-    assert "loss" in text
-    assert processes_with(f"ACCELMARK_RUN={run}".encode()) == []
 
 
 def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Path) -> None:

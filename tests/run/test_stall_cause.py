@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.run.agent.stall import main_stack
 from accelmark.run.controller.stall_cause import stall_cause
 from accelmark.spec.job import LastCollective, NodeExit, RankStall, StallRecord
 
@@ -69,12 +68,3 @@ def test_full_file_systems_and_the_kernel_are_named() -> None:
 
 def test_ranks_that_have_finished_do_not_stall() -> None:
     assert cause(rank(0, has_finished=True)) is None
-
-
-def test_the_main_thread_is_the_last_in_faulthandlers_text() -> None:
-    text = (
-        'Thread 0x00007f01 (most recent call first):\n  File "a.py", line 1 in worker\n'
-        'a log line\nCurrent thread 0x00007f02 (most recent call first):\n  File "b.py", line 2 in inner\n'
-        '  File "c.py", line 3 in <module>\n'
-    )
-    assert main_stack(text) == ("b.py:2 in inner", "c.py:3 in <module>")

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 from rich.console import Console
 
 from accelmark.results.figures import FigureName as F
-from accelmark.results.rounds.summary import write_round
 from accelmark.results.rounds.training import REFERENCE_RULE
 from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import AdaptationCost, Finding, ReplacedHook, Spread, Summary
 from accelmark.run.display.summary import print_summary, scaling_lines
-from accelmark.run.record.measure import measure_run
 from accelmark.spec.number_format import THIN
-from tests.made_run import Made, make_run
 from tests.results.compared_runs import loaded
 
 
@@ -30,10 +26,6 @@ def test_the_terminal_shows_the_share_of_linear_speed_up_of_each_scale(tmp_path:
     shown = line.plain.replace(THIN, " ")
     assert shown.startswith(f"scaling {curve.model}:{curve.framework}:{curve.chip}  1×1 100 %  1×2 ")
     assert shown.endswith("%")
-
-
-def test_one_scale_is_no_scaling(tmp_path: Path) -> None:
-    assert scaling_lines(scaling_curves([loaded(tmp_path / "one")])) == []
 
 
 def shown(summary: Summary, run_dir: Path, width: int = 120) -> str:
@@ -79,38 +71,6 @@ def test_an_interrupted_run_ends_with_the_command_that_continues_it(tmp_path: Pa
         text = shown(summary.model_copy(update={"cases": cases}), tmp_path / "run")
         assert text.endswith(f"Continue with: accelmark resume {tmp_path / 'run'}{option}\n"), text
         assert "missed" not in text, "whether the target would have been reached is not known"
-
-
-def test_no_line_of_the_summary_ends_with_blanks(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run").summary
-    warned = summary.cases[0].model_copy(update={"warnings": ("a warning that takes more than one line " * 5,)})
-    text = shown(summary.model_copy(update={"cases": (warned,)}), tmp_path / "run")
-    assert [line for line in text.splitlines() if line != line.rstrip()] == []
-
-
-def test_figures_that_do_not_fit_stand_below_the_case(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run", rounds=5).summary
-    wide, narrow = (shown(summary, tmp_path / "run", width).splitlines() for width in (120, 80))
-    assert "toy:pytorch:X1:1:1 ×5" in wide[2]
-    assert "tokens/s" in wide[2]
-    assert "toy:pytorch:X1:1:1 ×5" in narrow[2]
-    assert "tokens/s" not in narrow[2]
-    figures = [figure.strip() for figure in wide[2].partition("reached")[2].split("  ") if figure.strip()]
-    assert narrow[3].strip() == ", ".join(figures)
-    assert all(len(line) <= 80 for line in narrow[:4])
-
-
-def test_rounds_that_were_cancelled_are_not_counted(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", Made(rounds=4))
-    write_round(run / "toy-pytorch-X1x1x1" / "round3", state="cancelled", reason="ended by SIGINT")
-    (run / "toy-pytorch-X1x1x1" / "round4" / "job.json").unlink()
-    event = {"kind": "state", "job": "toy-pytorch-X1x1x1/round4", "state": "cancelled", "reason": "not started"}
-    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
-    summary = measure_run(run)
-    text = " ".join(shown(summary, run).split())
-    assert "toy:pytorch:X1:1:1 ×2 cancelled" in text
-    assert "2 of 4 planned rounds succeeded, 1 has no result" in text
-    assert "round 3 was cancelled: ended by SIGINT" in text
 
 
 def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_measured(tmp_path: Path) -> None:

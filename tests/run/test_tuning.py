@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from accelmark.audit.verdict import audit_case
-from accelmark.cli.tuning import read_budget, write_settings_file
+from accelmark.cli.tuning import write_settings_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import Budget, settings_of
 from accelmark.report.run_page import render_page
@@ -30,7 +30,6 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import register_plan
 from accelmark.run.record.source import record_start
 from accelmark.run.record.states import JobStatus
-from accelmark.spec.errors import RequestError
 from accelmark.spec.job import NodeExit
 from accelmark.spec.settings.inference import InferSettings
 from tests.plan.test_tuning import planned
@@ -184,12 +183,6 @@ def test_settings_that_are_not_shown_to_be_better_are_not_written(
     assert expected in re.sub(r"\s+", " ", render_page(load_run(run.path)))
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
-    for bad in (tmp_path, tmp_path / "absent" / "best.yaml"):
-        with pytest.raises(RequestError, match="--tuned-file"):
-            read_budget(True, None, bad)
-
-
 def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,25 +193,6 @@ def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
     write_settings_file(run.path, as_json=False)
     assert not (run.path.parent / "best.yaml").exists()
     assert "not valid over all rounds" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(("budget", "num_trials"), [(Budget(None, 20), 1), (Budget(1200.0, None), 0)])
-def test_a_search_that_was_interrupted_has_no_other_conclusion(
-    budget: Budget, num_trials: int, plugins: Path, tmp_path: Path
-) -> None:
-    run = begun(plugins, tmp_path, budget)
-    measured(run.path, run.plan.jobs[0], 100.0)
-    ended = {job.directory: ENDED for job in run.plan.jobs[:1]}
-    plan = continued(run.plan, run.path, ended) if num_trials else run.plan
-    assert concluded(run, plan).endswith(": the search has not ended")
-    assert "the search has not ended" in render_page(load_run(run.path))
-
-
-def test_a_search_whose_trials_are_all_invalid_does_not_say_that_none_was_better(plugins: Path, tmp_path: Path) -> None:
-    run = begun(plugins, tmp_path, Budget(None, 2))
-    conclusion = concluded(run, carried_out(run.path, run.plan, wrong_trials=True))
-    assert conclusion.startswith("2 trials: ")
-    assert "none was better" not in conclusion
 
 
 def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:
@@ -242,30 +216,3 @@ def test_a_search_ends_within_its_budget_of_trials_or_time(
     assert heading(Board(plan, {})).plain.endswith(f", {expected} trials {limit}")
     if budget.time_s == 100:
         assert len(plan.jobs) * 10 <= 100, "every round takes ten seconds"
-
-
-def test_a_budget_without_time_for_a_trial_is_reported_with_the_time_that_one_takes(
-    plugins: Path, tmp_path: Path
-) -> None:
-    run = begun(plugins, tmp_path, Budget(19, None))
-    conclusion = concluded(run, carried_out(run.path, run.plan))
-    assert "one trial and the 6 rounds of the comparison take 1 m 10 s, and the budget was 19 s" in conclusion
-    console = Console(file=io.StringIO(), width=300, highlight=False)
-    loaded = load_run(run.path)
-    print_summary(loaded.summary, run.path, None, console)
-    assert isinstance(console.file, io.StringIO)
-    page = render_page(loaded)
-    for text in (console.file.getvalue(), page):
-        assert conclusion in text
-    assert "Trials of the search" not in page
-
-
-def test_a_trial_that_failed_does_not_end_the_search(plugins: Path, tmp_path: Path) -> None:
-    plan = planned(plugins)
-    measured(tmp_path, plan.jobs[0], 100.0)
-    plan = continued(plan, tmp_path, {job.directory: ENDED for job in plan.jobs[:1]})
-    assert plan.jobs[1].job.role == "trial"
-    statuses = {plan.jobs[0].directory: ENDED, plan.jobs[1].directory: JobStatus("running")}
-    assert continued(plan, tmp_path, statuses) is plan, "a trial is running"
-    statuses[plan.jobs[1].directory] = JobStatus("failed", "out of memory")
-    assert continued(plan, tmp_path, statuses).jobs[2].job.role == "trial"

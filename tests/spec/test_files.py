@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from accelmark.spec.errors import RequestError, SpecError, nearest
+from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse, read_yaml
-from accelmark.spec.plugins.catalog import case_hash, find, folders, load_case, load_vendor, tree_hash
+from accelmark.spec.plugins.catalog import case_hash, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.runfile import RunSpec
 
 
@@ -31,14 +28,6 @@ def test_a_bad_file_is_named_with_its_place(tmp_path: Path, content: str, expect
     assert str(path) in str(caught.value)
 
 
-@given(st.binary(max_size=60))
-def test_no_bytes_make_the_reader_crash(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.mktemp("yaml") / "x.yaml"
-    path.write_bytes(content)
-    with contextlib.suppress(SpecError):
-        read_yaml(path)
-
-
 def test_unknown_keys_of_a_run_file_come_all_at_once_with_suggestions() -> None:
     written = {"nam": "x", "cases": [{"key": "a", "setings": {}}], "cluster": {"hosts": [{"adress": "h"}]}}
     with pytest.raises(SpecError) as caught:
@@ -47,37 +36,6 @@ def test_unknown_keys_of_a_run_file_come_all_at_once_with_suggestions() -> None:
     assert "run.yaml: nam: unknown key (did you mean 'name'?)" in text
     assert "did you mean 'settings'?" in text
     assert "did you mean 'address'?" in text
-
-
-def test_unknown_names_come_with_the_nearest(plugins: Path) -> None:
-    with pytest.raises(RequestError, match=r"unknown case 'tou' .did you mean 'toy'"):
-        find("cases", "tou")
-    with pytest.raises(RequestError, match=r"unknown vendor 'acne' .did you mean 'acme'"):
-        find("vendors", "acne")
-    with pytest.raises(RequestError, match=r"a run file is run with 'accelmark run engines.yaml'"):
-        find("cases", "engines.yaml")
-    with pytest.raises(RequestError, match=f"unknown case 'waves' .*lists them; .*ACCELMARK_PLUGINS is {plugins}"):
-        find("cases", "waves")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("optimizer.learning_rate", "did you mean 'optimizer.lr'?"),
-        ("learning_rate", "did you mean 'optimizer.lr'?"),
-        ("end.lr", "did you mean 'optimizer.lr'?"),
-        ("optimiser.lr", "did you mean 'optimizer.lr'?"),
-        ("end.stop", "known: end.max_epochs, end.max_steps"),
-        ("stop", "known: end.max_epochs, end.max_steps, optimizer.lr, optimizer.name"),
-        ("steps", "did you mean 'end.max_steps'?"),
-        ("max", "did you mean 'end.max_steps' or 'end.max_epochs'?"),
-        ("optimizer.max_steps", "did you mean 'end.max_steps'?"),
-        ("optimizer", "it has optimizer.lr, optimizer.name"),
-        ("ed.max_epochs", "did you mean 'end.max_epochs'?"),
-    ],
-)
-def test_the_nearest_setting_is_in_the_same_section_or_has_the_same_initials(name: str, expected: str) -> None:
-    assert nearest(name, ["optimizer.lr", "optimizer.name", "end.max_steps", "end.max_epochs"]) == expected
 
 
 def test_two_vendors_with_one_name_are_both_named(

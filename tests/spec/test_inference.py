@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from accelmark.spec.errors import SpecError
 from accelmark.spec.layers import Layer, Resolved, resolve_inference
@@ -92,15 +91,6 @@ def test_an_override_without_effect_is_an_error(same: dict[str, Any]) -> None:
     assert "overrides nothing" in _problem(same)
 
 
-def test_all_problems_are_reported_at_once() -> None:
-    text = _problem({"image_size": 1, "batch_size": 256, "case": "x"}, {"repeat": 0})
-    assert text.count("\n") == 3
-
-
-def test_fp16_together_with_precision_is_refused() -> None:
-    assert "beside precision" in _problem({"fp16": False, "precision": "bf16"})
-
-
 def _skipped(**switches: Any) -> set[InferStep]:
     settings = InferSettings.model_validate({"batch_size": 1, "compiler": "tensorrt"} | switches)
     return {step for step in InferStep if why_skipped(step, settings)}
@@ -112,22 +102,3 @@ def test_the_standard_case_goes_through_all_seven_steps() -> None:
 
 def test_without_a_compiler_the_run_goes_from_validation_to_the_summary() -> None:
     assert _skipped(compiler=None) == {InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER}
-
-
-def test_a_problem_of_settings_together_names_the_layer_that_made_it() -> None:
-    over = [Layer.of("run file", {"batch_size": 8}), Layer.of("command line", {"no_validation": True})]
-    with pytest.raises(SpecError, match="no_validation needs exist_onnx_path") as raised:
-        resolve_inference(_case(), "case.yaml", over=[*over, Layer.of("later", {"repeat": 2})])
-    assert [problem.where for problem in raised.value.problems] == ["command line"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"no_validation": True, "exist_onnx_path": "x"}, "nothing to measure"),
-        ({"scenarios": ["offline"]}, "scenarios run in an engine"),
-    ],
-)
-def test_a_run_without_an_engine_has_to_measure_what_it_is_asked_for(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        InferSettings.model_validate({"batch_size": 1, "compiler": None} | settings)

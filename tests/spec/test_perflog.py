@@ -88,20 +88,6 @@ def test_two_records_in_one_line_are_both_read(tmp_path: Path) -> None:
     assert [record.event for record in read(path)[0]] == ["TRAIN_START", "TRAIN_END"]
 
 
-def test_a_message_may_quote_the_prefix(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text(line_of("WARNING", {"message": "saw [PerfLog] {} in a log"}, 1.0, 0))
-    assert read(path)[0][0].value == {"message": "saw [PerfLog] {} in a log"}
-
-
-def test_a_very_long_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perflog, "MAX_LINE_BYTES", 1024)
-    path = tmp_path / "log"
-    path.write_bytes(b"\0" * 10_000 + b"\n" + line_of("TRAIN_START", {}, 1.0, 0).encode())
-    records, report = read(path)
-    assert (len(records), report.lines) == (1, 2)
-
-
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True, allow_infinity=True) | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 

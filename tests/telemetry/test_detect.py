@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accelmark.cli.machine import detect_devices
 from accelmark.cli.runs import plan_request
-from accelmark.compat.flagperf.monitor import MonitorScript, read_block
+from accelmark.compat.flagperf.monitor import MonitorScript
 from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.runfile import RunSpec
-from accelmark.telemetry.declaration import Detect, ScriptRule, read_vendor, telemetry_of
-from accelmark.telemetry.detect import DetectedVendor, default_vendor, detect, evidence_of, pci_ids
-from accelmark.telemetry.device import SourceError
-from accelmark.telemetry.sources import device_sources
+from accelmark.telemetry.declaration import Detect, ScriptRule, telemetry_of
+from accelmark.telemetry.detect import default_vendor, detect, evidence_of
 from accelmark.telemetry.tool import ToolSource
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
 
@@ -63,27 +58,12 @@ def test_devices_are_found_by_their_files_and_by_pci(tmp_path: Path) -> None:
     assert evidence_of(rule, [], tmp_path) == f"device file {tmp_path / 'davinci0'}"
 
 
-def test_pci_devices_are_read_as_sysfs_writes_them(tmp_path: Path) -> None:
-    (tmp_path / "0000:07:00.0").mkdir()
-    (tmp_path / "0000:07:00.0" / "vendor").write_text("0x10de\n")
-    (tmp_path / "0000:07:00.0" / "class").write_text("0x030200\n")
-    (tmp_path / "0000:08:00.0").mkdir()
-    assert pci_ids(tmp_path) == {"0x10de:0x030200"}
-    assert pci_ids(tmp_path / "nowhere") == frozenset()
-
-
 def test_without_accelerators_the_cpu_is_measured() -> None:
     found = detect(["cpu"])
     assert [entry.vendor for entry in found] == ["cpu"]
     assert (found[0].hardware, found[0].chips) == ("CPU", (None,))
     assert found[0].devices[0].memory_total_mib
     assert default_vendor() in ALL
-
-
-def test_a_device_that_every_machine_has_is_named_by_its_chip_where_that_is_known() -> None:
-    chip = load_vendor("nvidia").chips[0]
-    assert DetectedVendor("acme", "Acme", "always", fallback=True, chips=(chip, chip)).hardware == chip.name
-    assert DetectedVendor("acme", "Acme", "always", fallback=True, chips=(None,)).hardware == "ACME"
 
 
 def test_a_vendor_that_is_not_known_or_broken_keeps_no_other_from_being_found(
@@ -131,30 +111,6 @@ def test_telemetry_imports_no_framework_and_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_typo_in_the_telemetry_section_is_named_with_its_place(tmp_path: Path) -> None:
-    folder, _ = make_vendor(tmp_path)
-    text = (folder / "vendor.yaml").read_text()
-    (folder / "vendor.yaml").write_text(text.replace("rows:", "rowz:"))
-    with pytest.raises(SpecError) as error:
-        read_vendor(folder)
-    assert "telemetry.tool.forms.0.rowz" in str(error.value), "without the kind of form, which is not written there"
-    assert "did you mean 'rows'" in str(error.value)
-
-
-def test_an_unknown_field_in_a_rule_is_named(tmp_path: Path) -> None:
-    folder, _ = make_vendor(tmp_path)
-    text = (folder / "vendor.yaml").read_text()
-    (folder / "vendor.yaml").write_text(text.replace("(?P<power_w>", "(?P<power>"))
-    with pytest.raises(SpecError, match="unknown field 'power'"):
-        read_vendor(folder)
-
-
-def test_a_vendor_without_a_way_to_read_says_why() -> None:
-    folder = folders("vendors")["zixiao"].path
-    with pytest.raises(SourceError, match="no recording of zx-smi"):
-        device_sources(folder, telemetry_of(load_vendor("zixiao"), "zixiao"))
-
-
 def test_one_card_with_two_dies_reports_power_in_one_of_them(tmp_path: Path) -> None:
     recorded = Path(__file__).parent / "recorded"
     for vendor, file, leader in (
@@ -182,26 +138,3 @@ def test_a_flagperf_monitor_script_is_a_source_as_it_is(tmp_path: Path) -> None:
     finally:
         source.close()
     assert not pid_file.exists()
-
-
-def test_a_script_that_writes_nothing_gives_a_reason(tmp_path: Path) -> None:
-    script = tmp_path / "acme_monitor.py"
-    script.write_text("")
-    with pytest.raises(SourceError, match=r"wrote nothing to acme_monitor\.log"):
-        MonitorScript(script, tmp_path, ScriptRule(file=script.name), first_block_s=0.3).open()
-    with pytest.raises(SourceError, match="does not exist"):
-        MonitorScript(tmp_path / "none.py", tmp_path, ScriptRule(file="none.py")).open()
-
-
-@given(st.text(max_size=200))
-def test_no_script_block_crashes_the_parser(block: str) -> None:
-    for text in (block, "2023-03-24-10:13:48\n" + block):
-        with contextlib.suppress(SourceError):
-            read_block(text, ScriptRule(file="x.py"))
-
-
-def test_the_seeds_block_is_read() -> None:
-    devices = read_block(
-        "2023-03-24-10:13:48\n26C 50W 513MiB 32768MiB 0%\n26C 51W 513MiB 32768MiB 0%", ScriptRule(file="x")
-    )
-    assert [device["power_w"] for device in devices] == [50, 51]

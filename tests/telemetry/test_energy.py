@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accelmark.results.figures import FigureName
 from accelmark.results.read.telemetry import Samples, read_samples
@@ -22,11 +20,6 @@ RAMP = [(0.0, 100.0), (1.0, 200.0), (2.0, 300.0), (3.0, 300.0)]
 def test_trapezoids_with_interpolated_ends() -> None:
     # 150 W at 0.5 s, 200 at 1, 300 at 2, 300 at 2.5: 0.5*(150+200)/2 + 1*(200+300)/2 + 0.5*300 = 87.5 + 250 + 150
     assert integrate(RAMP, 0.5, 2.5) == pytest.approx(487.5)
-
-
-def test_a_window_between_two_readings_is_interpolated() -> None:
-    # 120 W at 0.2 s, 160 W at 0.6 s: 0.4 s at 140 W
-    assert integrate(RAMP, 0.2, 0.6) == pytest.approx(56.0)
 
 
 def test_power_over_a_covered_window_gives_its_energy() -> None:
@@ -70,13 +63,6 @@ def test_the_energy_counter_is_the_figure_and_integrated_power_the_cross_check()
     assert found.reasons == (EnergyReason.COUNTER_DISAGREES,)
 
 
-def test_power_that_does_not_cover_the_window_is_no_cross_check() -> None:
-    counter = [(0.0, 0.0), (10.0, 1000.0)]
-    assert energy([(1.0, 300.0), (2.0, 300.0)], 0, 10, counter).reasons == ()
-    assert energy([(0.0, 300.0), (10.0, 300.0)], 0, 10, counter).reasons == ()  # a gap of 10 s
-    assert energy([(1.0, 300.0), (2.0, 300.0)], 0, 10, counter).energy_j == pytest.approx(1000)
-
-
 def test_a_decreasing_counter_is_a_reason_and_integrated_power_is_used() -> None:
     found = energy([(0.0, 100.0), (2.0, 100.0)], 0, 2, [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)])
     assert found.energy_j == pytest.approx(200)
@@ -89,10 +75,6 @@ def test_a_counter_alone_gives_energy() -> None:
     assert found.energy_j == pytest.approx(150)
     assert (found.method, found.reasons) == ("counter", ())
     assert energy([], 0.5, 3, [(0.0, 1000.0), (1.0, 1100.0)]).reasons == (EnergyReason.END_NOT_COVERED,)
-
-
-def test_without_power_and_counter_there_is_no_energy() -> None:
-    assert energy([], 0, 1).reasons == (EnergyReason.NO_POWER,)
 
 
 def _samples(path: Path, infos: list[dict[str, Any]], devices: list[dict[str, Any]], count: int = 4) -> Samples:
@@ -123,24 +105,6 @@ def test_two_dies_on_one_card_are_counted_once(tmp_path: Path) -> None:
     infos: list[dict[str, Any]] = [{"index": 0, "power_in": 1}, {"index": 1, "power_in": None}]
     samples = _samples(tmp_path / "dies", infos, [{"index": 0, "power_w": None}, {"index": 1, "power_w": 100}])
     assert _energy_of(samples).value == pytest.approx(200, rel=1e-3)
-
-
-def test_an_old_reading_counts_at_its_time_of_reading(tmp_path: Path) -> None:
-    samples = _samples(tmp_path / "aged", [{"index": 0}], [{"index": 0, "power_w": 50, "age_s": 0.5}])
-    assert list(samples.times(samples.devices[0])) == [-0.5, 0.5, 1.5, 2.5]
-
-
-@given(
-    powers=st.lists(st.floats(0, 1000), min_size=3, max_size=30),
-    at=st.floats(0.01, 0.99), cut=st.floats(0.01, 0.99),
-)  # fmt: skip
-def test_energy_of_two_halves_is_energy_of_the_whole(powers: list[float], at: float, cut: float) -> None:
-    points = [(float(second), power) for second, power in enumerate(powers)]
-    start, end = at, len(powers) - 1.0
-    middle = start + (end - start) * cut
-    whole = integrate(points, start, end)
-    assert integrate(points, start, middle) + integrate(points, middle, end) == pytest.approx(whole, abs=1e-6)
-    assert min(powers) * (end - start) - 1e-6 <= whole <= max(powers) * (end - start) + 1e-6
 
 
 @pytest.mark.parametrize(("end", "is_marked"), [(29.9, True), (31.0, False)])

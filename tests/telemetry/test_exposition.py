@@ -43,27 +43,12 @@ def test_prometheus_own_parser_reads_it(tmp_path: Path) -> None:
     assert "accelmark_host_power_watts" not in text
 
 
-def test_several_recorders_share_one_heading(tmp_path: Path) -> None:
-    paths = [record(tmp_path / "round1" / name / "telemetry.jsonl", SAMPLE) for name in ("n0", "n1")]
-    text = expose([({}, path) for path in paths], now_s=NOW_S)
-    assert text.count("# TYPE accelmark_host_cpu_ratio") == 1
-    assert text.count("accelmark_host_cpu_ratio{") == 2
-
-
 def test_ended_incomplete_and_missing_records_are_left_out(tmp_path: Path) -> None:
     assert last_sample(record(tmp_path / "ended", SAMPLE, {"footer": {}})) is None
     assert last_sample(record(tmp_path / "torn", SAMPLE, torn='{"t": 2, "ho')) == SAMPLE
     assert last_sample(record(tmp_path / "damaged", SAMPLE, torn="not json\n")) == SAMPLE
     assert last_sample(tmp_path / "gone") is None
     assert expose([], now_s=NOW_S) == ""
-
-
-def test_each_series_is_there_once_though_two_cases_have_the_same_rounds(tmp_path: Path) -> None:
-    paths = [record(tmp_path / case / "round1" / "node" / "telemetry.jsonl", SAMPLE) for case in ("one", "two")]
-    lines = expose([({"run": "r"}, path) for path in paths], now_s=NOW_S).splitlines()
-    series = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
-    assert len(series) == len(set(series))
-    assert 'accelmark_host_cpu_ratio{case="two",node="node",round="round1",run="r"}' in series
 
 
 @pytest.mark.parametrize(("interval_s", "age_s", "shown"), [(1, 29, True), (1, 31, False), (60, 500, True)])

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.device import DeviceSample
-from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr, read_ipmi_power_w
+from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr
 from accelmark.telemetry.host.sampler import (
     HostSample,
     HostSampler,
     busy_host,
     busy_reasons,
-    family,
     foreign_processes,
     pressure,
 )
@@ -50,13 +45,6 @@ def test_rapl_sums_packages_and_unwraps_their_counters(tmp_path: Path) -> None:
     (first / "energy_uj").write_text("671150\n")  # wrapped: 328_850 to the end, 671_150 after
     (second / "energy_uj").write_text("2000010\n")
     assert rapl.energy_j() == pytest.approx(3.0)
-
-
-def test_rapl_that_is_missing_has_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(RaplError, match="does not exist"):
-        Rapl(tmp_path / "nowhere")
-    with pytest.raises(RaplError, match="lists no CPU package"):
-        Rapl(tmp_path)
 
 
 def test_a_cpu_with_all_its_sensors_is_read_in_full(tmp_path: Path) -> None:
@@ -106,18 +94,6 @@ def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
         parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
 
 
-@given(st.text(max_size=300))
-def test_no_output_of_ipmitool_crashes(text: str) -> None:
-    for parse in (parse_dcmi, parse_sdr):
-        with contextlib.suppress(IpmiError):
-            parse(text)
-
-
-def test_a_host_without_ipmitool_has_a_reason() -> None:
-    with pytest.raises(IpmiError, match="no-such-ipmitool is not installed"):
-        read_ipmi_power_w("no-such-ipmitool")
-
-
 def test_pressure_is_read_as_the_kernel_writes_it() -> None:
     text = "some avg10=3.01 avg60=0.61 avg300=0.27 total=8295676\nfull avg10=9.00 avg60=0.00 avg300=0.00 total=0"
     assert pressure(text) == (3.01, 8295676)
@@ -143,14 +119,6 @@ def test_the_busy_share_and_the_ranks_memory_follow_a_process_that_works() -> No
     assert sample.rank_rss_mib > 60
 
 
-def test_a_host_without_procfs_has_reasons(tmp_path: Path) -> None:
-    sampler = HostSampler(proc=tmp_path)
-    sample = sampler.sample(0.0)
-    assert sample.psi_cpu is None
-    assert "cannot be read" in sampler.reasons["psi_cpu"]
-    assert sampler.reasons["rank_rss_mib"] == "no ranks to measure"
-
-
 def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
     gone = 2**22 + 1  # beyond the largest process ID
     with subprocess.Popen(["sleep", "30"]) as own, subprocess.Popen(["sleep", "30"]) as other:
@@ -163,14 +131,6 @@ def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
         f"process {other.pid} (sleep) on device 0",
         f"process {gone} (name not visible) on device 1",
     ]
-
-
-def test_descendants_of_descendants_are_of_the_family() -> None:
-    with subprocess.Popen(["sh", "-c", "sleep 30 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        grandchild = int(child.stdout.readline())
-        assert {child.pid, grandchild} <= {process.pid for process in family([os.getpid()])}
-        os.kill(grandchild, signal.SIGKILL)
 
 
 def test_a_busy_host_gets_findings_and_an_idle_one_gets_none() -> None:
@@ -206,9 +166,9 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
     [
         (["no-such-tool-anywhere"], "is not installed"), (["sh", "-c", "exit 7"], "exited with status 7"),
         (["sh", "-c", "kill -9 $$"], "SIGKILL"), (["sleep", "20"], "did not finish within 0.3 s"),
-        (["sh", "-c", "yes"], "wrote more than"), (["sh", "-c", "exec >&-; sleep 20"], "did not finish within 0.3 s"),
+        (["sh", "-c", "exec >&-; sleep 20"], "did not finish within 0.3 s"),
     ],
 )  # fmt: skip
 def test_a_tool_that_fails_gives_a_reason(command: list[str], reason: str) -> None:
     with pytest.raises(CommandError, match=reason):
-        run_command(command, 0.3, limit_bytes=10_000)
+        run_command(command, 0.3)

@@ -29,13 +29,6 @@ def test_all_values_of_a_gpu_are_read() -> None:
     assert nvml.shut
 
 
-def test_power_is_the_drivers_mean_where_the_instant_value_is_not_given() -> None:
-    source = Source(FakeNvml(instant_mw=0))
-    (info,) = source.open()
-    assert source.sample()[0].power_w == 60
-    assert "mean" in info.details["power"]
-
-
 def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
     refused = ("TotalEnergyConsumption", "TotalEccErrors", "UtilizationRates", "FieldValues", "PowerUsage")
     refuse = dict.fromkeys((f"nvmlDeviceGet{name}" for name in refused), NOT_SUPPORTED)
@@ -44,14 +37,6 @@ def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
     (sample,) = source.sample()
     assert (sample.energy_j, sample.ecc_errors, sample.utilisation, sample.power_w) == (None, None, None, None)
     assert info.reasons == dict.fromkeys(("energy_j", "ecc_errors", "utilisation", "power_w"), "NVML: Not Supported")
-
-
-def test_all_bits_of_the_throttle_reasons_are_named_or_shown() -> None:
-    nvml = FakeNvml()
-    nvml.throttle_mask = 0x4 | 0x40 | 0x10000
-    source = Source(nvml)
-    source.open()
-    assert source.sample()[0].throttle == ("software_power_cap", "hardware_thermal", "unknown_0x10000")
 
 
 def test_a_gpu_lost_mid_run_is_a_reason_and_not_a_zero() -> None:
@@ -86,16 +71,6 @@ def test_without_a_driver_the_reason_is_nvmls() -> None:
 def test_a_device_name_means_one_chip_or_none(device_name: str, chip: tuple[str, str] | None) -> None:
     found = load_vendor("nvidia").chip_of(device_name, None)
     assert (None if found is None else (found.name, found.variant)) == chip
-
-
-def test_peaks_are_dense_and_differ_where_the_chips_do() -> None:
-    peaks = {(chip.name, chip.variant): chip.peaks for chip in load_vendor("nvidia").chips}
-    assert peaks["H100", "SXM"].bf16 == 989.4
-    assert peaks["H100", "PCIe"].bf16 == 756
-    assert peaks["A100", "SXM-80GB"].bf16 == peaks["A800", "SXM-80GB"].bf16 == 312
-    assert (peaks["H800", "SXM"].fp64, peaks["H100", "SXM"].fp64) == (1, 66.9)
-    assert peaks["H20", ""].bf16 == 148
-    assert (peaks["V100", "SXM2"].bf16, peaks["V100", "SXM2"].tf32) == (None, None)
 
 
 def test_nvidia_smi_is_read_by_the_names_of_its_columns() -> None:

@@ -145,7 +145,11 @@ def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int
     Epochs differ by the samples that fill no batch.
     """
     steps = [0, *(point.step for point in result.curves.get(target.metric, ()))]
-    hits = (point.step for point in result.curves.get(target.metric, ()) if _reaches(target, point.value))
+    hits = (
+        point.step
+        for point in result.curves.get(target.metric, ())
+        if (point.value is not None and target.reached(point.value))
+    )
     first = next(hits, None)
     if first is None or len(reference) < 2 or not result.num_steps:
         return
@@ -156,10 +160,6 @@ def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int
         actual = f"{target.metric} {target.value:g} was reached after {first * per_step:,.0f} samples"
         why = "faster than the reference training allows: review how it was reached"
         yield finding("open", "plausible-convergence", expected, f"{actual}, {why}")
-
-
-def _reaches(target: Target, value: float | None) -> bool:
-    return value is not None and target.reached(value)
 
 
 def _margin(values: Sequence[float]) -> float:

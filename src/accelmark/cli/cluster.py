@@ -29,6 +29,7 @@ def cluster(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
@@ -75,11 +76,11 @@ def cluster(
         as_json=as_json,
     )
     directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
-    if dry_run:
+    if dry_run or commands:
         from accelmark.cli.dry_run import print_plan
 
-        print_plan(request.scaling, directory / SCALING_DIR, as_json=as_json)
-        print_plan(request.recovery, directory / RECOVERY_DIR, as_json=as_json)
+        for part, name in ((request.scaling, SCALING_DIR), (request.recovery, RECOVERY_DIR)):
+            print_plan(part, directory / name, as_json=as_json, with_commands=commands)
         return
     if not as_json:
         for warning in request.scaling.warnings:

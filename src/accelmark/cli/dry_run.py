@@ -1,11 +1,13 @@
-"""Print a plan for ``--dry-run``: jobs, commands and settings, without secrets."""
+"""Print a plan for ``--dry-run``: an outline, or jobs, commands and settings, without secrets."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shlex
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,17 @@ from accelmark.run.preflight.check import missing_here, preflight_commands
 from accelmark.run.preflight.checks import given_data
 from accelmark.run.preflight.facts import HostsNotReadyError
 from accelmark.run.record.directory import RunDirectory, require_empty
+from accelmark.run.record.states import read_events
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import TrainJob
-from accelmark.spec.number_format import counted
+from accelmark.spec.number_format import counted, duration
 from accelmark.spec.secret import secrets_in, shown
 
 
-def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = None) -> None:
-    """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started.
+def print_plan(
+    plan: Plan, path: Path, *, as_json: bool, with_commands: bool = False, script: str | None = None
+) -> None:
+    """Print an outline of ``plan``, or its jobs, commands and settings without secrets; nothing is written or started.
 
     ``script`` is that of the batch job in which the commands run, where the run would be submitted.
 
@@ -64,7 +69,14 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = No
     if as_json:
         typer.echo(json.dumps(dry))
     else:
-        _print(plan, path, dry)
+        rounds = "a search of settings" if plan.tuning is not None else counted(len(plan.jobs), "round")
+        typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
+        for warning in plan.warnings:
+            options.echo_wrapped(f"  warning: {warning}", fg="yellow")
+        if with_commands:
+            _print_commands_and_settings(plan, dry)
+        else:
+            _print_outline(plan)
         if lacking or plan.missing_data:
             typer.secho("\nthis would not start", bold=True, err=True)
         options.print_problems(lacking)
@@ -76,11 +88,44 @@ def print_plan(plan: Plan, path: Path, *, as_json: bool, script: str | None = No
         raise typer.Exit(HostsNotReadyError.exit_code)
 
 
-def _print(plan: Plan, path: Path, dry: Mapping[str, Any]) -> None:
-    rounds = "a search of settings" if plan.tuning is not None else counted(len(plan.jobs), "round")
-    typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
-    for warning in plan.warnings:
-        options.echo_wrapped(f"  warning: {warning}", fg="yellow")
+def _print_outline(plan: Plan) -> None:
+    """Print hosts, rounds, data and how long the run takes."""
+    rounds = Counter(job.directory.partition("/")[0] for job in plan.jobs)
+    hosts = {node.host: counted(node.nproc, "device") for job in plan.jobs for node in job.nodes}
+    given = {path for _, path in given_data(plan)}
+    data = {name: place for job in plan.jobs for name, place in job.job.data_dirs.items()}
+    lines = {
+        "hosts": [f"{host} ({devices})" for host, devices in hosts.items()],
+        "rounds": [f"{key} ({number})" if number > 1 else key for key, number in rounds.items()],
+        "data": [f"{name}: {place}{_absence(place, given)}" for name, place in data.items()],
+        "time": [_time_of_last_run(set(rounds))],
+    }
+    for name, values in lines.items():
+        options.echo_wrapped(f"  {name:<8}{', '.join(values) or '-'}")
+    for line in search_lines(plan):
+        options.echo_wrapped(f"  {line}")
+    typer.echo("  --commands prints every command and setting")
+
+
+def _time_of_last_run(keys: set[str]) -> str:
+    """Return how long the newest run of these keys in ``runs/`` took, without interruption."""
+    for log in sorted(Path("runs").glob("*/events.jsonl"), key=lambda log: log.stat().st_mtime, reverse=True):
+        events = read_events(log)
+        ran = {event.job.partition("/")[0] for event in events if event.job is not None}
+        whole = [event.kind for event in events if event.kind.startswith("run_")] == ["run_started", "run_finished"]
+        if whole and ran == keys:
+            start, end = (datetime.fromisoformat(event.at) for event in (events[0], events[-1]))
+            return f"about {duration((end - start).total_seconds())}, as {log.parent}"
+    return "not known: runs/ has no finished run of these rounds"
+
+
+def _absence(place: Path, given: Container[Path]) -> str:
+    if place.exists():
+        return ""
+    return "  (missing on this machine, and not fetched)" if place in given else "  (will be fetched)"
+
+
+def _print_commands_and_settings(plan: Plan, dry: Mapping[str, Any]) -> None:
     if "batch_script" in dry:
         typer.secho("\nbatch job, which runs the rest", bold=True)
         typer.echo("".join(f"  {line}\n" for line in dry["batch_script"].splitlines()), nl=False)
@@ -111,8 +156,7 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
 def _settings(job: PlannedJob, given: Container[Path]) -> Iterator[str]:
     """Yield data, needs and settings of a job as lines; ``given`` are data directories that are not fetched."""
     for name, place in job.job.data_dirs.items():
-        absent = "  (missing on this machine, and not fetched)" if place in given else "  (will be fetched)"
-        yield f"data {name}: {place}" + ("" if place.exists() else absent)
+        yield f"data {name}: {place}{_absence(place, given)}"
     for need in job.requires:
         yield f"requires {need.requirement} ({need.needed_by})"
     for file in job.layer_files:

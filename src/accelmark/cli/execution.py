@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 
 def execute(
-    plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool, submit: bool = False
+    plan: Plan,
+    out: Path | None,
+    *,
+    offline: bool,
+    dry_run: bool,
+    as_json: bool,
+    with_commands: bool = False,
+    submit: bool = False,
 ) -> Path | None:
     """Execute or submit ``plan``, or only print it, and end with the exit code of the run unless it is 0.
 
@@ -37,7 +44,7 @@ def execute(
         from accelmark.run.launchers import batch_script
 
         script = batch_script(plan, path.absolute(), _arguments_inside(path, out)) if submit else None
-        print_plan(plan, path, as_json=as_json, script=script)
+        print_plan(plan, path, as_json=as_json, with_commands=with_commands, script=script)
         return None
     if submit:
         _submit_run(plan, path.absolute(), _arguments_inside(path, out), as_json=as_json)
@@ -58,7 +65,7 @@ def execute(
 
 def _arguments_inside(path: Path, out: Path | None) -> list[str]:
     """Return the arguments with which a batch job gives this command."""
-    arguments = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run")]
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run", "--commands")]
     return arguments if out is not None else [*arguments, "--out", str(path.absolute())]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -41,20 +39,13 @@ def explain(
     def show() -> None:
         for kind, group in groupby(found if name is None else (), key=lambda entry: entry.kind):
             typer.secho(f"{kind.capitalize()}:", bold=True)
-            typer.echo(_indented(", ".join(entry.name for entry in group)))
+            options.echo_wrapped(f"  {', '.join(entry.name for entry in group)}")
         for entry in found if name is not None else ():
             typer.secho(f"{entry.name} ({entry.kind})", bold=True)
             for text in filter(None, (entry.text, entry.remedy)):
-                typer.echo(_indented(text.replace("``", "`")))
+                options.echo_wrapped(f"  {text.replace('``', '`')}")
 
     return Output(found, show)
-
-
-def _indented(text: str) -> str:
-    width, indent = get_terminal_size().columns, "  "
-    return fill(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
 
 
 def init(

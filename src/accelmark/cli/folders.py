@@ -164,7 +164,7 @@ def _criterion(train: TrainCaseSpec) -> str:
     """Return the criterion of correct training in a few words."""
     target, reference = train.target, train.reference_loss
     if target is not None:
-        return f"{target.metric} {'>=' if target.direction == 'at_least' else '<='} {target.value:g}"
+        return target.text
     return (
         f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
         if reference is not None

@@ -62,7 +62,7 @@ class _GroupedVerbs(Verbs):
 app = typer.Typer(
     cls=_GroupedVerbs,
     name="accelmark",
-    help="Benchmark AI chips with their software stack.",
+    help="Benchmark AI chips with their software stack.\n\nStart: accelmark run quickstart",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -41,7 +41,8 @@ FailFast = Annotated[bool, Option("--fail-fast", help="Start no further round af
 Timeout = Annotated[float | None, Option("--timeout", min=0.001, help="Time limit of one round in seconds.")]
 Out = Annotated[Path | None, Option("--out", metavar="DIR", help="Run directory; default: a new one in runs/.")]
 Offline = Annotated[bool, Option("--offline", help="Download nothing; use cached data.")]
-DryRun = Annotated[bool, Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print hosts, rounds, data and what is missing; start nothing.")]
+Commands = Annotated[bool, Option("--commands", help="Print every command and setting; start nothing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
 PricesFile = Annotated[

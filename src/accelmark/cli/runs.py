@@ -42,6 +42,7 @@ def train(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     write_reference: Annotated[
         bool, Option("--write-reference", help="Store the loss curve as the reference of the case, in its folder.")
     ] = False,
@@ -56,15 +57,19 @@ def train(
     case = CaseRequest(key=key, data=data and data.expanduser())
     request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
-    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=dry_run)
+    plan = plan_request(
+        request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=dry_run or commands
+    )
     if not (write_reference or reference_file):
-        execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+        execute(plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json)
         return
     from accelmark.cli.finished import reference
 
     file = reference.reference_file(plan, reference_file)
     try:
-        directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+        directory = execute(
+            plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json
+        )
     except typer.Exit:
         options.warn(f"{file}: not written: the run was not completed, or is INVALID")
         raise
@@ -118,6 +123,7 @@ def infer(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
@@ -132,10 +138,10 @@ def infer(
     name = f"{run_name(key)}-infer"
     request = RunSpec(name=name, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
     limits = tuning.read_budget(tune, budget, tuned_file)
-    plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run)
+    plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run or commands)
     if limits is not None:
         plan = tuning.with_search(plan, limits)
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json)
 
 
 def run(
@@ -157,6 +163,7 @@ def run(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     submit: Annotated[bool, Option("--submit", help="Submit the run as a batch job (launcher: slurm).")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -166,9 +173,16 @@ def run(
     request = read_run_file(file)
     request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(
-        request, settings or (), synthetic=synthetic, where=str(file), base=file.parent, allow_missing_data=dry_run
+        request,
+        settings or (),
+        synthetic=synthetic,
+        where=str(file),
+        base=file.parent,
+        allow_missing_data=dry_run or commands,
     )
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json, submit=submit)
+    execute(
+        plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json, submit=submit
+    )
 
 
 def resume(

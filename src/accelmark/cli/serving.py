@@ -61,6 +61,7 @@ def serve(
     out: options.Out = None,
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve a language model under load: latencies, throughput, goodput. Starts the server or takes a running one."""
@@ -82,5 +83,5 @@ def serve(
     request = RunSpec(
         name=f"{run_name(key)}-serve", vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,)
     )
-    plan = plan_request(request, settings or (), synthetic=False, allow_missing_data=dry_run)
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    plan = plan_request(request, settings or (), synthetic=False, allow_missing_data=dry_run or commands)
+    execute(plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json)

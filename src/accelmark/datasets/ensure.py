@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Final
 from accelmark.datasets.archives import FetchError, unpack_files
 from accelmark.datasets.fetch import fetch_package, fetch_url
 from accelmark.datasets.spec import DatasetSpec, UrlSource
-from accelmark.datasets.verify import INTERVAL_S, Progress, verify
+from accelmark.datasets.verify import Progress, verify
 from accelmark.spec.errors import DataError, Problem
 
 CACHE_VARIABLE: Final = "ACCELMARK_CACHE"
-LOCK_TIMEOUT_S: Final = 3600.0
 _PART: Final = ".part"
 
 
@@ -82,7 +80,10 @@ def ensure(
         raise DataError(_message(f"{what}, or give a directory that contains it", problems))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path, progress):
+        with path.with_name(f"{path.name}.lock").open("ab") as lock:
+            if progress is not None:
+                progress(f"waiting for other processes that fetch {path.name}", 0, None)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have fetched it during the wait for the lock.
             if verify(spec, path):
                 _fetch(spec, path, progress)
@@ -123,25 +124,6 @@ def _fetch(spec: DatasetSpec, path: Path, progress: Progress | None) -> None:
 
 def _message(headline: str, problems: list[Problem]) -> str:
     return "\n  ".join([f"{headline}:", *map(str, problems)])
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
-    """Hold the lock file of ``path`` until the end of the process; raise DataError if another held it for an hour."""
-    with path.with_name(f"{path.name}.lock").open("ab") as stream:
-        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    what = f"another process has held {stream.name} for an hour"
-                    raise DataError(f"{what}; end it and try again") from None
-                if progress is not None:
-                    progress(f"waiting for another process that fetches {path.name}", 0, None)
-                time.sleep(INTERVAL_S)
-        yield
 
 
 @contextmanager

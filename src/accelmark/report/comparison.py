@@ -28,10 +28,6 @@ _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
     "audit": "Audit findings",
 }  # fmt: skip
-_WIDEST: Final = 10.0
-"""Bound of an interval, as a ratio, above which only that is shown in few digits."""
-_DECIMALS_BELOW: Final = 0.1
-_MINUS: Final = "\u2212"
 
 
 class Line(NamedTuple):
@@ -43,10 +39,6 @@ class Line(NamedTuple):
     other: str
     change: str
     interval: str
-    bare: str
-    """``baseline`` without its unit, for narrow terminals."""
-    short: str
-    """``change`` with its interval in few digits, for narrow terminals."""
     css_class: str
     effect: str
     rounds: str
@@ -222,21 +214,10 @@ def _line(found: FigureDifference) -> Line:
         other=f"{scale.number(found.other)}{unit}",
         change=_change(found),
         interval=_interval(found),
-        bare=scale.number(found.baseline),
-        short=_short(found),
         css_class=found.effect.replace(" ", "-"),
         effect="unknown (one round)" if found.effect == "unknown" else found.effect,
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
-
-
-def _bound(ratio: float) -> str:
-    """Return a difference or a bound of it in percent: without decimals from 10 % on."""
-    if ratio > _WIDEST:
-        return f">+{100 * _WIDEST:,.0f}"
-    if abs(ratio) < _DECIMALS_BELOW:
-        return signed_percent(ratio).removesuffix(f"{THIN}%")
-    return f"{'+' if ratio > 0 else _MINUS}{abs(100 * ratio):.0f}"
 
 
 def _change(found: FigureDifference) -> str:
@@ -263,13 +244,3 @@ def _with_unit(text: str, scale: Scale) -> str:
     """Return an absolute difference with its unit, which of shares is the percentage point."""
     unit = "points" if scale.unit == "%" else scale.unit
     return f"{text}{THIN}{unit}" if unit else text
-
-
-def _short(found: FigureDifference) -> str:
-    if found.relative is not None and found.relative_interval is not None:
-        return f"{_bound(found.relative)} ({' to '.join(map(_bound, found.relative_interval))}){THIN}%"
-    if found.relative is not None or found.interval is None:
-        return _change(found)
-    scale = scale_of(found.difference, found.unit, 2)
-    half = scale.number((found.interval[1] - found.interval[0]) / 2)
-    return _with_unit(f"{_signed(found.difference, scale)} ± {half}", scale)

@@ -170,7 +170,7 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
         first=first,
         scale=scale_text(key, result.variant),
         marks=[_MARKS[mark] for mark in result.marks],
-        target=_target(first),
+        target=first.target.text if first and first.target else "",
         tiles=[
             _tile(title(name), name, result)
             for name in HEADLINES
@@ -189,7 +189,10 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
             for found in rounds
         ],
         peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
-        hosts=list(_hosts(first)) if first else [],
+        hosts=[
+            (str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"])
+            for info in (first.environment.hosts if first else ())
+        ],
         ranks=rank_table(rounds),
         serving=serving_view(first),
         settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
@@ -213,13 +216,6 @@ def scale_text(key: CaseKey, variant: str | None) -> str:
     ranks = "rank" if key.world_size == 1 else "ranks"
     scale = f"{key.framework}{version} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}"
     return f"{scale} · {variant}" if variant else scale
-
-
-def _target(result: RoundResult | None) -> str:
-    if result is None or result.target is None:
-        return ""
-    sign = {"at_least": "≥", "at_most": "≤"}[result.target.direction]
-    return f"{result.target.metric.replace('_', ' ')} {sign} {result.target.value:g}"
 
 
 def _tile(title: str, name: FigureName, result: CaseResult) -> Tile:
@@ -255,11 +251,6 @@ def interval_text(name: FigureName, spread: Spread) -> str:
     return NOTHING if spread.relative_half95 is None else f"± {percent(spread.relative_half95)}"
 
 
-def _hosts(result: RoundResult) -> Iterable[tuple[str, list[tuple[str, str]]]]:
-    for info in result.environment.hosts:
-        yield str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"]
-
-
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
     for name, value in values.items():
         title = prefix + (name if name.isupper() else name.replace("_", " "))
@@ -273,15 +264,11 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]
             if plain:
                 yield title, ", ".join(plain)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield _amount(title, value)
+            is_memory = title.endswith(" mib")
+            number = f"{value:,}" if isinstance(value, int) else digits(value)
+            yield title.removesuffix(" mib"), quantity(value, "MiB") if is_memory else number
         elif value is not None:
             yield title, str(value)
-
-
-def _amount(title: str, value: float) -> tuple[str, str]:
-    if title.endswith(" mib"):
-        return title.removesuffix(" mib"), quantity(value, "MiB")
-    return title, f"{value:,}" if isinstance(value, int) else digits(value)
 
 
 def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:

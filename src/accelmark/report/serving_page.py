@@ -132,68 +132,65 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
 
 def _columns(serving: ServingRound) -> Iterator[Column]:
     """Yield the columns of the table; those without any value are left out."""
-    yield Column("Window, s", "Steady state, since the stage began", _window)
-    yield Column("Requests", "Due in the window; without a window, those of the whole stage", _requests)
-    yield Column("Failed", "Requests of the whole stage", _failed)
-    yield Column("Requests/s", "Answered in the window", _request_rate)
-    yield Column("Tokens/s", "Output tokens", lambda stage: _number(stage.output_token_rate))
+
+    def window(stage: ServingStage) -> Cell:
+        if stage.window_s is None:
+            return Cell(NOTHING, "; ".join(stage.reasons))
+        return Cell(f"{stage.window_s[0]:.1f}–{stage.window_s[1]:.1f}")
+
+    def requests(stage: ServingStage) -> Cell:
+        in_window = "" if stage.window_s is None else f"{stage.num_measured:,}"
+        return Cell(in_window or f"{stage.num_requests:,}", f"{stage.num_requests:,} in the whole stage")
+
+    def failed(stage: ServingStage) -> Cell:
+        kinds = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in stage.errors.items())
+        return Cell(f"{stage.num_failed:,}", kinds)
+
+    def slo_share(stage: ServingStage) -> Cell:
+        if stage.slo_share is None:
+            return Cell(NOTHING)
+        held = "holds the SLO" if stage.holds_slo else "fell behind" if stage.is_saturated else "misses the SLO"
+        interval = f"95 % interval {percent(stage.slo_share_low, 3)} to {percent(stage.slo_share_high, 3)}"
+        return Cell(percent(stage.slo_share, 3), f"{held}; {interval}")
+
+    def in_progress(stage: ServingStage) -> Cell:
+        by_law = stage.littles_concurrency
+        return _number(stage.mean_concurrency, 3, "" if by_law is None else f"by Little's law {digits(by_law, 3)}")
+
+    def field(name: str, stage: ServingStage) -> Cell:
+        value = getattr(stage, name)
+        return (
+            Cell(NOTHING if value is None else percent(value, 3)) if name.endswith(("mfu", "mbu")) else _number(value)
+        )
+
+    def is_known(name: str) -> bool:
+        return any(getattr(stage, name) is not None for stage in serving.stages)
+
+    behind = "the server fell behind"
+    yield Column("Window, s", "Steady state, since the stage began", window)
+    yield Column("Requests", "Due in the window; without a window, those of the whole stage", requests)
+    yield Column("Failed", "Requests of the whole stage", failed)
+    yield Column(
+        "Requests/s",
+        "Answered in the window",
+        lambda stage: _number(stage.request_rate, note=behind if stage.is_saturated else ""),
+    )
+    yield Column("Tokens/s", "Output tokens", partial(field, "output_token_rate"))
     if serving.num_devices > 1:
-        yield Column("Tokens/s per device", "Output tokens", lambda stage: _number(stage.token_rate_per_device))
-    for head, note, field in _GENERATION:
-        if any(getattr(stage, field) is not None for stage in serving.stages):
-            yield Column(head, note, partial(_field, field))
-    yield Column("Tokens/s per user", "1 / median TPOT", lambda stage: _number(stage.token_rate_per_user))
+        yield Column("Tokens/s per device", "Output tokens", partial(field, "token_rate_per_device"))
+    for head, note, name in _GENERATION:
+        if is_known(name):
+            yield Column(head, note, partial(field, name))
+    yield Column("Tokens/s per user", "1 / median TPOT", partial(field, "token_rate_per_user"))
     yield Column("TTFT p50 · p99, ms", "Median and 99th percentile", lambda stage: _pair(stage, "ttft"))
     yield Column("TPOT p50 · p99, ms", "Median and 99th percentile", lambda stage: _pair(stage, "tpot"))
     yield Column("ITL p99, ms", "99th percentile", lambda stage: _number(stage.quantile("itl", "p99")))
-    if any(stage.slo_share is not None for stage in serving.stages):
-        yield Column("In SLO", "Share of the requests that held all limits", _slo_share)
-        yield Column("Goodput/s", "Requests that held all limits", lambda stage: _number(stage.goodput))
-    if any(stage.tokens_per_joule is not None for stage in serving.stages):
-        yield Column("Tokens/J", "Output tokens per joule", lambda stage: _number(stage.tokens_per_joule))
-    yield Column("In progress", "Mean number of requests in the window; by Little's law on hover", _in_progress)
-
-
-def _field(field: str, stage: ServingStage) -> Cell:
-    value = getattr(stage, field)
-    return Cell(NOTHING if value is None else percent(value, 3)) if field.endswith(("mfu", "mbu")) else _number(value)
-
-
-def _window(stage: ServingStage) -> Cell:
-    if stage.window_s is None:
-        return Cell(NOTHING, "; ".join(stage.reasons))
-    return Cell(f"{stage.window_s[0]:.1f}–{stage.window_s[1]:.1f}")
-
-
-def _requests(stage: ServingStage) -> Cell:
-    if stage.window_s is None:
-        return Cell(f"{stage.num_requests:,}", "in the whole stage")
-    return Cell(f"{stage.num_measured:,}", f"{stage.num_requests:,} in the whole stage")
-
-
-def _failed(stage: ServingStage) -> Cell:
-    kinds = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in stage.errors.items())
-    return Cell(f"{stage.num_failed:,}", kinds)
-
-
-def _request_rate(stage: ServingStage) -> Cell:
-    return _number(stage.request_rate, note="the server fell behind" if stage.is_saturated else "")
-
-
-def _slo_share(stage: ServingStage) -> Cell:
-    if stage.slo_share is None:
-        return Cell(NOTHING)
-    held = "holds the SLO" if stage.holds_slo else "fell behind" if stage.is_saturated else "misses the SLO"
-    return Cell(
-        percent(stage.slo_share, 3),
-        f"{held}; 95 % interval {percent(stage.slo_share_low, 3)} to {percent(stage.slo_share_high, 3)}",
-    )
-
-
-def _in_progress(stage: ServingStage) -> Cell:
-    by_law = stage.littles_concurrency
-    note = "" if by_law is None else f"by Little's law {digits(by_law, 3)}"
-    return _number(stage.mean_concurrency, 3, note)
+    if is_known("slo_share"):
+        yield Column("In SLO", "Share of the requests that held all limits", slo_share)
+        yield Column("Goodput/s", "Requests that held all limits", partial(field, "goodput"))
+    if is_known("tokens_per_joule"):
+        yield Column("Tokens/J", "Output tokens per joule", partial(field, "tokens_per_joule"))
+    yield Column("In progress", "Mean number of requests in the window; by Little's law on hover", in_progress)
 
 
 def _number(value: float | None, significant: int = 4, note: str = "") -> Cell:
@@ -260,7 +257,8 @@ def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> It
             continue
         at = f"{digits(found.value)} ms at {digits(stage.output_token_rate)} tokens/s"
         text = f"{stage.label}: {_TITLES[name]} {share} {at}"
-        label = _name(stage, stages) if (name, share) == ("ttft", _highest(stage)) else ""
+        highest = "p99" if stage.quantile("ttft", "p99") is not None else "p50"
+        label = _name(stage, stages) if (name, share) == ("ttft", highest) else ""
         is_open = stage.concurrency is None
         yield LoadPoint(stage.output_token_rate, found.value, limits_of(found), label, text, is_open, stage.lengths)
 
@@ -275,11 +273,6 @@ def _name(stage: ServingStage, stages: Sequence[ServingStage]) -> str:
     alike = [each for each in sorted(stages, key=_load) if each.lengths == stage.lengths]
     is_last = len(alike) < len(stages) and alike[-1] is stage
     return f"{stage.short_label} ({stage.lengths})" if is_last and stage.lengths else stage.short_label
-
-
-def _highest(stage: ServingStage) -> str:
-    """Return the percentile of TTFT that is drawn highest, next to which the stage is named."""
-    return "p99" if stage.quantile("ttft", "p99") is not None else "p50"
 
 
 def _pareto_points(stages: Sequence[ServingStage]) -> Iterator[LoadPoint]:

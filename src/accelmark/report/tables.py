@@ -67,16 +67,13 @@ _SHORT_TITLES: Final = {F.THROUGHPUT_STEADY: "Throughput", F.PEAK_DEVICE_MEMORY:
 
 def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
     """Return the column titles, and the figures that at least one row has."""
-    by_task = {task: [row for row in rows if row["task"] == task] for task in _LAYOUTS}
-    first = [_first_headlines(part) for part in by_task.values()]
-    names = [name for name in HEADLINES if any(name in part for part in first)]
+    first: set[FigureName] = set()
+    for task in _LAYOUTS:
+        part = [row for row in rows if row["task"] == task]
+        first.update([name for name in HEADLINES if any(row[name.value] is not None for row in part)][:_MAX_FIGURES])
+    names = [name for name in HEADLINES if name in first]
     titles = [_SHORT_TITLES.get(name, title_of(name, "unit")) for name in names]
     return [*(title for title, _ in _shown_facts(rows)), *titles], names
-
-
-def _first_headlines(rows: Sequence[Row]) -> list[FigureName]:
-    """Return the headlines of the rows of one task that at least one of them has."""
-    return [name for name in HEADLINES if any(row[name.value] is not None for row in rows)][:_MAX_FIGURES]
 
 
 def _shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -88,12 +85,12 @@ def _shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
 def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
     """Return the cells of each row for :func:`shown_columns`."""
     facts, names = _shown_facts(rows), shown_columns(rows)[1]
-    return [[*(_fact(row, name) for _, name in facts), *(figure_cell(row, name) for name in names)] for row in rows]
-
-
-def _fact(row: Row, name: str) -> str:
-    text = NOTHING if row[name] is None else str(row[name])
-    return with_marks(text, filter(None, str(row["marks"]).split(", "))) if name == "verdict" else text
+    shown = []
+    for row in rows:
+        texts = {name: NOTHING if row[name] is None else str(row[name]) for _, name in facts}
+        texts["verdict"] = with_marks(texts["verdict"], filter(None, str(row["marks"]).split(", ")))
+        shown.append([*texts.values(), *(figure_cell(row, name) for name in names)])
+    return shown
 
 
 def figure_cell(row: Row, name: FigureName) -> str:
@@ -193,8 +190,11 @@ def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) ->
         ("Precision", left, lambda case: case.first.precision if case.first else NOTHING),
         *([(layout.software, left, _engine)] if layout.software else []),
         ("Rounds", right, lambda case: str(case.result.num_rounds)),
-        *((title, right, functools.partial(_cell, name)) for title, name in figures),
-        ("Verdict", left, _verdict),
+        *(
+            (title, right, functools.partial(lambda name, case: figure_cell(row_of(case), name), name))
+            for title, name in figures
+        ),
+        ("Verdict", left, lambda case: with_marks(case.result.verdict, case.result.marks)),
         ("Date", left, lambda case: case.run.summary.started_at[:10] or NOTHING),
     ]
     titles, aligned, cells = zip(*columns, strict=True)
@@ -237,14 +237,6 @@ def _engine(case: LoadedCase) -> str:
         stage = serving.headline_stage
         return ", ".join([serving.source, *([stage.label] if stage else [])])
     return f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
-
-
-def _verdict(case: LoadedCase) -> str:
-    return with_marks(case.result.verdict, case.result.marks)
-
-
-def _cell(name: FigureName, case: LoadedCase) -> str:
-    return figure_cell(row_of(case), name)
 
 
 def _line(cells: Iterable[str]) -> str:

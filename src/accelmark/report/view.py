@@ -507,7 +507,11 @@ def make_app(index: RunIndex, access: Access) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
-        exception_handlers={HTTPException: _http_error, RequestError: _bad_request, Exception: _failed},
+        exception_handlers={
+            HTTPException: _http_error,
+            RequestError: lambda _, error: message("This page cannot be shown", str(error), 400),
+            Exception: _failed,
+        },
     )
 
 
@@ -564,10 +568,6 @@ def _http_error(request: Request, error: Exception) -> Response:
         reply.headers["Allow"] = "GET, HEAD"
         return reply
     return message("Page not found", "The run may have been moved or renamed.", error.status_code)
-
-
-def _bad_request(request: Request, error: Exception) -> Response:
-    return message("This page cannot be shown", str(error), 400)
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from accelmark.results.scaling import ScalingCurve
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import Event, SavedCheckpoint, StepWindow
-from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.log.perflog import PerfLogReader
 from accelmark.spec.log.records import Ceilings
 from accelmark.spec.model import Spec
 
@@ -143,7 +143,8 @@ def kill_of(attempt_dir: Path, rank: int) -> Kill | None:
     """Return how ``rank`` ended itself in an attempt at a job that measures the recovery; None where it did not."""
     logs = {number: (node.host, log) for node in node_dirs(attempt_dir) for number, log in node.rank_logs()}
     host, log = logs.get(rank, ("", None))
-    record = _last(log, Event.WARNING) if log is not None else None
+    warnings = [record for record in PerfLogReader(log) if record.event == Event.WARNING] if log is not None else []
+    record = warnings[-1] if warnings else None
     if record is None or "global_steps" not in record.value:
         return None
     return Kill(host, record.time_ms / 1e3, int(record.value["global_steps"]))
@@ -165,7 +166,11 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
         if event.get("kind") == "state"
     }
     again = rank_logs(round_dir).get(0)
-    start, step = (_first(again, event) for event in (Event.TRAIN_START, Event.STEP_END)) if again else (None, None)
+    records = list(PerfLogReader(again)) if again else []
+    start, step = (
+        next((record for record in records if record.event == event), None)
+        for event in (Event.TRAIN_START, Event.STEP_END)
+    )
     ended, restarted = states.get((1, "failed")), states.get((2, "running"))
     if ended is None or restarted is None or start is None or step is None:
         raise RunError(f"{round_dir}: no step was taken after rank {rank} was killed: {_reason(run)}")
@@ -179,17 +184,6 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
         trained_s=first_s - restarted,
         lost_steps=killed.step - begun,
     )
-
-
-def _first(log: Path, event: Event) -> PerfLogRecord | None:
-    return next((record for record in PerfLogReader(log) if record.event == event), None)
-
-
-def _last(log: Path, event: Event) -> PerfLogRecord | None:
-    found = None
-    for record in PerfLogReader(log):
-        found = record if record.event == event else found
-    return found
 
 
 def _reason(run: Path) -> str:

@@ -39,9 +39,8 @@ _NAMES: Final[dict[str, tuple[Area, str]]] = {
     "model_class": ("source", "model class"),
     "optimizer_class": ("source", "optimizer class"),
     "parameter_hash": ("source", "structure of the model"),
+    "checkpoint_hash": ("source", "initial weights"),
 }
-_WEIGHTS: Final = "initial weights of seed "
-"""Rounds of different seeds start from different weights: compared only where both sides have the seed."""
 
 Context = dict[tuple[Area, str], tuple[str, ...]]
 """(area, name) -> value; several where it varies over rounds or hosts."""
@@ -57,14 +56,13 @@ class ContextDifference(Spec):
 
 
 def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
-    """Return the values that differ, by area and name; weights only of seeds that both sides have."""
+    """Return the values that differ, by area and name."""
     areas = get_args(Area)
     names = sorted(baseline.keys() | other.keys(), key=lambda item: (areas.index(item[0]), item[1]))
     return tuple(
         ContextDifference(area=area, name=name, baseline=before, other=after)
         for area, name in names
         if (before := baseline.get((area, name), ())) != (after := other.get((area, name), ()))
-        and ((before and after) or not name.startswith(_WEIGHTS))
     )
 
 
@@ -101,15 +99,12 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     for name, (area, title) in _NAMES.items():
         if started.get(name) is not None:
             yield area, title, value_text(started[name])
-    if started.get("checkpoint_hash") is not None:
-        seed = result.settings.get("seed")  # of round 1; each round adds one
-        number = result.round - 1 + (seed.value if seed is not None and isinstance(seed.value, int) else 1)
-        yield "source", f"{_WEIGHTS}{number}", value_text(started["checkpoint_hash"])
     for library, version in sorted((started.get("library_versions") or {}).items()):
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):
         yield "source", f"hook {hook}", str(where)
-    ignored = _IGNORED | _reserved(result.key.framework)
+    is_known = result.key.framework in folders("frameworks")  # its launch sets variables such as addresses
+    ignored = _IGNORED | set(load_framework(result.key.framework).reserved_variables if is_known else ())
     for host, (area, names) in itertools.product(result.environment.hosts, _HOST.items()):
         yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name), ignored))
     for name, setting in result.settings.items():
@@ -118,12 +113,6 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     for finding in result.findings:
         if finding.severity != "info":
             yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
-
-
-def _reserved(framework: str) -> frozenset[str]:
-    """Return the variables that the launch of a framework sets, such as addresses; none where it is not known here."""
-    known = framework in folders("frameworks")
-    return frozenset(load_framework(framework).reserved_variables if known else ())
 
 
 def _flat(name: str, value: Any, ignored: Collection[str]) -> Iterable[tuple[str, str]]:
@@ -156,18 +145,11 @@ def _short(text: str) -> str:
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
-    """Return each difference as a line for a terminal; of a rule, a finding that differs and how many more."""
+    """Return each difference as a line for a terminal."""
     return [
-        f"{each.area}: {each.name}: {_joined(each, each.baseline, each.other)} -> "
-        f"{_joined(each, each.other, each.baseline)}"
-        for each in found
+        f"{fact.area}: {fact.name}: {' · '.join(fact.baseline) or ABSENT} -> {' · '.join(fact.other) or ABSENT}"
+        for fact in found
     ]
-
-
-def _joined(found: ContextDifference, values: Sequence[str], others: Sequence[str]) -> str:
-    if found.area == "audit" and len(values) > 1:
-        return f"{min(values, key=others.__contains__)} (and {len(values) - 1} more)"
-    return " · ".join(values) or ABSENT
 
 
 class LoadCurvePoint(Spec):
@@ -208,17 +190,14 @@ def load_curve(result: RoundResult | None) -> tuple[LoadCurvePoint, ...]:
 
 Effect = Literal["better", "worse", "different", "within noise", "equal", "unknown"]
 
-_SEPARATING_MARKS: Final[tuple[tuple[Mark, str, str], ...]] = (
-    ("open", "open", "closed"),
-    ("synthetic", "on synthetic data", "on real data"),
-    ("partial", "ended early", "whole"),
-    ("partial_evaluation", "evaluated on a part of the data", "evaluated on all of it"),
-)
-"""(mark, text with it, text without it): results with and without such a mark are not comparable."""
+_SEPARATING_MARKS: Final[tuple[Mark, ...]] = ("open", "synthetic", "partial", "partial_evaluation")
+"""Results with and without such a mark are not comparable."""
 
 _TIMES: Final = " × "
-_WORKLOAD: Final = ("prompts.", "slo.", "api")
-"""Settings of serving whose figures are comparable only where they are equal."""
+_WORKLOAD: Final[dict[Task, tuple[str, ...]]] = {
+    "infer": ("batch_size",), "serve": ("prompts.", "slo.", "api"),
+}  # fmt: skip
+"""Settings that have to be equal for figures to be comparable, by their beginning."""
 
 _TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "serve": "serving", "automl": "search"}
 _SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
@@ -324,11 +303,8 @@ def compare(
         for number, case in enumerate(ours):
             if number in matches:
                 pairs.append(_pair(case, theirs[matches[number]], across_scales=across_scales))
-            elif any(_same_work(case, found) for found in theirs):
-                unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
             else:
-                kind = f"{case.result.key.model} ({_TASKS[case.result.task]})"
-                unmatched.append(f"{_name(case)}: {other.summary.run} has no {kind}")
+                unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
         unmatched += [
             f"{_name(case)}: only {other.summary.run} has it"
             for number, case in enumerate(theirs)
@@ -464,29 +440,19 @@ def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool)
         yield f"{_TASKS[one.task]} {two.variant}, baseline {one.variant}"
     if case.first and match.first and one.unit != two.unit:
         yield f"unit {two.unit}, baseline {one.unit}"
-    for mark, with_it, without in _SEPARATING_MARKS:
+    for mark in _SEPARATING_MARKS:
         if (mark in one.marks) != (mark in two.marks):
-            there, here = (with_it, without) if mark in two.marks else (without, with_it)
-            yield f"{there}, baseline {here}"
+            word = mark.replace("_", " ")
+            yield f"{word}, baseline not" if mark in two.marks else f"not {word}, baseline is"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
         yield f"{_scale(two.key)}, baseline {_scale(one.key)}"
-    if one.task == "serve" and case.first and match.first:
-        yield from _other_workload(case.first, match.first)
-    before, after = _precision_and_batch(case), _precision_and_batch(match)
-    if before and after:
-        for what, value, base in zip(("precision", "batch size"), after, before, strict=True):
-            if value != base:
-                yield f"{what} {value}, baseline {base}"
-
-
-def _other_workload(base: RoundResult, other: RoundResult) -> Iterator[str]:
-    """Yield the differences of the load's requests and the SLO."""
-    if base.precision != other.precision:
-        yield f"precision {other.precision}, baseline {base.precision}"
-    for name in sorted(base.settings.keys() | other.settings.keys()):
-        before, after = (result.settings.get(name) for result in (base, other))
-        if name.startswith(_WORKLOAD) and before and after and before.value != after.value:
-            yield f"{name} {value_text(after.value)}, baseline {value_text(before.value)}"
+    if case.first and match.first and (workload := _WORKLOAD.get(one.task)):
+        if case.first.precision != match.first.precision:
+            yield f"precision {match.first.precision}, baseline {case.first.precision}"
+        for name in sorted(case.first.settings.keys() & match.first.settings.keys()):
+            before, after = case.first.settings[name].value, match.first.settings[name].value
+            if name.startswith(workload) and before != after:
+                yield f"{name} {value_text(after)}, baseline {value_text(before)}"
 
 
 def _values(case: LoadedCase, name: FigureName) -> list[float]:

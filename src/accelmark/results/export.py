@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 from accelmark.results.read.rank_log import logs_of_attempts
 from accelmark.results.read.round_dir import node_dirs, read_job
@@ -21,7 +16,7 @@ from accelmark.results.schema import RoundResult
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
-from accelmark.spec.errors import RequestError, RunError, nearest
+from accelmark.spec.errors import RequestError, RunError, first_line, nearest
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
@@ -193,7 +188,7 @@ def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
 
 
 def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> RoundContents:
-    begin = _unix(result.started_at)
+    begin = datetime.fromisoformat(result.started_at).timestamp() if result.started_at else 0.0
     return RoundContents(
         name=name,
         parameters={setting: str(found.value) for setting, found in sorted(result.settings.items())},
@@ -209,13 +204,6 @@ def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> R
             "accelmark.version": run.summary.accelmark_version,
         },
     )  # fmt: skip
-
-
-def _unix(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
@@ -285,42 +273,19 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default is to retry silently for minutes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{_TIMEOUT_S:g}")
     require("the MLflow export", "accelmark[mlflow]")
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    _check_server(tracking_uri)
     try:
         client = MlflowClient(tracking_uri=tracking_uri)
         found = client.get_experiment_by_name(experiment)
         experiment_id = found.experiment_id if found else client.create_experiment(experiment)
         return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
     except (MlflowException, OSError) as error:
-        raise RunError(f"MLflow at {tracking_uri}: {error}") from error
-
-
-def _check_server(tracking_uri: str) -> None:
-    """Check that a server answers, since MLflow itself retries silently for minutes.
-
-    Raises RunError if the server does not answer; RequestError if the URI is invalid.
-    """
-    try:
-        split = urlsplit(tracking_uri)
-    except ValueError as error:
-        raise RequestError(f"{tracking_uri!r} is not a valid URI: {error}") from error
-    if split.scheme not in ("http", "https"):
-        return
-    bare = urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path, "", ""))
-    try:
-        with urllib.request.urlopen(bare, timeout=_TIMEOUT_S):  # noqa: S310 - HTTP only
-            return
-    except urllib.error.HTTPError:  # it answers
-        return
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):  # MLflow has its own settings for certificates
-            return
-        raise RunError(f"MLflow at {bare}: does not answer: {reason}") from error
+        raise RunError(f"MLflow at {tracking_uri.rpartition('@')[2]}: {first_line(error)}") from error
 
 
 def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContents) -> str:
@@ -329,11 +294,15 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
     name = f"{run.summary.run}/{contents.name}"
     made = client.create_run(experiment_id, run_name=name, tags=contents.tags)
     run_id = str(made.info.run_id)
-    parameters = [Param(_name(key), value[:_MAX_PARAMETER_LENGTH]) for key, value in contents.parameters.items()]
+    parameters = [
+        Param(_UNSAFE.sub("_", key), value[:_MAX_PARAMETER_LENGTH]) for key, value in contents.parameters.items()
+    ]
     begin_ms = made.info.start_time
-    metrics = [Metric(_name(f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()]
+    metrics = [
+        Metric(_UNSAFE.sub("_", f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()
+    ]
     for curve, points in contents.curves.items():
-        metrics += [Metric(_name(curve), value, int(at * 1000), step) for step, at, value in points]
+        metrics += [Metric(_UNSAFE.sub("_", curve), value, int(at * 1000), step) for step, at, value in points]
     for begin in range(0, len(parameters), _MAX_PARAMETERS):
         client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
     for begin in range(0, len(metrics), _MAX_METRICS):
@@ -345,10 +314,6 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
             client.log_text(run_id, text, name.rpartition("/")[2])
     client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
-
-
-def _name(text: str) -> str:
-    return _UNSAFE.sub("_", text)
 
 
 def tracking_uri_of(text: str) -> str:

@@ -34,7 +34,6 @@ _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_ty
     "missing": "is missing",
 }
 """pydantic's error types -> messages in the terms of YAML."""
-_MAX_NESTING: Final = 100
 _EXPONENT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
@@ -70,15 +69,7 @@ def first_error(error: ValidationError) -> str:
 
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
     """Convert pydantic's errors to sentences; for an unknown key, suggest the nearest known name."""
-    items = error.errors()
-    return [_problem(item, model, where) for item in items if not _follows(item, items)]
-
-
-def _follows(item: Any, items: Iterable[Any]) -> bool:
-    """Return whether a list is too short only because an entry in it is invalid."""
-    loc = item["loc"]
-    inside = (other["loc"] for other in items)
-    return item["type"] == "too_short" and any(place[: len(loc)] == loc and len(place) > len(loc) for place in inside)
+    return [_problem(item, model, where) for item in error.errors()]
 
 
 def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
@@ -114,7 +105,11 @@ def _located(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int
     keys: list[int | str] = []
     current = [model]
     for part in loc:
-        tagged = [candidate for candidate in current if len(current) > 1 and _has_tag(candidate, part)]
+        tagged = [
+            candidate
+            for candidate in current
+            if len(current) > 1 and any(part in get_args(field.annotation) for field in candidate.model_fields.values())
+        ]
         if tagged and not any(str(part) in candidate.model_fields for candidate in current):
             current = tagged
             continue
@@ -122,10 +117,6 @@ def _located(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int
         fields = (candidate.model_fields.get(str(part)) for candidate in current)
         current = [inner for field in fields if field for inner in _models_in(field.annotation)] or current
     return keys, current
-
-
-def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
-    return any(tag in get_args(field.annotation) for field in model.model_fields.values())
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
@@ -166,15 +157,11 @@ def read_value(text: str, where: str) -> Any:
 
 
 def _load(text: str) -> Any:
-    depth = 0
-    for event in yaml.parse(text, Loader=_SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_NESTING:  # the loader is recursive
-            mark: Any = event.start_mark
-            raise yaml.MarkedYAMLError(problem=f"nests deeper than {_MAX_NESTING} levels", problem_mark=mark)
     loader = _Loader(text)
     try:
         return loader.get_single_data()
+    except RecursionError as error:
+        raise yaml.YAMLError("nests too deeply") from error
     finally:
         loader.dispose()
 

@@ -77,11 +77,6 @@ class Mesh:
 AXES: Final = tuple(field.name for field in fields(Mesh))
 NAMES: Final = ("ddp", "fsdp2", "hsdp", "deepspeed")
 ONE_RANK: Final = Mesh(dp=1)
-_INSTEAD: Final = {
-    "fsdp": "the second version, fsdp2, is meant",
-    "zero": "deepspeed has it, with its stage in the setting zero.stage",
-}
-"""Names that are often meant for another -> the one to use."""
 
 
 def _parse(given: Any) -> Any:
@@ -92,8 +87,7 @@ def _parse(given: Any) -> Any:
     if isinstance(given, Mapping):
         return Mesh(**{str(axis): _degree(str(axis), degree) for axis, degree in given.items()})
     if isinstance(given, str) and given not in NAMES:
-        instead = f"; {_INSTEAD[given]}" if given in _INSTEAD else ""
-        raise ValueError(f"{given!r} is none of {', '.join(NAMES)}, and no mesh such as fsdp=2,tp=2{instead}")
+        raise ValueError(f"{given!r} is none of {', '.join(NAMES)}, and no mesh such as fsdp=2,tp=2")
     return given
 
 

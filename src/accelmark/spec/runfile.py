@@ -24,19 +24,15 @@ class CaseRequest(FiniteSpec):
     """Dotted settings that differ from the case's: ``{optimizer.lr: 0.1}``."""
 
 
-def _key_alone(given: Any) -> Any:
-    return {"key": given} if isinstance(given, str) else given
-
-
-CaseOrKey = Annotated[CaseRequest, BeforeValidator(_key_alone, json_schema_input_type=CaseRequest | str)]
-
-
-def _cluster_kind(given: Any) -> str:
-    return "[file]" if isinstance(given, str | Path) else "[cluster]"
-
-
+CaseOrKey = Annotated[
+    CaseRequest,
+    BeforeValidator(
+        lambda given: {"key": given} if isinstance(given, str) else given, json_schema_input_type=CaseRequest | str
+    ),
+]
 ClusterOrFile = Annotated[
-    Annotated[ClusterSpec, Tag("[cluster]")] | Annotated[Path, Tag("[file]")], Discriminator(_cluster_kind)
+    Annotated[ClusterSpec, Tag("[cluster]")] | Annotated[Path, Tag("[file]")],
+    Discriminator(lambda given: "[file]" if isinstance(given, str | Path) else "[cluster]"),
 ]
 """A cluster, or the path of a cluster file, as a tagged union for clear error messages."""
 

@@ -56,7 +56,7 @@ class Inventory:
     """Container engine -> its path, or None."""
     support: tuple[Support, ...]
     problems: tuple[str, ...] = ()
-    """Errors in the files of vendors and frameworks."""
+    """Errors in the files of vendors and frameworks, and directories of plug-ins that do not exist or have none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the inventory as JSON values."""
@@ -93,7 +93,7 @@ def inventory(environments: Mapping[str, Path]) -> Inventory:
         ),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(support),
-        (*_vendor_problems(), *unreadable),
+        (*catalog.unread_plugins(), *_vendor_problems(), *unreadable),
     )
 
 

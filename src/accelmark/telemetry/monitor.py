@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
+import psutil
+
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.telemetry.declaration import telemetry_of
@@ -166,13 +168,13 @@ def status(log_path: Path) -> MonitorStatus:
     return MonitorStatus(running, pid if running else None, vendor, _num_samples(log_path), problem)
 
 
-def _start_time(pid: int) -> str | None:
-    """Return the start time of a process in ticks since boot, as text; None where it has ended."""
+def _start_time(pid: int) -> float | None:
+    """Return the start of a process in Unix time; None where it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
         return None
-    return None if fields[0] == "Z" else fields[19]
 
 
 def _num_samples(log_path: Path) -> int:

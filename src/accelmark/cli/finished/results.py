@@ -31,10 +31,6 @@ _PIPE_WIDTH: Final = 260
 """Columns of a table of runs in output that is not a terminal."""
 _COMPARISON_WIDTH: Final = 140
 _MAX_VALUES: Final = 12
-_SHORT_EFFECTS: Final = {"unknown": "one round", "within-noise": "noise"}
-"""Effects in few letters, by class."""
-_WIDE: Final = 116
-"""Smallest width for all columns of a comparison."""
 
 
 Format = Literal["csv", "parquet", "markdown"]
@@ -174,7 +170,7 @@ def _emit(text: str, output: Path | None) -> None:
 
 
 def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
-    """Print rows with a heading for each group; two lines for each row where the table is wider than the terminal."""
+    """Print rows with a heading for each group."""
     from accelmark.report.tables import group_title, shown_columns, shown_rows
     from accelmark.results.table import grouped
 
@@ -185,12 +181,7 @@ def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console 
     for values, part in grouped(rows, group_by).items():
         if group_by:
             typer.secho(printable(group_title(group_by, values)), bold=True)
-        (heads, names), cells = shown_columns(part), shown_rows(part)
-        table = _table(heads, cells)
-        if _fits(console, table):
-            console.print(table)
-        else:
-            _print_blocks(console, heads, cells, len(heads) - len(names))
+        console.print(_table(shown_columns(part)[0], shown_rows(part)))
 
 
 def _console(pipe_width: int = _PIPE_WIDTH) -> Console:
@@ -211,29 +202,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     for row in rows:
         table.add_row(*(Text("–" if value is None else printable(str(value))) for value in row))
     return table
-
-
-def _fits(console: Console, table: Table) -> bool:
-    from rich.measure import Measurement
-
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
-
-
-def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], num_facts: int) -> None:
-    """Print each row as one line of facts and an indented line of its figures."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from accelmark.run.display.rows import print_hanging
-    from accelmark.spec.number_format import NOTHING, THIN
-
-    for row in rows:
-        shown = [printable(text) for text in row]
-        facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
-        described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds:{THIN}{facts[-1]}"]
-        print_hanging(console, Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
-        measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
-        console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
 
 
 def compare(
@@ -302,7 +270,7 @@ def _print_pair(pair: Pair) -> None:
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     if pair.differences:
-        console.print(figures_table(pair, narrow=console.width < _WIDE))
+        console.print(figures_table(pair))
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
         print_hanging(console, _text(f"  {text}"))
@@ -317,29 +285,21 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def figures_table(pair: Pair, *, narrow: bool) -> Table:
-    """Return the figures; ``narrow``: each unit once, and the interval in few digits."""
+def figures_table(pair: Pair) -> Table:
+    """Return the figures of a pair with the difference and its 95 % interval."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from accelmark.report.comparison import lines_of
 
-    lines = list(lines_of(pair))
-    longest = max((len(word) for line in lines for word in line.title.split()), default=0)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
-    table.add_column("figure", overflow="fold", min_width=longest)
-    for heading in ("baseline", "compared", *(["difference (95 %)"] if narrow else ["difference", "95 % interval"])):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("effect", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(("figure", "baseline", "compared", "difference", "95 % interval", "effect")):
+        table.add_column(heading, overflow="fold", justify="right" if 0 < number < 5 else "left")
     styles = {"better": "green", "worse": "red", "different": "yellow"}
-    for line in lines:
-        effect = _SHORT_EFFECTS.get(line.css_class, line.effect) if narrow else line.effect
-        judged = Text(effect, style=styles.get(line.css_class, "dim"))
-        cells = (
-            [line.bare, line.other, line.short] if narrow else [line.baseline, line.other, line.change, line.interval]
-        )
-        table.add_row(*map(_text, [line.title, *cells]), judged)
+    for line in lines_of(pair):
+        cells = (line.title, line.baseline, line.other, line.change, line.interval)
+        table.add_row(*map(_text, cells), Text(line.effect, style=styles.get(line.css_class, "dim")))
     return table
 
 

@@ -219,14 +219,9 @@ def _cost_table(cost: AdaptationCost) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    rows = [("setting", key.key, f"{key.value} instead of {key.standard}") for key in cost.keys]
-    for hook in cost.hooks:
-        place = hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines"
-        rows.append(("hook", hook.name, place))
-    for change, files in (("extern", cost.extern), ("kernel", cost.kernels), ("engine", cost.engines)):
-        rows += [(change, file, f"{lines} lines") for file, lines in files.items()]
-    rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
-    rows += [("variable", name, "set by environment_variables.sh") for name in cost.environment]
+    from accelmark.report.tables import adaptation_rows
+
+    rows = adaptation_rows(cost)
     if not rows:
         return Text("  Adaptation cost: none", style="dim")
     table = Table("change", "name", "value or place", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -120,10 +120,8 @@ def _take_number(item: Given, taken: dict[str, Given]) -> str:
     """Take a number, or return why not."""
     if item.value is None:
         return "is None: the case's own value stays"
-    if not isinstance(item.value, int | float) or isinstance(item.value, bool):
+    if not isinstance(item.value, int | float) or isinstance(item.value, bool) or not math.isfinite(item.value):
         return f"is no number: {item.value!r}"
-    if isinstance(item.value, float) and not math.isfinite(item.value):
-        return f"is no finite number: {item.value!r}"
     return _take(_NUMBERS[item.key], item, taken)
 
 

@@ -72,9 +72,14 @@ def layer_of(given: Iterable[Given], case: str, left_over: list[Problem]) -> Val
         elif not is_parameter and (item.is_set or item.value is None):
             layer[item.key] = item.value
     own = resolve_inference(side, case, over=[]).settings
-    for key in [key for key, value in layer.items() if _is_same(key, value, own)]:
-        del layer[key]
-    _drop_refused(layer, side, case, items, left_over)
+    layer = {key: value for key, value in layer.items() if not _is_same(key, value, own)}
+    try:
+        resolve_inference(side, case, vendor=[Layer.of("infer.yaml", layer)] if layer else [])
+    except SpecError as error:
+        last = {item.key: item for item in items}
+        for key, problem in {problem.key: problem for problem in error.problems if problem.key in layer}.items():
+            del layer[key]
+            left_over.append(last[key].left(problem.what))
     return layer
 
 
@@ -89,17 +94,3 @@ def _is_same(key: str, value: Any, own: InferSettings) -> bool:
     if key == "fp16":
         return own.precision == ("fp16" if value else "fp32")
     return key in InferSettings.model_fields and getattr(own, key) == value
-
-
-def _drop_refused(
-    layer: Values, side: InferCaseSpec, case: str, items: Iterable[Given], left_over: list[Problem]
-) -> None:
-    """Remove settings that AccelMark would refuse."""
-    try:
-        resolve_inference(side, case, vendor=[Layer.of("infer.yaml", layer)] if layer else [])
-    except SpecError as error:
-        last = {item.key: item for item in items}
-        refused = {problem.key: problem for problem in error.problems if problem.key in layer}
-        for key, problem in refused.items():
-            del layer[key]
-            left_over.append(last[key].left(problem.what))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import io
-import keyword
 import math
 import operator
 import re
-import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +16,6 @@ from accelmark.spec.model import read_yaml
 
 T = TypeVar("T")
 Values = dict[str, Any]
-MAX_NESTING: Final = 100
-"""Maximum nesting of an expression."""
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 TABLES: Final = read_yaml(Path(__file__).with_name("settings.yaml"))
 """FlagPerf's settings and what AccelMark has in their place."""
@@ -78,57 +73,16 @@ def parse_file(path: Path) -> Parsed:
     if path.suffix != ".py":
         raise SpecError([Problem(str(path), "", "is neither a .py nor a .yaml file")])
     parsed = Parsed(str(path), {})
-    for statement in _tree(path).body:
-        try:
-            _take(statement, parsed)
-        except OverflowError as error:
-            raise SpecError([Problem(str(path), f"line {statement.lineno}", "is too large a number")]) from error
-    return parsed
-
-
-def _tree(path: Path) -> ast.Module:
     try:
-        source = path.read_bytes()
+        for statement in ast.parse(path.read_bytes(), str(path)).body:
+            _take(statement, parsed)
     except OSError as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
-    deep = _line_of_deep_nesting(source)
-    if deep is not None:
-        raise SpecError([Problem(str(path), f"line {deep}", f"nests deeper than {MAX_NESTING} levels")])
-    try:
-        return ast.parse(source, str(path))
-    except SyntaxError as error:
-        where = f"line {error.lineno}" if error.lineno else ""
-        raise SpecError([Problem(str(path), where, f"is not Python: {error.msg}")]) from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise SpecError([Problem(str(path), "", f"is not Python: {error or 'nests too deeply'}")]) from error
-
-
-def _line_of_deep_nesting(source: bytes) -> int | None:
-    """Return the first line of a statement whose expressions may nest deeper than ``MAX_NESTING``, else None.
-
-    It counts operators, keywords and open brackets between commas on tokens, since the parser is recursive.
-    """
-    first: int | None = None
-    counts = [0]
-    try:
-        for token in tokenize.tokenize(io.BytesIO(source).readline):
-            if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
-                first = first or token.start[0]
-            if token.type == tokenize.NEWLINE:
-                first, counts = None, [0]
-            elif token.string in (",", ":"):
-                counts[-1] = 0
-            elif token.string in tuple(")]}"):
-                counts = counts[:-1] or [0]
-            elif token.type == tokenize.OP or keyword.iskeyword(token.string):
-                counts[-1] += 1
-                if token.string in tuple("([{"):
-                    counts.append(0)
-            if sum(counts) > MAX_NESTING:
-                return first
-    except (tokenize.TokenError, SyntaxError, ValueError):
-        return None  # the parser reports the error
-    return None
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise SpecError(
+            [Problem(str(path), "", f"is not readable as Python: {error or type(error).__name__}")]
+        ) from error
+    return parsed
 
 
 def _take(statement: ast.stmt, parsed: Parsed) -> None:
@@ -158,7 +112,7 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
 
 
 def _literal(expression: ast.expr) -> Any:
-    """Return the value of literals and their arithmetic or concatenation, else raise ValueError or OverflowError."""
+    """Return the value of literals and their arithmetic or concatenation, else raise ValueError."""
     if not isinstance(expression, ast.BinOp):
         try:
             return ast.literal_eval(expression)
@@ -171,10 +125,10 @@ def _literal(expression: ast.expr) -> Any:
         raise ValueError(expression)
     try:
         value = _OPERATORS[kind](left, right)
-    except ZeroDivisionError as error:
+    except ArithmeticError as error:
         raise ValueError(expression) from error
-    if isinstance(value, int | float) and not math.isfinite(value):
-        raise OverflowError
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(expression)
     return value
 
 

@@ -90,29 +90,16 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
 
 def _deal_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) -> None:
     """Assign ports to hosts: one port for all hosts, or one per host in their order."""
-    ports = item.read(_ports)
+    written = [str(item.value)] if isinstance(item.value, int) else item.read(texts)
+    ports = [whole(port) for port in written if port]  # the template has empty entries
     if not ports:
         return
-    if len(ports) == 1:
-        ports *= len(hosts)
-    if not hosts:
-        left_over.append(item.left("there is no HOSTS to give them to"))
-    elif len(ports) != len(hosts):
+    if len(ports) not in (1, len(hosts)):
         what = f"{len(ports)} ports for {len(hosts)} hosts are neither one for all nor one for each"
         left_over.append(item.left(f"{what}; set service_ports of the hosts by hand"))
-    else:
-        for host, port in zip(hosts, ports, strict=True):
-            host["service_ports"] = [port]
-
-
-def _ports(value: Any) -> list[int]:
-    written = [str(value)] if isinstance(value, int) else texts(value)
-    if not any(written):
-        return []  # empty entries of the template
-    ports = [whole(port) for port in written]
-    if not all(1 <= port <= 65535 for port in ports):
-        raise ValueError("contains something else than ports")
-    return ports
+        return
+    for number, host in enumerate(hosts):
+        host["service_ports"] = [ports[number % len(ports)]]
 
 
 def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, left_over: list[Problem]) -> Values:
@@ -137,20 +124,11 @@ def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, 
                 left_over.append(item.left(f"{key}: {named}{differs}"))
         if not table:
             left_over.append(item.left("names no case"))
-    level = given.get("FLAGPERF_LOG_LEVEL")
     if not listed:
-        if level is not None:
-            left_over.append(level.left("belongs into a run file, and none is written without a case"))
         return {}
-    run: Values = {"cases": list(listed.values())}
-    if level is not None:
-        with_level = {"log_level": level.read(text).lower(), **run}
-        try:
-            parse(RunSpec, with_level, level.file)
-        except SpecError as error:
-            left_over += [level.left(problem.what) for problem in error.problems if problem.key == "log_level"]
-        else:
-            run = with_level
+    level = given.get("FLAGPERF_LOG_LEVEL")
+    chosen = {} if level is None else {"log_level": level.read(text).lower()}
+    run: Values = {**chosen, "cases": list(listed.values())}
     parse(RunSpec, run, "the run of FlagPerf's files")
     return run
 
@@ -282,13 +260,12 @@ def _take_options(written: Given, own: ContainerDefaults, container: Values, lef
         elif option.name in single:
             why = f"the vendor's vendor.yaml sets {single[option.name]}"
         elif option.name == "--privileged":
-            why = _take_privileged(option, ("--privileged", None) in same, container)
+            container["privileged"] = option.value != "false"
         elif option.name == "--shm-size":
-            why = _take_shm_size(option, container)
-        elif option.name != "--volume":
+            if container.setdefault("shm_size", option.value) != option.value:
+                why = f"the size is {container['shm_size']} already"
+        elif option.name != "--volume" or option.value is None:
             options.setdefault((option.name, option.value), option)
-        elif not option.value:
-            why = "names nothing to mount"
         elif _target(option.value) in mounted:
             why = f"vendor.yaml or another option mounts {_target(option.value)} already"
         else:
@@ -300,25 +277,6 @@ def _take_options(written: Given, own: ContainerDefaults, container: Values, lef
         container["options"] = [word for option in options.values() for word in option.words]
     if mounts:
         container["mounts"] = mounts
-
-
-def _take_privileged(option: _Option, is_vendors: bool, container: Values) -> str:
-    if option.value not in (None, "true", "false"):
-        return "is neither true nor false"
-    if option.value == "false":
-        return ""
-    if is_vendors:
-        return "the vendor's vendor.yaml sets it already"
-    container["privileged"] = True
-    return ""
-
-
-def _take_shm_size(option: _Option, container: Values) -> str:
-    if not option.value:
-        return "names no size"
-    if container.setdefault("shm_size", option.value) != option.value:
-        return f"the size is {container['shm_size']} already"
-    return ""
 
 
 def _options_in(words: Iterable[str]) -> list[_Option]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from accelmark.datasets.prepare.preparation import Archive, Preparation, placed
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.spec.errors import DataError
 
 SETS: Final = {
@@ -28,15 +27,12 @@ _BYTES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 """Code of a type -> bytes of a token (``megatron/core/datasets/indexed_dataset.py``)."""
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Link or copy both sets into ``train`` and ``val``, after their sizes are compared with their indexes."""
-    for split, name in SETS.items():
-        index, tokens = archives[f"{name}.idx"], archives[f"{name}.bin"]
-        _check(index, tokens)
-        (to / split).mkdir(parents=True, exist_ok=True)
-        for path in (index, tokens):
-            placed(path, to / split / path.name)
-            meter.add(path.stat().st_size)
+def _write(split: str, archives: Archives, folder: Path) -> None:
+    """Link or copy a set, after its size is compared with its index."""
+    index, tokens = (f"{SETS[split]}.{part}" for part in ("idx", "bin"))
+    _check(archives.paths[index], archives.paths[tokens])
+    archives.place(index, folder)
+    archives.place(tokens, folder)
 
 
 def _check(index: Path, tokens: Path) -> None:
@@ -55,5 +51,6 @@ def _check(index: Path, tokens: Path) -> None:
 
 
 PREPARATION: Final = Preparation(
-    archives=[Archive(f"{name}.{part}", None) for name in SETS.values() for part in ("idx", "bin")], unpack=_unpack
+    archives=[Archive(f"{name}.{part}", None) for name in SETS.values() for part in ("idx", "bin")],
+    parts={split: Part((f"{name}.idx", f"{name}.bin"), partial(_write, split)) for split, name in SETS.items()},
 )

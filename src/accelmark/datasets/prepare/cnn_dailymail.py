@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from accelmark.datasets.prepare.preparation import (
-    Archive,
-    Preparation,
-    opened_tar,
-    regular_files,
-    whole_directory,
-)
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.spec.errors import DataError
 
 STORIES: Final = ("cnn_stories.tgz", "dailymail_stories.tgz")
@@ -26,38 +18,20 @@ _HIGHLIGHT: Final = "@highlight"
 _ENDS: Final = (".", "!", "?", "...", "'", "`", '"', "\u2019", "\u201d", ")")
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Write ``train/train.jsonl`` and ``val/val.jsonl`` in the order of the archives; complete splits are kept."""
-    wanted = {split: _names(archives[name]) for split, name in LISTS.items() if not (to / split).exists()}
-    with ExitStack() as stack:
-        files: dict[str, IO[str]] = {}
-        for split in wanted:
-            part = stack.enter_context(whole_directory(to / split))
-            files[split] = stack.enter_context((part / f"{split}.jsonl").open("w", encoding="utf-8"))
-        for name in STORIES if wanted else ():
-            for story, text in _stories(archives[name]):
-                for split, left in wanted.items():
-                    if story in left:
-                        left.remove(story)
-                        article, highlights = split_story(text)
-                        files[split].write(json.dumps({"article": article, "highlights": highlights}) + "\n")
-            meter.add(archives[name].stat().st_size)
-        for split, left in wanted.items():
-            if left:
-                what = f"lack {len(left):,} stories of {LISTS[split]}, for example {min(left)}.story"
-                raise DataError(f"{' and '.join(STORIES)} in {archives[STORIES[0]].parent} {what}")
-
-
-def _names(path: Path) -> set[str]:
-    lines = path.read_bytes().splitlines()
-    return {hashlib.sha1(line.strip(), usedforsecurity=False).hexdigest() for line in lines if line.strip()}
-
-
-def _stories(path: Path) -> Iterator[tuple[str, str]]:
-    with opened_tar(path) as archive:
-        for name, _, stream in regular_files(archive):
-            if name.endswith(".story"):
-                yield name.rpartition("/")[2].removesuffix(".story"), stream.read().decode("utf-8")
+def _write(split: str, archives: Archives, folder: Path) -> None:
+    """Write ``<split>.jsonl`` in the order of the archives."""
+    lines = archives.paths[LISTS[split]].read_bytes().splitlines()
+    left = {hashlib.sha1(line.strip(), usedforsecurity=False).hexdigest() for line in lines if line.strip()}
+    with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
+        for member, stream in (entry for name in STORIES for entry in archives.members(name)):
+            story = member.rpartition("/")[2].removesuffix(".story")
+            if story in left:
+                left.remove(story)
+                article, highlights = split_story(stream.read().decode("utf-8"))
+                file.write(json.dumps({"article": article, "highlights": highlights}) + "\n")
+    if left:
+        what = f"lack {len(left):,} stories of {LISTS[split]}, for example {min(left)}.story"
+        raise DataError(f"{' and '.join(STORIES)} in {archives.paths[STORIES[0]].parent} {what}")
 
 
 def split_story(text: str) -> tuple[str, str]:
@@ -74,5 +48,7 @@ def split_story(text: str) -> tuple[str, str]:
 
 
 PREPARATION: Final = Preparation(
-    archives=tuple(Archive(name, None) for name in (*STORIES, *LISTS.values())), unpack=_unpack, unpacked_ratio=2.7
+    archives=tuple(Archive(name, None) for name in (*STORIES, *LISTS.values())),
+    parts={split: Part((*STORIES, name), partial(_write, split)) for split, name in LISTS.items()},
+    unpacked_ratio=2.7,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from accelmark.datasets.prepare.preparation import Archive, Preparation, placed
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.plugins.catalog import load_case
 
 _SEED: Final = 0
 _BLOCK: Final = 1 << 20
-_LAST_DAY: Final = "day_23"
 _SUMS: Final = Path(__file__).with_suffix(".md5")
 """From https://github.com/facebookresearch/dlrm, torchrec_dlrm/md5sums_preprocessed_criteo_click_logs_dataset.txt."""
 
@@ -26,24 +25,18 @@ Lists = Sequence[npt.NDArray[np.int32]]
 """Of each table, the list of ids that belongs to an id: shape (rows, ids)."""
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Write ``train`` and, of the last day, ``val``; complete files are kept."""
-    days = sorted({name.rpartition("_")[0] for name in archives})
-    targets = {day: to / ("val" if day == _LAST_DAY else "train") / f"{day}_sparse_multi_hot.npz" for day in days}
-    lists = () if all(path.exists() for path in targets.values()) else id_lists(*_sizes())
-    for day, target in targets.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
+def _write(days: Sequence[str], archives: Archives, folder: Path) -> None:
+    """Write labels, dense features and lists of ids of the days that are there."""
+    lists = id_lists(*_sizes())
+    for day in (day for day in days if f"{day}_sparse.npy" in archives.paths):
         for kind in ("labels", "dense"):
-            source = archives[f"{day}_{kind}.npy"]
-            placed(source, target.with_name(source.name))
-            meter.add(source.stat().st_size)
-        source = archives[f"{day}_sparse.npy"]
+            archives.place(f"{day}_{kind}.npy", folder)
+        target = folder / f"{day}_sparse_multi_hot.npz"
         if not target.exists():
-            part = target.with_name(f".{target.name}.part")
+            part = folder / f".{target.name}.part"
             with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
-                _write_lists(source, lists, archive)
+                _write_lists(archives.paths[f"{day}_sparse.npy"], lists, archive)
             part.replace(target)
-        meter.add(source.stat().st_size)
 
 
 def _sizes() -> tuple[list[int], list[int]]:
@@ -94,9 +87,10 @@ def _write_lists(source: Path, lists: Lists, archive: zipfile.ZipFile) -> None:
                 file.write(table[ids[start : start + _BLOCK, number] % len(table)].astype("<i4").tobytes())
 
 
-def _archives() -> list[Archive]:
-    lines = _SUMS.read_text(encoding="ascii").splitlines()
-    return [Archive(name, md5) for md5, name in (line.split() for line in lines)]
+_DAYS: Final = [f"day_{number}" for number in range(24)]
 
-
-PREPARATION: Final = Preparation(archives=_archives(), unpack=_unpack, unpacked_ratio=5.7)
+PREPARATION: Final = Preparation(
+    archives=[Archive(name, md5) for md5, name in map(str.split, _SUMS.read_text(encoding="ascii").splitlines())],
+    parts={"train": Part((), partial(_write, _DAYS[:-1])), "val": Part((), partial(_write, _DAYS[-1:]))},
+    unpacked_ratio=5.7,
+)

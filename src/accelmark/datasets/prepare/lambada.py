@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 
-from accelmark.datasets.prepare.preparation import (
-    Archive,
-    Preparation,
-    copied,
-    opened_tar,
-    placed,
-    regular_files,
-    whole_directory,
-    write_whole,
-)
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, write_whole
 from accelmark.spec.errors import DataError, first_line
 
 ARCHIVE: Final = "lambada-dataset.tar.gz"
@@ -30,23 +20,39 @@ END: Final = "<|endoftext|>"
 """Token after each novel."""
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Write ``train/novels.bin`` (little-endian uint16), ``val/test.jsonl`` and ``tokenizer/tokenizer.json``."""
-    path, writers = archives[ARCHIVE], {NOVELS: _write_novels, PASSAGES: _write_passages}
-    wanted = [name for name, split in ((NOVELS, "train"), (PASSAGES, "val")) if not (to / split).exists()]
-    if wanted:
-        tokenizer = _tokenizer(archives[TOKENIZER])
-        with opened_tar(path) as archive:
-            for name, _, stream in regular_files(archive):
-                if (found := name.rpartition("/")[2]) in wanted:
-                    wanted.remove(found)
-                    writers[found](path, stream, tokenizer, to)
-    if wanted:
-        raise DataError(f"{path}: has no {' and no '.join(wanted)}; download it again")
-    meter.add(path.stat().st_size)
-    (to / "tokenizer").mkdir(exist_ok=True)
-    placed(archives[TOKENIZER], to / "tokenizer" / TOKENIZER)
-    meter.add(archives[TOKENIZER].stat().st_size)
+def _write_novels(archives: Archives, folder: Path) -> None:
+    """Write ``novels.bin`` (little-endian uint16)."""
+    tokenizer = _tokenizer(archives.paths[TOKENIZER])
+    for name, stream in archives.members(ARCHIVE):
+        if name.endswith(f"/{NOVELS}"):
+            write_whole(folder / "novels.bin", _tokens(archives, stream, tokenizer))
+            return
+    raise DataError(f"{archives.paths[ARCHIVE]}: has no {NOVELS}; download it again")
+
+
+def _tokens(archives: Archives, novels: IO[bytes], tokenizer: Any) -> Iterator[bytes]:
+    """Yield the tokens of each novel, with the end of a text after it."""
+    path = archives.paths[ARCHIVE]
+    for name, stream in archives.tar_members(path, novels):
+        if name.endswith(".txt"):
+            ids = tokenizer.encode(_text(path, name, stream.read()), add_special_tokens=False).ids
+            yield np.array([*ids, tokenizer.token_to_id(END)], "<u2").tobytes()
+
+
+def _write_passages(archives: Archives, folder: Path) -> None:
+    """Write each passage as a line of JSON to ``test.jsonl``; a model predicts its last word."""
+    plain = folder / PASSAGES
+    archives.extract(ARCHIVE, {PASSAGES: plain})
+    lines = _text(archives.paths[ARCHIVE], PASSAGES, plain.read_bytes()).split("\n")
+    write_whole(folder / "test.jsonl", (f"{json.dumps({'text': line})}\n".encode() for line in lines if line.strip()))
+    plain.unlink()
+
+
+def _text(path: Path, name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: {name} is not UTF-8: {error}; download it again") from error
 
 
 def _tokenizer(path: Path) -> Any:
@@ -62,37 +68,13 @@ def _tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-def _write_novels(path: Path, stream: IO[bytes], tokenizer: Any, to: Path) -> None:
-    with whole_directory(to / "train") as part, opened_tar(path, stream) as novels:
-        write_whole(part / "novels.bin", _tokens(path, regular_files(novels), tokenizer))
-
-
-def _tokens(path: Path, novels: Iterator[tuple[str, int, IO[bytes]]], tokenizer: Any) -> Iterator[bytes]:
-    """Yield the tokens of each novel, with the end of a text after it."""
-    for name, _, stream in novels:
-        if name.endswith(".txt"):
-            text = _text(path, name, b"".join(copied(stream)))
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
-            yield np.array([*ids, tokenizer.token_to_id(END)], "<u2").tobytes()
-
-
-def _write_passages(path: Path, stream: IO[bytes], tokenizer: Any, to: Path) -> None:
-    """Write each passage as a line of JSON; a model predicts its last word."""
-    lines = _text(path, PASSAGES, stream.read()).split("\n")
-    with whole_directory(to / "val") as part:
-        write_whole(part / "test.jsonl", (f"{json.dumps({'text': each})}\n".encode() for each in lines if each.strip()))
-
-
-def _text(path: Path, name: str, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: {name} is not UTF-8: {error}; download it again") from error
-
-
 PREPARATION: Final = Preparation(
     archives=(Archive(ARCHIVE, None), Archive(TOKENIZER, None)),
-    unpack=_unpack,
+    parts={
+        "train": Part((ARCHIVE, TOKENIZER), _write_novels),
+        "val": Part((ARCHIVE,), _write_passages),
+        "tokenizer": Part((TOKENIZER,), lambda archives, folder: archives.place(TOKENIZER, folder)),
+    },
     unpacked_ratio=2.0,
     module="tokenizers",
     module_from="models",

@@ -1,19 +1,19 @@
-"""Find and verify archives, unpack them, and verify the result; an interrupted preparation continues."""
+"""Make a data set from its published archives: find and verify them, write its parts, and verify the result."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import IO, Final, NamedTuple, final
 
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
@@ -21,13 +21,9 @@ from accelmark.spec.errors import DataError, Problem, RequestError, first_line
 from accelmark.spec.plugins.requirements import pip_install
 
 _CHUNK: Final = 1 << 20
-_RECORD: Final = ".prepared.json"
-_PART: Final = ".part"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(NamedTuple):
     """A published file."""
 
     name: str
@@ -37,8 +33,79 @@ class Archive:
     """Whether the data set cannot be prepared without it."""
 
 
-Unpack = Callable[[Mapping[str, Path], Path, ProgressMeter], None]
-"""Writes the data set below the second argument from the archives, by name; files that are complete are kept."""
+@final
+class Archives:
+    """The published files on this machine, by name. Reading their members reports the progress."""
+
+    def __init__(self, paths: Mapping[str, Path], meter: ProgressMeter) -> None:
+        self.paths: Final = paths
+        self._meter = meter
+
+    def members(self, name: str) -> Iterator[tuple[str, IO[bytes]]]:
+        """Yield name and content of each regular file in a tar or zip archive; raises DataError where it is damaged."""
+        path = self.paths[name]
+        if path.suffix != ".zip":
+            yield from self.tar_members(path)
+            return
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for info in archive.infolist():
+                    self._meter.add(info.compress_size)
+                    if not info.is_dir():
+                        with archive.open(info) as stream:
+                            yield info.filename, stream
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise DataError(f"{path}: is not a readable zip archive: {error}; download it again") from error
+
+    def tar_members(self, path: Path, stream: IO[bytes] | None = None) -> Iterator[tuple[str, IO[bytes]]]:
+        """Yield the members of a tar archive, or of the uncompressed one in ``stream``, a member of another."""
+        try:
+            with tarfile.open(path, "r:*" if stream is None else "r:", fileobj=stream) as archive:
+                for info in archive:
+                    if stream is None:
+                        self._meter.add(info.size)
+                    content = archive.extractfile(info) if info.isreg() else None
+                    if content is not None:
+                        yield info.name.removeprefix("./"), content
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            what = first_line(error).rstrip(":")
+            raise DataError(f"{path}: is not a readable tar archive: {what}; download it again") from error
+
+    def extract(self, name: str, targets: Mapping[str, Path]) -> None:
+        """Write members to files, by their names or the last parts of these; files that exist are kept.
+
+        Raises DataError where the archive lacks a member.
+        """
+        left = dict(targets)
+        for member, stream in self.members(name):
+            target = left.pop(member, None) or left.pop(member.rpartition("/")[2], None)
+            if target is not None and not target.exists():
+                write_whole(target, copied(stream))
+            if not left:
+                return
+        more = f" and {len(left) - 1} others" if len(left) > 1 else ""
+        raise DataError(f"{self.paths[name]}: has no {min(left)}{more}")
+
+    def place(self, name: str, folder: Path) -> None:
+        """Link a file that needs no unpacking into a folder, or copy it where the file system is another one."""
+        source, target = self.paths[name], folder / name
+        self._meter.add(source.stat().st_size)
+        if target.exists():
+            return
+        try:
+            os.link(source, target)
+        except OSError:
+            with source.open("rb") as stream:
+                write_whole(target, copied(stream))
+
+
+class Part(NamedTuple):
+    """A directory of a data set."""
+
+    archives: Collection[str]
+    """The archives that it is written from; it is left out where one of them is missing."""
+    write: Callable[[Archives, Path], None]
+    """Writes into the directory given, which may have files of an interrupted preparation and is next to the others."""
 
 
 @final
@@ -47,11 +114,12 @@ class Preparation:
     """How a data set is made from its archives."""
 
     archives: Sequence[Archive]
-    unpack: Unpack
+    parts: Mapping[str, Part]
+    """Directory -> how it is written, in this order."""
     unpacked_ratio: float = 1.0
     """Size of the prepared data set in relation to its archives, for the check of free space."""
     module: str | None = None
-    """A Python module that ``unpack`` imports."""
+    """A Python module that a part imports."""
     module_from: str = ""
     """The extra of AccelMark that installs the module."""
 
@@ -67,7 +135,7 @@ def prepare(
 ) -> Mapping[str, Path]:
     """Write ``spec`` to ``to`` from the archives in the directory ``source``, and return the archives that were used.
 
-    Archives are verified by their published MD5 once; a second call continues after what is complete.
+    Archives are verified by their published MD5; a second call continues after what is complete.
 
     Raises:
         RequestError: an archive or a Python module is missing, or there is too little space; nothing was written.
@@ -76,17 +144,21 @@ def prepare(
     if preparation.module is not None and find_spec(preparation.module) is None:
         install = pip_install([f"accelmark[{preparation.module_from}]"])
         raise RequestError(f"{spec.name}: needs the Python module {preparation.module}: {install}")
-    archives = _found(spec, preparation.archives, source)
-    _check_space(archives.values(), preparation.unpacked_ratio, to)
+    paths = _found(spec, preparation.archives, source)
+    num_bytes = sum(path.stat().st_size for path in paths.values())
+    _check_space(preparation.unpacked_ratio * num_bytes, to)
     with naming_failed_writes(to):
-        _check_hashes(preparation.archives, archives, to, progress)
-        meter = ProgressMeter(f"unpacking {spec.name}", sum(_sizes(archives.values())), progress)
-        preparation.unpack(archives, to, meter)
+        _check_hashes(preparation.archives, paths, ProgressMeter("verifying archives", num_bytes, progress))
+        archives = Archives(paths, ProgressMeter(f"unpacking {spec.name}", num_bytes, progress))
+        for name, part in preparation.parts.items():
+            if paths.keys() >= set(part.archives) and not (to / name).exists():
+                with whole_directory(to / name) as folder:
+                    part.write(archives, folder)
     written = [part for part in spec.tree if (to / part.path).is_dir()]
     made = spec.model_copy(update={"tree": tuple(written) or spec.tree})
     if problems := verify(made, to, allow_subset=allow_subset, progress=progress):
         raise DataError("\n  ".join([f"{spec.title} in {to} is not complete:", *map(str, problems)]))
-    return archives
+    return paths
 
 
 @contextmanager
@@ -100,8 +172,6 @@ def naming_failed_writes(to: Path) -> Iterator[None]:
 
 
 def _found(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict[str, Path]:
-    if not source.is_dir():
-        raise RequestError(f"{source}: is not a directory; name the one that contains the archives")
     found = {archive.name: source / archive.name for archive in archives if (source / archive.name).is_file()}
     missing = [archive.name for archive in archives if archive.needed and archive.name not in found]
     if missing or not found:
@@ -111,16 +181,12 @@ def _found(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict
     return found
 
 
-def _sizes(paths: Iterable[Path]) -> list[int]:
-    return [path.stat().st_size for path in paths]
-
-
-def _check_space(archives: Collection[Path], ratio: float, to: Path) -> None:
+def _check_space(num_bytes: float, to: Path) -> None:
     """Raise RequestError where the data set and what was written of it already need more than is free."""
     try:
         to.mkdir(parents=True, exist_ok=True)
-        written = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
-        needed, free = ratio * sum(_sizes(archives)) - written, shutil.disk_usage(to).free
+        needed = num_bytes - sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+        free = shutil.disk_usage(to).free
     except OSError as error:
         raise RequestError(f"{to}: cannot be written to: {error.strerror or error}") from error
     if needed > free:
@@ -128,69 +194,28 @@ def _check_space(archives: Collection[Path], ratio: float, to: Path) -> None:
         raise RequestError(f"{to}: {what}; name another directory with --to")
 
 
-def _check_hashes(archives: Sequence[Archive], found: Mapping[str, Path], to: Path, progress: Progress | None) -> None:
-    """Compare MD5 sums with the published ones; those of unchanged archives are in a record from an earlier call."""
-    record = to / _RECORD
-    try:
-        known: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    meter = ProgressMeter("verifying archives", sum(_sizes(found.values())), progress)
+def _check_hashes(archives: Sequence[Archive], found: Mapping[str, Path], meter: ProgressMeter) -> None:
     problems = []
     for archive in archives:
-        path = found.get(archive.name)
-        if path is None:
+        if archive.md5 is None or archive.name not in found:
             continue
-        state = path.stat()
-        same = {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns}
-        before = known.get(archive.name, {})
-        if archive.md5 is None or before == {**same, "md5": archive.md5}:
-            meter.add(state.st_size)
-            continue
-        actual = _md5(path, meter)
-        if actual != archive.md5:
-            what = f"has MD5 {actual} ({state.st_size:,} bytes), the published archive {archive.md5}; download it again"
+        path, digest = found[archive.name], hashlib.md5(usedforsecurity=False)
+        with path.open("rb") as stream:
+            for chunk in copied(stream):
+                digest.update(chunk)
+                meter.add(len(chunk))
+        if (actual := digest.hexdigest()) != archive.md5:
+            what = f"has MD5 {actual}, the published archive {archive.md5}; download it again"
             problems.append(Problem(str(path), "", what))
-            continue
-        known[archive.name] = {**same, "md5": actual}
-        write_whole(record, [json.dumps(known, indent=1).encode()])
     if problems:
         raise DataError("\n".join(map(str, problems)))
 
 
-def _md5(path: Path, meter: ProgressMeter) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            meter.add(len(chunk))
-    return digest.hexdigest()
-
-
-@contextmanager
-def opened_tar(path: Path, stream: IO[bytes] | None = None) -> Iterator[tarfile.TarFile]:
-    """Open a tar archive, or an uncompressed one that is a member of another; raises DataError where it is damaged."""
-    try:
-        with tarfile.open(path, "r:*" if stream is None else "r:", fileobj=stream) as archive:
-            yield archive
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        what = first_line(error).rstrip(":")
-        raise DataError(f"{path}: is not a readable tar archive: {what}; download it again") from error
-
-
-def regular_files(archive: tarfile.TarFile) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of each regular file, in order."""
-    for member in archive:
-        if member.isreg() and (stream := archive.extractfile(member)) is not None:
-            yield member.name.removeprefix("./"), member.size, stream
-
-
 def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file under another name and rename it when it is complete."""
-    part = path.with_name(f".{path.name}{_PART}")
+    part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
+        file.writelines(chunks)
     part.replace(path)
 
 
@@ -200,22 +225,10 @@ def copied(stream: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def placed(source: Path, target: Path) -> None:
-    """Link a published file that needs no unpacking, or copy it where the file system is another one."""
-    if target.exists():
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        with source.open("rb") as stream:
-            write_whole(target, copied(stream))
-
-
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty directory beside ``path`` that gets its name when the body ends without an error."""
-    part = path.with_name(f".{path.name}{_PART}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    """Yield a directory beside ``path`` that gets its name when the body ends without an error."""
+    part = path.with_name(f".{path.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
     yield part
     part.rename(path)

@@ -8,8 +8,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final
 
-from accelmark.datasets.prepare.preparation import Archive, Preparation, whole_directory
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.spec.errors import DataError
 
 ARCHIVE: Final = "ResNet50_vd_ssld_v2_pretrained_from_paddle.pth"
@@ -38,23 +37,19 @@ def _renamed(name: str) -> str:
     return name
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Write ``hf/model.safetensors`` and ``hf/config.json``; a complete folder is kept."""
+def _write(archives: Archives, folder: Path) -> None:
+    """Write ``model.safetensors`` and ``config.json``."""
     import torch
     from safetensors.torch import save_file
     from transformers import RTDetrResNetBackbone, RTDetrResNetConfig
 
-    path = archives[ARCHIVE]
-    if not (to / "hf").exists():
-        config = RTDetrResNetConfig()
-        with torch.device("meta"):
-            expected = RTDetrResNetBackbone(config).state_dict()
-        weights = _read(path)
-        _check({name: value for name, value in expected.items() if not name.endswith(_COUNTER)}, weights, path)
-        with whole_directory(to / "hf") as part:
-            config.save_pretrained(part)
-            save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
-    meter.add(path.stat().st_size)
+    path, config = archives.paths[ARCHIVE], RTDetrResNetConfig()
+    with torch.device("meta"):
+        expected = RTDetrResNetBackbone(config).state_dict()
+    weights = _read(path)
+    _check({name: value for name, value in expected.items() if not name.endswith(_COUNTER)}, weights, path)
+    config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -82,5 +77,8 @@ def _check(expected: Mapping[str, Any], found: Mapping[str, Any], path: Path) ->
 
 
 PREPARATION: Final = Preparation(
-    archives=(Archive(ARCHIVE, None),), unpack=_unpack, module="transformers", module_from="torch,models"
+    archives=(Archive(ARCHIVE, None),),
+    parts={"hf": Part((ARCHIVE,), _write)},
+    module="transformers",
+    module_from="torch,models",
 )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import lzma
 from pathlib import Path
 from typing import Final
 
-from accelmark.datasets.prepare.preparation import Archive, Preparation, whole_directory
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.spec.errors import DataError
 
 ARCHIVE: Final = "corpus.7z"
@@ -16,28 +15,18 @@ DIALOGUES: Final = {"train.json": 14_732, "val.json": 818, "test.json": 819}
 """File -> number of its dialogues, as in the paper's table 2."""
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Write ``corpus/{train,val,test}.json``; a complete folder is kept."""
-    path = archives[ARCHIVE]
-    if not (to / "corpus").exists():
-        with whole_directory(to / "corpus") as part:
-            _extract(path, part)
-            for name, expected in DIALOGUES.items():
-                if (number := _num_dialogues(part / name, path)) != expected:
-                    raise DataError(f"{path}: {name} has {number:,} dialogues instead of {expected:,}")
-    meter.add(path.stat().st_size)
-
-
-def _extract(path: Path, to: Path) -> None:
-    import lzma
-
+def _write(archives: Archives, folder: Path) -> None:
     import py7zr
 
+    path = archives.paths[ARCHIVE]
     try:
         with py7zr.SevenZipFile(path) as archive:
-            archive.extract(to, targets=list(DIALOGUES))
+            archive.extract(folder, targets=list(DIALOGUES))
     except (py7zr.exceptions.ArchiveError, lzma.LZMAError, EOFError, OSError) as error:
         raise DataError(f"{path}: is not a readable 7z archive: {error}; download it again") from error
+    for name, expected in DIALOGUES.items():
+        if (number := _num_dialogues(folder / name, path)) != expected:
+            raise DataError(f"{path}: {name} has {number:,} dialogues instead of {expected:,}")
 
 
 def _num_dialogues(file: Path, archive: Path) -> int:
@@ -49,5 +38,9 @@ def _num_dialogues(file: Path, archive: Path) -> int:
 
 
 PREPARATION: Final = Preparation(
-    archives=(Archive(ARCHIVE, None),), unpack=_unpack, unpacked_ratio=4.0, module="py7zr", module_from="archives"
+    archives=(Archive(ARCHIVE, None),),
+    parts={"corpus": Part((ARCHIVE,), _write)},
+    unpacked_ratio=4.0,
+    module="py7zr",
+    module_from="archives",
 )

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from accelmark.datasets.prepare.preparation import (
-    Archive,
-    Preparation,
-    copied,
-    opened_tar,
-    regular_files,
-    whole_directory,
-    write_whole,
-)
-from accelmark.datasets.verify import ProgressMeter
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.spec.errors import DataError
 
 CORPORA: Final = {
@@ -35,36 +26,18 @@ _LANGUAGES: Final = ("en", "de")
 _TOKENS: Final = 37_000
 
 
-def _unpack(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
-    """Write ``train/text.*``, ``test/text.*`` and ``tokenizer/tokenizer.json``; complete directories are kept."""
-    if not (to / "train").exists():
-        with whole_directory(to / "train") as part:
-            _write_training(archives, part, meter)
-    else:
-        for name in CORPORA:
-            meter.add(archives[name].stat().st_size)
-    if not (to / "test").exists():
-        with whole_directory(to / "test") as part:
-            _write_test(archives[TEST], part)
-    meter.add(archives[TEST].stat().st_size)
-    if not (to / "tokenizer").exists():
-        with whole_directory(to / "tokenizer") as part:
-            _train_tokenizer([str(to / "train" / f"text.{language}") for language in _LANGUAGES], part)
-
-
-def _write_training(archives: Mapping[str, Path], to: Path, meter: ProgressMeter) -> None:
+def _write_training(archives: Archives, folder: Path) -> None:
     """Append the pairs of all corpora in which both sentences have text."""
     with ExitStack() as stack:
-        targets = [stack.enter_context((to / f"text.{language}").open("wb")) for language in _LANGUAGES]
+        targets = [stack.enter_context((folder / f"text.{language}").open("wb")) for language in _LANGUAGES]
         for name, stem in CORPORA.items():
-            texts = [to / f"{stem}.{language}" for language in _LANGUAGES]
-            _extract(archives[name], {text.name: text for text in texts})
-            for pair in _pairs(archives[name], texts):
+            texts = [folder / f"{stem}.{language}" for language in _LANGUAGES]
+            archives.extract(name, {text.name: text for text in texts})
+            for pair in _pairs(archives.paths[name], texts):
                 for target, sentence in zip(targets, pair, strict=True):
                     target.write(sentence + b"\n")
             for text in texts:
                 text.unlink()
-            meter.add(archives[name].stat().st_size)
 
 
 def _pairs(archive: Path, texts: list[Path]) -> Iterator[tuple[bytes, bytes]]:
@@ -79,38 +52,26 @@ def _pairs(archive: Path, texts: list[Path]) -> Iterator[tuple[bytes, bytes]]:
             raise DataError(f"{archive}: {names} have different numbers of lines") from error
 
 
-def _extract(path: Path, wanted: Mapping[str, Path]) -> None:
-    """Write members by the last part of their names."""
-    missing = set(wanted)
-    with opened_tar(path) as archive:
-        for name, _, stream in regular_files(archive):
-            if (last := name.rpartition("/")[2]) in missing:
-                write_whole(wanted[last], copied(stream))
-                missing.discard(last)
-            if not missing:
-                return
-    raise DataError(f"{path}: has no {', '.join(sorted(missing))}")
-
-
-def _write_test(path: Path, to: Path) -> None:
+def _write_test(archives: Archives, folder: Path) -> None:
     """Write the sentences of newstest2014, which are segments of SGML files."""
-    files = {language: to / name for language, name in _TEST_FILES.items()}
-    _extract(path, {file.name: file for file in files.values()})
-    for language, file in files.items():
-        found = [" ".join(html.unescape(text).split()) for text in _SEGMENT.findall(file.read_text(encoding="utf-8"))]
+    archives.extract(TEST, {name: folder / name for name in _TEST_FILES.values()})
+    for language, name in _TEST_FILES.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        found = [" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text)]
         if len(found) != _TEST_SENTENCES or not all(found):
-            raise DataError(f"{path}: {file.name} has {len(found)} sentences; expected {_TEST_SENTENCES}")
-        (to / f"text.{language}").write_text("\n".join(found) + "\n", encoding="utf-8")
-        file.unlink()
+            raise DataError(f"{archives.paths[TEST]}: {name} has {len(found)} sentences; expected {_TEST_SENTENCES}")
+        (folder / f"text.{language}").write_text("\n".join(found) + "\n", encoding="utf-8")
+        (folder / name).unlink()
 
 
-def _train_tokenizer(texts: list[str], to: Path) -> None:
+def _train_tokenizer(archives: Archives, folder: Path) -> None:
     """Train the tokenizer that the case's README describes."""
     from tokenizers import SentencePieceBPETokenizer
 
+    texts = [str(folder.parent / "train" / f"text.{language}") for language in _LANGUAGES]
     tokenizer = SentencePieceBPETokenizer()
     tokenizer.train(texts, vocab_size=_TOKENS, special_tokens=["<pad>", "</s>", "<unk>"], show_progress=False)
-    tokenizer.save(str(to / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 PREPARATION: Final = Preparation(
@@ -120,7 +81,11 @@ PREPARATION: Final = Preparation(
         Archive("training-parallel-nc-v9.tgz", "92e42b68f9d3c2ae9722e6d1c2623e21"),
         Archive(TEST, None),
     ),
-    unpack=_unpack,
+    parts={
+        "train": Part(tuple(CORPORA), _write_training),
+        "test": Part((TEST,), _write_test),
+        "tokenizer": Part((), _train_tokenizer),
+    },
     module="tokenizers",
     module_from="models",
 )

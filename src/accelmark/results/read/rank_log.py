@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ from accelmark.spec.log.inference import (
 )
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
+from accelmark.spec.model import Spec
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.training import Scalar
 
@@ -228,7 +229,10 @@ def _read_on(before: TrainLog, path: Path) -> TrainLog:
     reader, end = PerfLogReader(path), RankEnd(before.end.rank)
     log, first = replace(before, end=end), len(before.attempts)
     for record in reader:
-        if len(log.attempts) == first or (record.event == Event.INIT_START and _has_started(log)):
+        if len(log.attempts) == first or (
+            record.event == Event.INIT_START
+            and (bool(log.end.started or log.end.finished) or log.attempts[-1].train_start_ms is not None)
+        ):
             begin = record.value.get("process_start_mono_ms", record.mono_ms)
             log.attempts.append(Attempt(float(begin), record.mono_ms))
             end.finished = None
@@ -244,11 +248,6 @@ def _read_on(before: TrainLog, path: Path) -> TrainLog:
     end.malformed += reader.report.malformed
     end.malformed_lines, end.truncated = reader.report.malformed_lines, reader.report.truncated
     return log
-
-
-def _has_started(log: TrainLog) -> bool:
-    """Return whether the current attempt is past INIT_START, so that another INIT_START is a new process."""
-    return bool(log.end.started or log.end.finished) or log.attempts[-1].train_start_ms is not None
 
 
 def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
@@ -308,13 +307,43 @@ class EndedStage(NamedTuple):
     mono_s: float
 
 
-@final
 @dataclass(slots=True)
-class InferLog:
-    """The data of the rank that figures are computed from. Times are monotonic milliseconds."""
+class ProcessLog:
+    """What the logs of inference and serving have in common. Times are monotonic milliseconds."""
 
+    events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {}
+    """Event -> attribute that its value is assigned, or appended, to, and its type."""
     begin_ms: float | None = None
     last_ms: float = 0.0
+    times: EventTimes = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    malformed: int = 0
+    """Malformed lines, and events whose value does not match the event's schema."""
+
+    def take(self, record: PerfLogRecord) -> None:
+        """Add an event. Raises ValidationError where its value does not match its schema."""
+        if record.event in self.events:
+            name, model = self.events[record.event]
+            value, held = record.value_as(model), getattr(self, name)
+            if isinstance(held, list):
+                held.append(EndedStage(value, record.mono_ms / 1000) if isinstance(value, LoadStage) else value)
+            else:
+                setattr(self, name, value)
+        elif record.event == Event.WARNING:
+            self.warnings.append(warning_text(record.value))
+
+
+@final
+@dataclass(slots=True)
+class InferLog(ProcessLog):
+    """The data of the rank of an inference that figures are computed from."""
+
+    events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {
+        Event.INIT_END: ("started", InferStarted), Event.STAGE_END: ("stages", StageEnd),
+        Event.REPEAT_CHECK: ("repeat_check", RepeatCheck), Event.ANSWER_CHECK: ("answers", AnswerCheck),
+        Event.SCENARIO: ("scenarios", ScenarioResult), Event.TOKEN_SCENARIO: ("token_scenarios", TokenScenarioResult),
+        Event.LOAD_END: ("loads", LoadStage), Event.FINISHED: ("finished", InferFinished),
+    }  # fmt: skip
     started: InferStarted | None = None
     finished: InferFinished | None = None
     stages: list[StageEnd] = field(default_factory=list)
@@ -329,10 +358,23 @@ class InferLog:
     token_scenarios: list[TokenScenarioResult] = field(default_factory=list)
     loads: list[EndedStage] = field(default_factory=list)
     """Stages of offline generation."""
-    times: EventTimes = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    malformed: int = 0
-    """Malformed lines, and events whose value does not match the event's schema."""
+
+    def take(self, record: PerfLogRecord) -> None:
+        """Add an event, those of a phase by phase."""
+        match record.event:
+            case Event.WARMUP:
+                warm_up = record.value_as(WarmUp)
+                self.warm_ups[warm_up.phase] = warm_up
+            case Event.FORWARD:
+                window = record.value_as(ForwardWindow)
+                self.windows.setdefault(window.phase, []).append(window)
+                opened_ms, _ = self.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
+                self.spans_ms[window.phase] = (opened_ms, record.mono_ms)
+            case Event.EVALUATE:
+                evaluation = record.value_as(InferEvaluation)
+                self.evaluations[evaluation.phase] = evaluation
+            case _:
+                ProcessLog.take(self, record)
 
     def stage(self, step: InferStep) -> StageEnd | None:
         """Return the end of a step, None where it did not end."""
@@ -344,56 +386,43 @@ class InferLog:
         return stage.details.get(detail) if stage is not None else None
 
 
-def read_infer_log(path: Path) -> InferLog:
-    """Read the log of an inference run. Raises RunError when it cannot be read; malformed lines are counted."""
-    reader = PerfLogReader(path)
-    log = InferLog()
+@final
+@dataclass(slots=True)
+class ServeLog(ProcessLog):
+    """The events of the rank that loads the server."""
+
+    events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {
+        Event.INIT_END: ("started", ServeStarted), Event.LOAD_END: ("stages", LoadStage),
+        Event.TOKEN_SCENARIO: ("scenarios", TokenScenarioResult), Event.FINISHED: ("finished", ServeFinished),
+    }  # fmt: skip
+    started: ServeStarted | None = None
+    finished: ServeFinished | None = None
+    stages: list[EndedStage] = field(default_factory=list)
+    scenarios: list[TokenScenarioResult] = field(default_factory=list)
+
+
+L = TypeVar("L", bound=ProcessLog)
+
+
+def read_log(path: Path, kind: type[L]) -> L:
+    """Read the log of an inference or serving run. Raises RunError when it cannot be read.
+
+    A process that starts again starts from the beginning: it has no checkpoints.
+    """
+    reader, log = PerfLogReader(path), kind()
     for record in reader:
-        if record.event == Event.INIT_START:  # a new process starts from the beginning: inference has no checkpoints
-            log = InferLog(begin_ms=float(record.value.get("process_start_mono_ms", record.mono_ms)))
+        if record.event == Event.INIT_START:
+            log = kind(begin_ms=float(record.value.get("process_start_mono_ms", record.mono_ms)))
         if log.begin_ms is None:
             log.begin_ms = record.mono_ms
         log.last_ms = max(log.last_ms, record.mono_ms)
         note_time(log.times, record)
         try:
-            _take_infer(log, record)
+            log.take(record)
         except (ValidationError, TypeError, ValueError):
             log.malformed += 1
     log.malformed += reader.report.malformed
     return log
-
-
-def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
-    match record.event:
-        case Event.INIT_END:
-            log.started = record.value_as(InferStarted)
-        case Event.STAGE_END:
-            log.stages.append(record.value_as(StageEnd))
-        case Event.WARMUP:
-            warm_up = record.value_as(WarmUp)
-            log.warm_ups[warm_up.phase] = warm_up
-        case Event.FORWARD:
-            window = record.value_as(ForwardWindow)
-            log.windows.setdefault(window.phase, []).append(window)
-            opened_ms, _ = log.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
-            log.spans_ms[window.phase] = (opened_ms, record.mono_ms)
-        case Event.EVALUATE:
-            evaluation = record.value_as(InferEvaluation)
-            log.evaluations[evaluation.phase] = evaluation
-        case Event.REPEAT_CHECK:
-            log.repeat_check = record.value_as(RepeatCheck)
-        case Event.ANSWER_CHECK:
-            log.answers = record.value_as(AnswerCheck)
-        case Event.SCENARIO:
-            log.scenarios.append(record.value_as(ScenarioResult))
-        case Event.TOKEN_SCENARIO:
-            log.token_scenarios.append(record.value_as(TokenScenarioResult))
-        case Event.LOAD_END:
-            log.loads.append(EndedStage(record.value_as(LoadStage), record.mono_ms / 1000))
-        case Event.FINISHED:
-            log.finished = record.value_as(InferFinished)
-        case Event.WARNING:
-            log.warnings.append(warning_text(record.value))
 
 
 def warning_text(value: Mapping[str, Any]) -> str:
@@ -401,53 +430,3 @@ def warning_text(value: Mapping[str, Any]) -> str:
     if "what" in value:
         return f"{value.get('where')}: {value.get('key')}: {value['what']}"
     return str(value.get("message", dict(value)))
-
-
-@final
-@dataclass(slots=True)
-class ServeLog:
-    """The events of the rank that loads the server. Times are monotonic milliseconds."""
-
-    begin_ms: float | None = None
-    last_ms: float = 0.0
-    started: ServeStarted | None = None
-    finished: ServeFinished | None = None
-    stages: list[EndedStage] = field(default_factory=list)
-    scenarios: list[TokenScenarioResult] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    times: EventTimes = field(default_factory=dict)
-    malformed: int = 0
-    """Malformed lines, and events whose value does not match the event's schema."""
-
-
-def read_serve_log(path: Path) -> ServeLog:
-    """Read the log of a serving run. Raises RunError when it cannot be read; malformed lines are counted."""
-    reader = PerfLogReader(path)
-    log = ServeLog()
-    for record in reader:
-        if record.event == Event.INIT_START:  # a new process loads the server from the beginning
-            log = ServeLog(begin_ms=float(record.value.get("process_start_mono_ms", record.mono_ms)))
-        if log.begin_ms is None:
-            log.begin_ms = record.mono_ms
-        log.last_ms = max(log.last_ms, record.mono_ms)
-        note_time(log.times, record)
-        try:
-            _take_serve(log, record)
-        except (ValidationError, TypeError, ValueError):
-            log.malformed += 1
-    log.malformed += reader.report.malformed
-    return log
-
-
-def _take_serve(log: ServeLog, record: PerfLogRecord) -> None:
-    match record.event:
-        case Event.INIT_END:
-            log.started = record.value_as(ServeStarted)
-        case Event.LOAD_END:
-            log.stages.append(EndedStage(record.value_as(LoadStage), record.mono_ms / 1000))
-        case Event.TOKEN_SCENARIO:
-            log.scenarios.append(record.value_as(TokenScenarioResult))
-        case Event.FINISHED:
-            log.finished = record.value_as(ServeFinished)
-        case Event.WARNING:
-            log.warnings.append(warning_text(record.value))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
 from accelmark.spec.errors import RunError
-from accelmark.spec.log.serving import Answer, BenchmarkScore, RequestRecord
+from accelmark.spec.log.serving import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
 from accelmark.spec.model import Spec, first_error
 
 S = TypeVar("S", bound=Spec)
@@ -26,6 +27,10 @@ _MAX_LISTED_LINES: Final = 5
 _FIELDS: Final = (
     "stage", "number", "prompt", "due_s", "sent_s", "first_s", "end_s", "status", "http_status", "finish_reason",
     "input_tokens", "output_tokens", "requested_tokens", "usage_input", "usage_output", "queue_s",
+)  # fmt: skip
+_FLOATS: Final = (
+    "due_s", "sent_s", "first_s", "end_s", "input_tokens", "output_tokens", "requested_tokens", "usage_input",
+    "usage_output", "queue_s",
 )  # fmt: skip
 _fields_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = operator.attrgetter(*_FIELDS)
 
@@ -91,27 +96,13 @@ class Requests:
 
     def where(self, chosen: Booleans) -> Requests:
         """Return the chosen requests."""
-        indices = np.flatnonzero(chosen).tolist()
-        return Requests(
-            stage=self.stage[chosen],
-            number=self.number[chosen],
-            prompt=self.prompt[chosen],
-            due_s=self.due_s[chosen],
-            sent_s=self.sent_s[chosen],
-            first_s=self.first_s[chosen],
-            end_s=self.end_s[chosen],
-            status=[self.status[index] for index in indices],
-            is_ok=self.is_ok[chosen],
-            finish_reason=[self.finish_reason[index] for index in indices],
-            input_tokens=self.input_tokens[chosen],
-            output_tokens=self.output_tokens[chosen],
-            requested_tokens=self.requested_tokens[chosen],
-            usage_input=self.usage_input[chosen],
-            usage_output=self.usage_output[chosen],
-            queue_s=self.queue_s[chosen],
-            gaps_us=self.gaps_us[np.repeat(chosen, self.num_gaps)],
-            num_gaps=self.num_gaps[chosen],
-        )
+        columns: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
+        kept: dict[str, Any] = {
+            name: column[chosen] if isinstance(column, np.ndarray) else list(itertools.compress(column, chosen))
+            for name, column in columns.items()
+            if name != "gaps_us"
+        }
+        return Requests(**kept, gaps_us=self.gaps_us[np.repeat(chosen, self.num_gaps)])
 
 
 def read_requests(path: Path) -> tuple[Requests, LinesReport]:
@@ -127,48 +118,37 @@ def requests_of(records: Iterable[RequestRecord]) -> Requests:
     for record in records:
         rows.append(_fields_of(record))
         gaps.append(np.array(record.gaps_us, dtype=np.int32))
-    columns = dict(zip(_FIELDS, zip(*rows, strict=True) if rows else ((),) * len(_FIELDS), strict=True))
-    status = columns["status"]
-
-    def floats(name: str) -> Floats:
-        return np.array(columns[name], dtype=np.float64)
-
+    columns: dict[str, Any] = dict(zip(_FIELDS, zip(*rows, strict=True) if rows else ((),) * len(_FIELDS), strict=True))
+    columns |= {name: np.array(columns[name], dtype=np.int64) for name in ("stage", "number", "prompt")}
+    columns |= {name: np.array(columns[name], dtype=np.float64) for name in _FLOATS}
+    status, http_status = columns["status"], columns.pop("http_status")
+    columns["is_ok"] = np.array([name == "ok" for name in status], dtype=np.bool_)
+    columns["status"] = [
+        f"{name} {http}" if name == "http_error" and http is not None else name
+        for name, http in zip(status, http_status, strict=True)
+    ]
     return Requests(
-        stage=np.array(columns["stage"], dtype=np.int64),
-        number=np.array(columns["number"], dtype=np.int64),
-        prompt=np.array(columns["prompt"], dtype=np.int64),
-        due_s=floats("due_s"),
-        sent_s=floats("sent_s"),
-        first_s=floats("first_s"),
-        end_s=floats("end_s"),
-        status=[_status(name, http) for name, http in zip(status, columns["http_status"], strict=True)],
-        is_ok=np.array([name == "ok" for name in status], dtype=np.bool_),
-        finish_reason=columns["finish_reason"],
-        input_tokens=floats("input_tokens"),
-        output_tokens=floats("output_tokens"),
-        requested_tokens=floats("requested_tokens"),
-        usage_input=floats("usage_input"),
-        usage_output=floats("usage_output"),
-        queue_s=floats("queue_s"),
+        **columns,
         gaps_us=np.concatenate(gaps) if gaps else np.zeros(0, dtype=np.int32),
-        num_gaps=np.array([len(each) for each in gaps], dtype=np.int64),
+        num_gaps=np.array(list(map(len, gaps)), dtype=np.int64),
     )
 
 
-def _status(name: str, http_status: int | None) -> str:
-    return f"{name} {http_status}" if name == "http_error" and http_status is not None else name
+class Comparisons(NamedTuple):
+    """The compared answers and scores of a run, and the number of lines that could not be read."""
+
+    answers: list[Answer]
+    scores: list[BenchmarkScore]
+    malformed: int
 
 
-def read_answers(path: Path) -> tuple[list[Answer], LinesReport]:
-    """Read ``answers.jsonl``; a missing file has no answers. Raises RunError when it cannot be read."""
+def read_comparisons(node_dir: Path | None) -> Comparisons:
+    """Read ``answers.jsonl`` and ``scores.jsonl``, which may be missing. Raises RunError when one cannot be read."""
+    if node_dir is None:
+        return Comparisons([], [], 0)
     report = LinesReport()
-    return list(_lines(path, Answer, report)), report
-
-
-def read_scores(path: Path) -> tuple[list[BenchmarkScore], LinesReport]:
-    """Read ``scores.jsonl``; a missing file has no scores. Raises RunError when it cannot be read."""
-    report = LinesReport()
-    return list(_lines(path, BenchmarkScore, report)), report
+    answers = list(_lines(node_dir / ANSWERS_FILE, Answer, report))
+    return Comparisons(answers, list(_lines(node_dir / SCORES_FILE, BenchmarkScore, report)), report.malformed)
 
 
 def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:

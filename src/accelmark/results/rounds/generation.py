@@ -25,19 +25,19 @@ import numpy as np
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.read.rank_log import InferLog
-from accelmark.results.read.requests import Requests, read_answers, read_requests, read_scores
-from accelmark.results.rounds.load import compared_answers, counted, prompt_use, timeline_of
+from accelmark.results.read.requests import Requests, read_requests
+from accelmark.results.rounds.load import counted
 from accelmark.results.rounds.serving import (
     Consumption,
     curves_of,
-    headline_of,
     scenario_figures,
+    serving_round,
     stage_figures,
     stage_of,
 )
 from accelmark.results.schema import Figures, Point, ServingRound, ServingStage, value
 from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, SCORES_FILE
+from accelmark.spec.log.serving import REQUESTS_FILE
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.serving import generation_load
 from accelmark.spec.settings.training import Scalar
@@ -155,8 +155,6 @@ def generation_round(
     """Return the stages and figures; those that were not measured are null with a reason."""
     settings = generation_load(infer.settings)
     requests, lines = read_requests(node_dir / REQUESTS_FILE if node_dir else Path(REQUESTS_FILE))
-    answers, answer_lines = read_answers(node_dir / ANSWERS_FILE if node_dir else Path(ANSWERS_FILE))
-    scores, score_lines = read_scores(node_dir / SCORES_FILE if node_dir else Path(SCORES_FILE))
     create, chip = log.stage(InferStep.CREATE), job.chip
     costs = ModelCosts.of(
         create.details if create is not None else {},
@@ -170,26 +168,20 @@ def generation_round(
         chosen = requests.where(requests.stage == ended.load.stage)
         measured = stage_of(job, settings, chosen, ended, job.key.nproc, consumption)
         stages.append(generation_stage(measured, chosen, costs))
-    headline, why = headline_of(stages, has_slo=False)
-    serving = ServingRound(
+    serving = serving_round(
+        settings,
+        (requests, lines.malformed),
+        node_dir,
+        stages,
+        log.token_scenarios,
+        has_slo=False,
+        min_agreement=infer.min_agreement,
+        num_devices=job.key.nproc,
         server=None,
         engine=infer.settings.compiler,
         endpoint=None,
         served_model=None,
-        api="completions",
-        num_devices=job.key.nproc,
         has_tokenizer=True,
-        output_length="pinned",
-        slo=settings.slo,
-        stages=tuple(stages),
-        headline=headline,
-        headline_why=why,
-        answers=compared_answers(answers, requests, settings.num_compared, infer.min_agreement),
-        prompts=prompt_use(requests),
-        scores=tuple(scores),
-        scenarios=tuple(log.token_scenarios),
-        timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=lines.malformed + answer_lines.malformed + score_lines.malformed,
     )
     return Generated(serving, _figures(serving, log, costs), curves_of(log.loads, requests))
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import HostSamples, Spans
-from accelmark.results.schema import Finding, JobState, Mark, finding
+from accelmark.results.schema import Environment, Finding, JobState, Mark, RoundResult, finding
 from accelmark.spec.job import JobSpec, NodeExit, TrainingWork
 from accelmark.spec.log.events import Finished
 from accelmark.spec.log.inference import InferFinished
 from accelmark.spec.log.serving import ServeFinished
+from accelmark.spec.model import Spec
 from accelmark.spec.number_format import limit_percent, percent
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
@@ -75,16 +76,15 @@ def read_telemetry(
             findings.append(finding("open", "telemetry-present", "", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
-    lacking = [what for node, what in missing if not _ended_before_ranks(node)]
+    lacking = [
+        what
+        for node, what in missing
+        if not (node.exit is not None and node.exit.state != "succeeded" and (not node.rank_logs()))
+    ]
     findings += [finding("error", "telemetry-present", "samples from every host", what) for what in lacking]
     if missing:
         return {}, missing[0][1]
     return hosts, "" if hosts else "nothing was measured"
-
-
-def _ended_before_ranks(node: NodeDir) -> bool:
-    """Return whether the node agent stated why it started no rank, which is then the cause of all that is missing."""
-    return node.exit is not None and node.exit.state != "succeeded" and not node.rank_logs()
 
 
 def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
@@ -219,3 +219,36 @@ def round_marks(
         "bad_samples": any(found.rule == _UNREADABLE for found in findings),
     }
     return tuple(mark for mark, applies in marks.items() if applies)
+
+
+def round_of(
+    job: JobSpec, state: tuple[JobState, str | None], nodes: Sequence[NodeDir], findings: Iterable[Finding], **own: Any
+) -> RoundResult:
+    """Return the result of a round with what is the same for all tasks; ``state`` has the reason, ``own`` the rest."""
+    exits = tuple(node.exit for node in nodes if node.exit)
+    common = {
+        "key": job.key,
+        "round": job.round,
+        "case_version": job.case_version,
+        "unit": job.work.unit,
+        "state": state[0],
+        "reason": state[1],
+        "converged": None,
+        "vendor": job.vendor,
+        "chip": job.chip,
+        "precision": job.work.precision,
+        "started_at": min((end.started_at for end in exits), default=""),
+        "min_rounds": job.work.min_repeats,
+        "role": job.role,
+        "nodes": exits,
+        "settings": job.provenance,
+        "findings": tuple(findings),
+    }
+    return RoundResult(**(common | own))
+
+
+def environment_of(nodes: Iterable[NodeDir], **events: Spec | None) -> Environment:
+    """Return the hosts' descriptions, and the values of rank 0's events that were logged."""
+    return Environment(
+        hosts=host_infos(nodes), **{name: event.model_dump() for name, event in events.items() if event is not None}
+    )

@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
-from accelmark.results.read.rank_log import InferLog, read_infer_log
+from accelmark.results.read.rank_log import InferLog, read_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
 from accelmark.results.rounds.generation import generation_round
-from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.hosts import (
+    contention_findings,
+    environment_of,
+    job_state,
+    read_telemetry,
+    round_marks,
+    round_of,
+)
 from accelmark.results.rounds.load import latency_curve
 from accelmark.results.rounds.serving import Consumption, load_span
 from accelmark.results.rounds.training import measured_ceiling
 from accelmark.results.schema import (
-    Environment,
     Figure,
     Figures,
     Finding,
@@ -34,10 +40,6 @@ from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck, ScenarioResult
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, InferStep, Reference, ScenarioName
-
-if TYPE_CHECKING:
-    pass
-
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
@@ -214,7 +216,7 @@ def infer_round(
     ``ledger`` is the last state that the coordinator recorded. Raises RunError if the rank's log cannot be read.
     """
     logs = [path for node in nodes for _, path in node.rank_logs()]
-    log = read_infer_log(logs[0]) if logs else InferLog()
+    log = read_log(logs[0], InferLog) if logs else InferLog()
     rank_error = None
     if log.finished is not None and log.finished.state != "completed":
         rank_error = log.finished.message or log.finished.end_reason
@@ -240,32 +242,25 @@ def infer_round(
     findings += contention_findings(nodes, {0: log.finished})
     findings += agreement_findings(round_dir, job, nodes, {str(path.parent): log.times for path in logs[:1]}, hosts)
     settings = infer.settings
-    return RoundResult(
-        key=job.key,
+    marks = round_marks(
+        job,
+        state,
+        findings,
+        synthetic=settings.synthetic or log.created("trained") is False,
+        partial_evaluation=not settings.synthetic and (settings.max_batches is not None or is_partial),
+    )
+    return round_of(
+        job,
+        (state, reason),
+        nodes,
+        findings,
         task="infer",
-        round=job.round,
-        case_version=job.case_version,
-        unit=infer.unit,
-        state=state,
-        reason=reason,
-        converged=None,
-        marks=round_marks(
-            job,
-            state,
-            findings,
-            synthetic=settings.synthetic or log.created("trained") is False,
-            partial_evaluation=not settings.synthetic and (settings.max_batches is not None or is_partial),
-        ),
-        vendor=job.vendor,
-        chip=job.chip,
-        precision=settings.precision,
-        started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
+        marks=marks,
         figures={name: figures[name] for name in figures_of("infer", *(("generate",) if generated else ()))},
         curves=generated.curves if generated else {},
         num_devices=job.key.nproc,
         telemetry=telemetry_series(hosts, load_span(log.loads)),
         num_samples=num_items,
-        role=job.role,
         inference=InferenceRound(
             compiler=settings.compiler,
             batch_size=settings.batch_size,
@@ -281,10 +276,7 @@ def infer_round(
             latency_curve=latency_curve(full_batch_latencies(log.windows.get("inference", ()), settings.batch_size)),
         ),
         serving=generated.serving if generated else None,
-        nodes=tuple(node.exit for node in nodes if node.exit),
-        environment=Environment(hosts=host_infos(nodes), started=log.started.model_dump() if log.started else {}),
-        settings=job.provenance,
-        findings=tuple(findings),
+        environment=environment_of(nodes, started=log.started),
     )
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
-from accelmark.results.read.rank_log import EndedStage, ServeLog, read_serve_log
-from accelmark.results.read.requests import LinesReport, Requests, read_answers, read_requests, read_scores
+from accelmark.results.read.rank_log import EndedStage, ServeLog, read_log
+from accelmark.results.read.requests import LinesReport, Requests, read_comparisons, read_requests
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
-from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.hosts import (
+    contention_findings,
+    environment_of,
+    job_state,
+    read_telemetry,
+    round_marks,
+    round_of,
+)
 from accelmark.results.rounds.load import (
     StageRequests,
     compared_answers,
@@ -25,7 +32,6 @@ from accelmark.results.rounds.load import (
     timeline_of,
 )
 from accelmark.results.schema import (
-    Environment,
     Figure,
     Figures,
     Finding,
@@ -37,7 +43,7 @@ from accelmark.results.schema import (
     value,
 )
 from accelmark.spec.job import JobSpec, ServeJob
-from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, SCORES_FILE, ServeEndReason, TokenScenarioResult
+from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario
 
 _PERCENTILES: Final = {
@@ -110,6 +116,38 @@ def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int |
         return best.stage, "the stage with the highest rate of output tokens that holds the SLO"
     best = max(measured, key=lambda stage: stage.slo_share or 0.0)
     return best.stage, "no stage holds the SLO: the stage in which the largest share of requests does"
+
+
+def serving_round(
+    settings: ServeSettings,
+    recorded: tuple[Requests, int],
+    node_dir: Path | None,
+    stages: Sequence[ServingStage],
+    scenarios: Sequence[TokenScenarioResult],
+    *,
+    has_slo: bool,
+    min_agreement: float,
+    **own: Any,
+) -> ServingRound:
+    """Return the stages of a load with the answers, prompts and scores; ``recorded`` has the malformed requests."""
+    requests, malformed = recorded
+    compared = read_comparisons(node_dir)
+    headline, why = headline_of(stages, has_slo=has_slo)
+    return ServingRound(
+        api=settings.api,
+        output_length="pinned" if settings.is_pinned else "natural",
+        slo=settings.slo,
+        stages=tuple(stages),
+        headline=headline,
+        headline_why=why,
+        answers=compared_answers(compared.answers, requests, settings.num_compared, min_agreement),
+        prompts=prompt_use(requests),
+        scores=tuple(compared.scores),
+        scenarios=tuple(scenarios),
+        timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
+        malformed_lines=malformed + compared.malformed,
+        **own,
+    )
 
 
 def stage_figures(stage: ServingStage | None, absent: str) -> Figures:
@@ -194,44 +232,33 @@ def serve_round(
     consumption = _telemetry(serve, records, ended, nodes, findings)
     num_devices = log.started.num_devices if log.started else job.key.nproc
     stages = [stage_of(job, serve.settings, requests, stage, num_devices, consumption) for stage in ended]
-    serving = _serving(serve, records, ended, stages, num_devices)
+    serving = _serving(serve, records, stages, num_devices)
     findings += _findings(serving, log, records.lines)
     times = {str(records.node.path): log.times} if records.node is not None else {}
     findings += agreement_findings(round_dir, job, nodes, times, consumption.hosts)
     findings += contention_findings(nodes, {0: log.finished})
     figures, num_tokens = _figures(job, serving, log, ended, consumption, findings)
-    return RoundResult(
-        key=job.key,
+    return round_of(
+        job,
+        (state, reason),
+        nodes,
+        findings,
         task="serve",
-        round=job.round,
-        case_version=job.case_version,
-        unit=serve.unit,
-        state=state,
-        reason=reason,
-        converged=None,
         marks=round_marks(job, state, findings, synthetic=False, partial_evaluation=False),
-        vendor=job.vendor,
-        chip=job.chip,
-        precision=serve.settings.precision,
-        started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
         figures={name: figures[name] for name in figures_of("serve")},
         curves=curves_of(ended, requests),
         telemetry=telemetry_series(consumption.hosts, load_span(ended)),
         num_samples=num_tokens,
         num_devices=num_devices,
-        min_rounds=serve.min_repeats,
         serving=serving,
-        nodes=tuple(node.exit for node in nodes if node.exit),
-        environment=Environment(hosts=host_infos(nodes), started=log.started.model_dump() if log.started else {}),
-        settings=job.provenance,
-        findings=tuple(findings),
+        environment=environment_of(nodes, started=log.started),
     )
 
 
 def _read(nodes: Sequence[NodeDir]) -> _Records:
     """Read the files of the node whose rank loaded the server."""
     found = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), None)
-    node, log = (found[0], read_serve_log(found[1])) if found else (None, ServeLog())
+    node, log = (found[0], read_log(found[1], ServeLog)) if found else (None, ServeLog())
     requests, lines = read_requests(node.path / REQUESTS_FILE if node else Path(REQUESTS_FILE))
     return _Records(log, requests, lines, node)
 
@@ -258,41 +285,30 @@ def _telemetry(
     return Consumption(hosts, "no stage of the load was measured" if not ended else reason)
 
 
-def _serving(
-    serve: ServeJob, records: _Records, ended: Sequence[EndedStage], stages: Sequence[ServingStage], num_devices: int
-) -> ServingRound:
-    settings, started, requests = serve.settings, records.log.started, records.requests
-    answers, answer_lines = read_answers(records.node.path / ANSWERS_FILE if records.node else Path(ANSWERS_FILE))
-    scores, score_lines = read_scores(records.node.path / SCORES_FILE if records.node else Path(SCORES_FILE))
-    headline, why = headline_of(stages, has_slo=has_limits(settings.slo))
+def _serving(serve: ServeJob, records: _Records, stages: Sequence[ServingStage], num_devices: int) -> ServingRound:
+    settings, started = serve.settings, records.log.started
     rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
-    return ServingRound(
+    options = settings.server_options
+    return serving_round(
+        settings,
+        (records.requests, records.lines.malformed),
+        records.node.path if records.node else None,
+        stages,
+        records.log.scenarios,
+        has_slo=has_limits(settings.slo),
+        min_agreement=serve.min_agreement,
+        num_devices=num_devices,
         server=serve.server.name if serve.server else None,
         endpoint=settings.endpoint,
         served_model=started.served_model if started else settings.served_model,
-        api=settings.api,
         command=started.command if started else (),
         start_s=started.start_s if started else None,
-        facts={fact: settings.server_options.get(option) for fact, option in serve.server.facts.items()}
-        if serve.server
-        else {},
-        num_devices=num_devices,
+        facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
         server_cores=started.server_cores if started else (),
         client_cores=started.client_cores if started else (),
         has_tokenizer=started is not None and started.has_tokenizer,
-        output_length="pinned" if settings.is_pinned else "natural",
-        slo=settings.slo,
-        stages=tuple(stages),
-        headline=headline,
-        headline_why=why,
         highest_rate=rate,
         highest_rate_note=note,
-        answers=compared_answers(answers, requests, settings.num_compared, serve.min_agreement),
-        prompts=prompt_use(requests),
-        scores=tuple(scores),
-        scenarios=tuple(records.log.scenarios),
-        timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=records.lines.malformed + answer_lines.malformed + score_lines.malformed,
     )
 
 

@@ -195,7 +195,10 @@ def gather(
     """
     plan = read_json(run_dir / "plan.json")
     planned = planned_jobs(plan)
-    names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
+    on_disk = (path.parent.relative_to(run_dir).as_posix() for path in run_dir.glob("*/round*/job.json"))
+    names = list(
+        dict.fromkeys([*planned, *sorted(on_disk, key=lambda name: (name.partition("/")[0], len(name), name))])
+    )
     if not names:
         raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
     rounds: dict[str, RoundResult] = {}
@@ -217,6 +220,9 @@ def gather(
         case = _case(run_dir, audit, found, listed, bad, [planned[name] for name in listed if name in planned])
         cases += [case] if case is not None else []
     vendors = [result.vendor for result in rounds.values()]
+    tuning = None
+    with contextlib.suppress(KeyError, ValidationError):
+        tuning = TuningSpec.model_validate(plan["tuning"])
     summary = Summary(
         accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__),
         run=run_dir.resolve().name,
@@ -225,20 +231,10 @@ def gather(
         state=worst([case.state for case in cases if case.role != "trial"]),
         vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
         cases=tuple(cases),
-        tuning=_tuning(plan),
+        tuning=tuning,
         problems=tuple(problems),
     )
     return summary, rounds
-
-
-def _on_disk(run_dir: Path) -> list[str]:
-    found = run_dir.glob("*/round*/job.json")
-    return [path.parent.relative_to(run_dir).as_posix() for path in sorted(found, key=_by_number)]
-
-
-def _by_number(job_file: Path) -> tuple[str, int]:
-    number = job_file.parent.name.removeprefix("round")
-    return job_file.parent.parent.name, int(number) if number.isdigit() else 0
 
 
 def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
@@ -275,12 +271,13 @@ def _case(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
     answers = {result.converged for result in results}
+    kinds, roles = {(job.get("work") or {}).get("kind") for job in planned}, {job.get("role") for job in planned}
     return CaseResult(
         key=key,
-        task=first.task if first else _task(planned),
+        task=first.task if first else next((task for task in _TASKS if task in kinds), "train"),
         unit=first.unit if first else "sample",
         variant=_variant(first) if first else _planned_variant(planned),
-        role=first.role if first else _role(planned),
+        role=first.role if first else next((role for role in get_args(TrialRole) if role in roles), None),
         state=worst(states),
         converged=False if False in answers else True if answers == {True} else None,
         verdict="INVALID" if problems else verdict.verdict,
@@ -329,23 +326,6 @@ def _planned_variant(planned: Iterable[Mapping[str, Any]]) -> str | None:
             with contextlib.suppress(KeyError, ValidationError):
                 return InferSettings.model_validate(work["settings"]).title
     return None
-
-
-def _role(planned: Iterable[Mapping[str, Any]]) -> TrialRole | None:
-    roles = {job.get("role") for job in planned}
-    return next((role for role in get_args(TrialRole) if role in roles), None)
-
-
-def _tuning(plan: Mapping[str, Any]) -> TuningSpec | None:
-    try:
-        return TuningSpec.model_validate(plan["tuning"])
-    except (KeyError, ValidationError):
-        return None
-
-
-def _task(planned: Iterable[Mapping[str, Any]]) -> Task:
-    kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned}
-    return next((task for task in _TASKS if task in kinds), "train")
 
 
 def worst(states: Sequence[JobState]) -> JobState:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,10 +18,16 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attem
 from accelmark.results.rounds.consistency import agreement_findings, log_findings, step_clock_findings
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures
 from accelmark.results.rounds.curves import curves_of, histogram, telemetry_series
-from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.rounds.hosts import (
+    contention_findings,
+    environment_of,
+    job_state,
+    read_telemetry,
+    round_marks,
+    round_of,
+)
 from accelmark.results.rounds.timeline import Timeline, read_timeline
 from accelmark.results.schema import (
-    Environment,
     Figure,
     Figures,
     Finding,
@@ -41,17 +47,11 @@ from accelmark.spec.number_format import duration, limit_percent, percent
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.trainer import TrainerSpec
 
-if TYPE_CHECKING:
-    from accelmark.results.rounds.timeline import Timeline  # imports NumPy, which the page does not need
-
-
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""
 
 
 _WINDOWS_ONLY: Final = "the framework times windows of steps, not single steps"
-
-_COMPARATORS: Final = {"at_least": "≥", "at_most": "≤"}
 
 
 def no_work(timeline: Timeline) -> str:
@@ -108,11 +108,10 @@ def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluati
         metric = to_target = value(None, "no evaluation was run")
     else:
         last = timeline.evaluations[-1].evaluation
-        goal = f"{target.metric} {_COMPARATORS[target.direction]} {target.value:g}"
         metrics = last.metrics if checked is None or not is_checked(train) else checked.metrics or {}
         unknown = "the weights were not evaluated after training" if _is_unevaluated(train, checked) else ""
         metric = value(metrics.get(target.metric), unknown or f"the last evaluation has no finite {target.metric}")
-        to_target = value(first_hit(timeline, train, checked), unknown or f"no evaluation reached {goal}")
+        to_target = value(first_hit(timeline, train, checked), unknown or f"no evaluation reached {target.text}")
     return {F.FINAL_LOSS: loss, F.FINAL_METRIC: metric, F.TIME_TO_TARGET: to_target}
 
 
@@ -539,26 +538,24 @@ def train_round(
     findings += straggler_findings(rank_times)
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
     settings = work.settings
-    return RoundResult(
-        key=job.key,
+    marks = round_marks(
+        job,
+        state,
+        findings,
+        synthetic=settings.loader.synthetic,
+        partial_evaluation=settings.evaluate.max_batches is not None,
+        resumed=timeline is not None and timeline.num_attempts > 1,
+    )
+    lead = timeline.lead_end if timeline else None
+    return round_of(
+        job,
+        (state, reason),
+        nodes,
+        findings,
         task="train",
-        round=job.round,
-        case_version=job.case_version,
-        unit=work.unit,
-        state=state,
-        reason=reason,
         converged=converged(timeline, work, per_step, checked),
         target=work.target,
-        marks=round_marks(
-            job,
-            state,
-            findings,
-            synthetic=settings.loader.synthetic,
-            partial_evaluation=settings.evaluate.max_batches is not None,
-            resumed=timeline is not None and timeline.num_attempts > 1,
-        ),
-        vendor=job.vendor,
-        chip=job.chip,
+        marks=marks,
         precision=_precision(job, timeline),
         started_at=min((node.exit.started_at for node in (*before, *nodes) if node.exit), default=""),
         figures=figures,
@@ -568,13 +565,11 @@ def train_round(
         num_steps=timeline.num_steps if timeline else 0,
         num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size,
-        min_rounds=work.min_repeats,
         rank_times=rank_times,
         rank_times_unknown=why_unknown(timeline) if timeline is not None else None,
-        nodes=tuple(node.exit for node in nodes if node.exit),
-        environment=_environment(nodes, timeline),
-        settings=job.provenance,
-        findings=tuple(findings),
+        environment=environment_of(
+            nodes, started=lead.started if lead else None, compiled=lead.compiled if lead else None
+        ),
     )
 
 
@@ -620,17 +615,6 @@ def _figures(
     if isinstance(train, ExternalJob):
         figures = limited_to_log(figures, train.trainer)
     return {name: figures[name] for name in figures_of("train")}
-
-
-def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:
-    lead = timeline.lead_end if timeline else None
-    parts = {
-        "started": lead.started if lead else None,
-        "compiled": lead.compiled if lead else None,
-    }
-    return Environment(
-        hosts=host_infos(nodes), **{name: part.model_dump() for name, part in parts.items() if part is not None}
-    )
 
 
 def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:

@@ -93,20 +93,17 @@ def check_manifest(run_dir: Path) -> list[str]:
         raise RunError(f"{path}: cannot be read: {error}") from error
     problems: list[str] = []
     named: set[str] = set()
-    excluded = _excluded()
     for number, line in enumerate(lines, start=1):
         expected, separator, name = line.partition("  ")
         named.add(name)
         if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
             problems.append(f"{path}: line {number} is not a line of a manifest")
-        elif name in excluded:
-            continue  # manifests of earlier versions list them
         elif not (run_dir / name).is_file():
             problems.append(f"{name}: is missing")
         elif _sha256(run_dir / name) != expected:
             problems.append(f"{name}: was changed (expected SHA-256 {expected[:12]}…)")
     found = {file.relative_to(run_dir).as_posix() for file in covered_files(run_dir)} - named
-    # A run of an earlier version may be evaluated later.
+    # The evaluation of a round may be repeated later.
     known = {_evaluation_of(name) for name in named}
     later = {name for name in found if _evaluation_of(name) is not None and _evaluation_of(name) not in known}
     return problems + [f"{name}: was added (not in the manifest)" for name in sorted(found - later)]

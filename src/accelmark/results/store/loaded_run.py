@@ -189,9 +189,6 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
     """
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: is not a directory")
-    files = (SUMMARY_FILE, "plan.json", "*/round*/job.json")
-    if not any(file for pattern in files for file in run_dir.glob(pattern)):
-        raise RunError(f"{run_dir}: is not a run (no {SUMMARY_FILE} and no plan.json)")
     require_ended(run_dir)
     return loaded_from(run_dir, None, curves=curves)
 

@@ -6,6 +6,7 @@ The signature covers the lines of the manifest except those of pages, which are 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,8 +21,7 @@ KEY_VARIABLE: Final = "ACCELMARK_SIGNING_KEY"
 """Path of the SSH key with which runs are signed at their end."""
 _NAMESPACE: Final = "accelmark"
 _TIMEOUT_S: Final = 60.0
-_NOT_SIGNED: Final = (SIGNATURE_FILE, SIGNED_MANIFEST_FILE)
-_LOG_FOR_MLPERF: Final = "/mllog.log"
+_NOT_SIGNED: Final = re.compile(rf"{SIGNATURE_FILE}|{SIGNED_MANIFEST_FILE}|[^/]*\.html|.*/mllog\.log")
 
 
 class SignatureState(NamedTuple):
@@ -62,14 +62,9 @@ def require_key() -> None:
 
 
 def signed_content(manifest: str) -> bytes:
-    """Return the lines of a manifest that a signature covers."""
+    """Return the lines of a manifest that a signature covers: not those of pages and logs written on request."""
     lines = ((line, line.partition("  ")[2].strip()) for line in manifest.splitlines(keepends=True))
-    return "".join(line for line, name in lines if name not in _NOT_SIGNED and not _is_page(name)).encode()
-
-
-def _is_page(name: str) -> bool:
-    """Return whether a file is written from the results on request."""
-    return ("/" not in name and name.endswith(".html")) or name.endswith(_LOG_FOR_MLPERF)
+    return "".join(line for line, name in lines if not _NOT_SIGNED.fullmatch(name)).encode()
 
 
 def sign(manifest: str, key: Path) -> bytes:

@@ -117,15 +117,13 @@ def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
     elif hashes.final is not None and steps.get(hashes.final):
         yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
     num_left = MOST_DRAWN
-    for number, pair in enumerate(sorted(_pairs(saved), key=lambda pair: _digest(f"{seed} {pair.start}"))):
+    for number, pair in enumerate(
+        sorted(_pairs(saved), key=lambda pair: hashlib.sha256(f"{seed} {pair.start}".encode()).digest())
+    ):
         num_left -= pair.num_steps
         if number and num_left < 0:
             return
         yield pair
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
 
 
 def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:

@@ -59,7 +59,9 @@ def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
         return silent[steps[0][1]], f"its last step was {steps[0][0]}, that of the others {steps[1][0]} or later"
     if (behind := _behind(silent)) is not None:
         return behind
-    outside = [rank for rank in silent if rank.stack and not _communicates(rank)]
+    outside = [
+        rank for rank in silent if rank.stack and not any(_COMMUNICATES.search(frame) for frame in rank.stack[:3])
+    ]
     if len(outside) == 1 and all(rank.stack for rank in silent):
         return outside[0], "it is the only one that does not wait in communication"
     places = Counter(_function(rank) for rank in silent if rank.stack)
@@ -81,10 +83,6 @@ def _behind(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
                 others = f"that of the others number {order[1][0]} or later"
                 return silent[index], f"its last collective in group {group} was number {number} ({known}), {others}"
     return None
-
-
-def _communicates(rank: RankStall) -> bool:
-    return any(_COMMUNICATES.search(frame) for frame in rank.stack[:3])
 
 
 def _function(rank: RankStall) -> str:

@@ -341,15 +341,10 @@ def draw(board: Board, width: int) -> RenderableType:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
     if board.checking:
         parts.append(Text(f"  {board.checking}", style="cyan", no_wrap=True, overflow="ellipsis"))
-    notes = board.notes if board.is_over else board.notes[-2:]
-    parts.extend(_note(note, width, None if board.is_over else 2) for note in notes)
+    for note in board.notes if board.is_over else board.notes[-2:]:
+        lines = textwrap.wrap(note, width - 2, max_lines=None if board.is_over else 2, placeholder=" …")
+        parts.append(Text("\n".join(f"  {line}" for line in lines), style="yellow"))
     return Constrain(Group(*parts), width)
-
-
-def _note(note: str, width: int, max_lines: int | None) -> Text:
-    """Return a note on at most ``max_lines`` lines."""
-    lines = textwrap.wrap(note, width - 2, max_lines=max_lines, placeholder=" …")
-    return Text("\n".join(f"  {line}" for line in lines), style="yellow")
 
 
 def heading(board: Board) -> Text:
@@ -377,13 +372,10 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     if status.state in ("preparing", "running"):
         doing = board.preparing or (board.progress.phase if status.state == "running" else status.state)
         text = f"{doing}, {duration(board.seconds)}"
-    indent = line.cell_len + 2
-    below = status.ended and width - indent < _NARROWEST  # the result has lines of its own
-    indent = 4 if below else indent
     most = 1 + status.ended + (status.state == "succeeded")  # the summary has the whole reason of a failure
-    lines = textwrap.wrap(text, max(_NARROWEST, width - indent), max_lines=most, placeholder=" …")
-    text = (f"\n{' ' * indent}" if below else "  ") + f"\n{' ' * indent}".join(lines)
-    line.append(text, style="dim" if status.state in ("queued", "succeeded") else style)
+    first, rest = max(_NARROWEST, width - line.cell_len - 2), "\n" + " " * (line.cell_len + 2)
+    lines = textwrap.wrap(text, first, max_lines=most, placeholder=" …")
+    line.append("  " + rest.join(lines), style="dim" if status.state in ("queued", "succeeded") else style)
     return line
 
 
@@ -451,7 +443,7 @@ def _measured(board: Board, job: PlannedJob, width: int) -> Text | None:
         target = work.target if isinstance(work, TrainingWork) else None
         if target is not None and target.metric == name:
             style = "green" if target.reached(value) else "dim"
-            line.append(f" ({'≥' if target.direction == 'at_least' else '≤'} {target.value:g})", style=style)
+            line.append(f" ({target.text.rpartition(' ')[0][-1]} {target.value:g})", style=style)
     line.truncate(width, overflow="ellipsis")
     return line
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final, final
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -40,10 +39,6 @@ _MAX_SETTINGS: Final = 3
 """Changed settings of a case that the line of the vendor names."""
 _NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
-_FIGURES_FROM: Final = 4
-"""Number of the first column with a figure."""
-_UNLIMITED: Final = 1000
-"""Columns in which every table fits."""
 _SPEED: Final = {
     "train": FigureName.THROUGHPUT_STEADY, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
 }  # fmt: skip
@@ -73,7 +68,7 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
 def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console) -> None:
     console.print()
     measured = summary.measured
-    console.print(_table(measured, console))
+    console.print(_table(measured))
     for word, text in dict.fromkeys((_judgement(case), case.verdict_text) for case in measured):
         console.print(Padding(Text.assemble((f"{word}: ", "bold"), text), (0, 0, 0, 3), expand=False))
     for line in (*asked_lines(measured), *reference_lines(measured)):
@@ -145,30 +140,17 @@ def vendor_line(summary: Summary) -> Text:
     return Text.assemble(f"Vendor {summary.vendor} changed ", ("; ".join(dict.fromkeys(parts)), "yellow"))
 
 
-def _table(cases: Sequence[CaseResult], console: Console) -> Table:
-    """Return the table of results; columns without values are left out, and figures that do not fit stand below."""
+def _table(cases: Sequence[CaseResult]) -> Table:
+    """Return the table of results; columns without values are left out."""
     rows = [_row(case) for case in cases]
     headings = ("", "case", "verdict", "target", "throughput", "time", "power")
     shown = [at for at in range(len(headings)) if at < _NUM_FIXED or any(row[at].plain != _NOTHING for row in rows)]
-    table = _grid([headings[at] for at in shown], [[row[at] for at in shown] for row in rows])
-    if Measurement.get(console, console.options.update(width=_UNLIMITED), table).maximum <= console.width:
-        return table
-    beside, below = ([at for at in shown if (at < _FIGURES_FROM) == is_beside] for is_beside in (True, False))
-    narrow = []
-    for row in rows:
-        figures = Text(", ").join(row[at] for at in below if row[at].plain != _NOTHING)
-        named = Text("\n").join((row[1], figures)) if figures else row[1]
-        narrow.append([named if at == 1 else row[at] for at in beside])
-    return _grid([headings[at] for at in beside], narrow)
-
-
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in headings:
-        right = heading in ("throughput", "time", "power")
-        table.add_column(heading, no_wrap=heading != "case", overflow="fold", justify="right" if right else "left")
+    for at in shown:
+        right = headings[at] in ("throughput", "time", "power")
+        table.add_column(headings[at], no_wrap=at in (0, 2), overflow="fold", justify="right" if right else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[at] for at in shown))
     return table
 
 

@@ -92,7 +92,7 @@ def register_plan(run_dir: Path) -> None:
 
 
 def _registration(run_dir: Path) -> Registration | None:
-    """Read the registration of a run; None for a run of an earlier version that was resumed."""
+    """Read the registration of a run; None where it cannot be read."""
     try:
         return Registration.model_validate_json((run_dir / REGISTRATION_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -112,11 +112,8 @@ def register_end(run_dir: Path, summary: Summary) -> None:
         "verdicts": verdicts,
         "manifest_sha256": hashlib.sha256((run_dir / MANIFEST_FILE).read_bytes()).hexdigest(),
     }
-    try:
-        with _opened() as (descriptor, _, previous):
-            _append(descriptor, entry, previous)
-    except OSError:
-        return
+    with contextlib.suppress(OSError), _opened() as (descriptor, _, previous):
+        _append(descriptor, entry, previous)
 
 
 def require_original(run_dir: Path) -> None:

@@ -20,9 +20,6 @@ from accelmark.spec.log.records import SOURCE_FILE, VENDOR_CODE_DIR, SourceRecor
 from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_files
 
 _GIT_TIMEOUT_S: Final = 20.0
-_SKIPPED: Final = (".pyc",)
-_SHIPPED: Final = "accelmark"
-_CASES: Final = "cases"
 
 
 def record_start(plan: Plan, run_dir: Path) -> None:
@@ -42,10 +39,10 @@ def _copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
         folder = find("vendors", job.vendor)
     except AccelmarkError:
         return
-    files = [file for file in tree_files(folder.path) if not file[0].startswith(f"{_CASES}/")]
-    files = files if folder.origin != _SHIPPED else []
+    files = [file for file in tree_files(folder.path) if not file[0].startswith("cases/")]
+    files = files if folder.origin != "accelmark" else []
     if job.adaptation is not None:
-        prefix = f"{_CASES}/{job.adaptation.name}"
+        prefix = f"cases/{job.adaptation.name}"
         files += [(f"{prefix}/{name}", content) for name, content in tree_files(job.adaptation.path)]
     for name, content in files:
         path = run_dir / VENDOR_CODE_DIR / name
@@ -73,7 +70,7 @@ def source_record(package: Path | None = None) -> SourceRecord:
         reason = "its directory is neither installed from a wheel nor a git checkout"
         return SourceRecord(kind="folder", version=version, sha256=sha256, reason=reason, files=files)
     status = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") or ""
-    modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(_SKIPPED))
+    modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(".pyc"))
     return SourceRecord(
         kind="checkout", version=version, sha256=sha256, commit=commit.strip(), modified=modified, files=files
     )
@@ -102,7 +99,7 @@ def _differing(installed: Distribution, package: Path) -> tuple[str, ...]:
         digest = recorded[name]
         if digest is not None and _digest(present[name], digest.mode) != digest.value:
             differing.add(name)
-    return tuple(sorted(name for name in differing if not name.endswith(_SKIPPED)))
+    return tuple(sorted(name for name in differing if not name.endswith(".pyc")))
 
 
 def _digest(path: Path, mode: str) -> str:

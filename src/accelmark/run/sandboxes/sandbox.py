@@ -117,7 +117,9 @@ class ContainerSandbox(Sandbox):
         return ["env", *variables, "sh", *self.entered(inside)]
 
     def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
-        """Return the command that ends and removes the container."""
+        """Return the command that removes the container, or ends its processes on the host, which sees those."""
+        if self.spec.engine in _SANDBOXES:
+            return Sandbox().command(python, ending)
         return [self.spec.engine, "rm", "--force", ending.name]
 
 
@@ -132,10 +134,6 @@ class ApptainerSandbox(ContainerSandbox):
         for volume in self.volumes(inside):
             command += ["--bind", volume]
         return [*command, str(self.spec.image_file), *self.with_variables(inside)]
-
-    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
-        """Return the command that ends the processes, on the host: from another user namespace they are unreadable."""
-        return Sandbox().command(python, ending)
 
 
 @final
@@ -156,10 +154,6 @@ class EnrootSandbox(ContainerSandbox):
             command += ["--env", f"{name}={value}"]
         return [*command, str(self.spec.image_file), *arguments]
 
-    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
-        """Return the command that ends the processes, on the host, which sees those of the container."""
-        return Sandbox().command(python, ending)
-
 
 @final
 class PyxisSandbox(ContainerSandbox):
@@ -178,10 +172,6 @@ class PyxisSandbox(ContainerSandbox):
             "--container-writable",
         ]
         return [*options, *self.spec.options]
-
-    def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
-        """Return the command that ends the processes, on the host, which sees those of the container."""
-        return Sandbox().command(python, ending)
 
 
 _SANDBOXES: Final[dict[str, type[ContainerSandbox]]] = {

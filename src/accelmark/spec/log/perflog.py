@@ -27,8 +27,6 @@ from accelmark.spec.model import Spec
 S = TypeVar("S", bound=Spec)
 
 PERFLOG_PREFIX: Final = "[PerfLog] "
-MAX_LINE_BYTES: Final = 16 * 2**20
-"""Longer lines are cut off here by the reader."""
 
 _PREFIX: Final = PERFLOG_PREFIX.encode()
 _NAME: Final = re.compile(re.escape(_PREFIX) + rb'\{"event": "([A-Z_]+)"')
@@ -180,10 +178,7 @@ class ReadReport:
 
 @final
 class PerfLogReader:
-    """Iterates over the records of a log that also contains other output; ``report`` is complete after the iteration.
-
-    It holds one line at a time, at most :data:`MAX_LINE_BYTES` of it.
-    """
+    """Iterates over the records of a log that also has other output; ``report`` is complete after the iteration."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -199,27 +194,16 @@ class PerfLogReader:
 
     def _records(self, file: BinaryIO) -> Iterator[PerfLogRecord]:
         report = self.report
-        while line := file.readline(MAX_LINE_BYTES):
+        for line in file:
             report.lines += 1
-            complete = line.endswith(b"\n")
-            if not complete and len(line) == MAX_LINE_BYTES:
-                complete = _skip_line(file)
             if _PREFIX not in line:
                 continue
             if found := decode_line(line):
                 report.records += len(found)
                 yield from found
-            elif complete:
+            elif line.endswith(b"\n"):
                 report.malformed += 1
                 if report.malformed <= _MAX_LISTED_LINES:
                     report.malformed_lines = (*report.malformed_lines, report.lines)
             else:
                 report.truncated = True
-
-
-def _skip_line(file: BinaryIO) -> bool:
-    """Read past the rest of a line; return False where the file ends first."""
-    while rest := file.readline(MAX_LINE_BYTES):
-        if rest.endswith(b"\n"):
-            return True
-    return False

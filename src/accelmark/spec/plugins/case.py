@@ -56,6 +56,11 @@ class Target(Spec):
         """Return whether ``metric`` meets the target; NaN never does."""
         return metric >= self.value if self.direction == "at_least" else metric <= self.value
 
+    @property
+    def text(self) -> str:
+        """The target in words: ``accuracy ≥ 0.75``."""
+        return f"{self.metric.replace('_', ' ')} {'≥' if self.direction == 'at_least' else '≤'} {self.value:g}"
+
 
 REFERENCE_FILE: Final = "reference_loss.yaml"
 """In a case's folder: a :class:`ReferenceLoss` that ``accelmark train CASE --write-reference`` wrote."""

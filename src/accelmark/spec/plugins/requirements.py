@@ -97,20 +97,12 @@ def missing(
 
 
 def describe(found: Iterable[Missing]) -> str:
-    """Return what each part lacks: ``case bert needs torch>=2.11 and numpy>=1.26, which are not installed``."""
-    by_part: dict[str, list[Missing]] = {}
+    """Return what each part lacks: ``case bert needs torch>=2.11, which is not installed``."""
+    by_part: dict[str, list[str]] = {}
     for one in found:
-        by_part.setdefault(one.need.needed_by, []).append(one)
-    return "; ".join(f"{part} needs {'; '.join(_lacks(ones))}" for part, ones in by_part.items())
-
-
-def _lacks(found: Sequence[Missing]) -> Iterator[str]:
-    *others, last = [one.requirement for one in found if one.version is None] or [""]
-    if last:
-        yield (
-            f"{', '.join(others)} and {last}, which are not installed" if others else f"{last}, which is not installed"
-        )
-    yield from (f"{one.requirement}, but {one.version} is installed" for one in found if one.version is not None)
+        state = "which is not installed" if one.version is None else f"but {one.version} is installed"
+        by_part.setdefault(one.need.needed_by, []).append(f"{one.requirement}, {state}")
+    return "; ".join(f"{part} needs {' and '.join(lacks)}" for part, lacks in by_part.items())
 
 
 def pip_install(wanted: Iterable[str], python: str = sys.executable, index: str | None = None) -> str:

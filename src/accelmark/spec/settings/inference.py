@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import math
 import operator
-import re
 from collections.abc import Mapping
 from enum import StrEnum
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -51,37 +49,30 @@ ENGINE_ALIASES: Final = {"torchtrt": "torch_tensorrt"}
 """FlagPerf's name of an engine -> AccelMark's."""
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _MAX_CHARACTERS: Final = 200
-_MAX_NESTING: Final = 20
 
 
 def calculate(text: str) -> float:
     """Return the value of arithmetic on numbers, such as ``2*512*0.33e9``: parsed, never evaluated as code.
 
-    Raises ValueError if it is anything else, divides by zero, nests too deeply, or is not finite.
+    Raises ValueError if it is anything else, longer than 200 characters, or not finite.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")
-    if odd := re.search(r"[^\d.eE+\-*/()\s]", text, re.ASCII):
-        raise ValueError(f"is not arithmetic on numbers: {text[odd.start() :][:20]!r} (only numbers and + - * / ( ))")
-    if max(accumulate((sign == "(") - (sign == ")") for sign in text), default=0) > _MAX_NESTING:
-        raise ValueError(f"nests deeper than {_MAX_NESTING} levels")
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError as error:
-        raise ValueError(f"is not arithmetic on numbers: {error.msg}") from error
-    except ZeroDivisionError as error:
-        raise ValueError("divides by zero") from error
+    except (SyntaxError, ArithmeticError) as error:
+        raise ValueError(f"is not arithmetic on numbers: {error}") from error
     if not math.isfinite(value):
         raise ValueError("is not finite")
     return value
 
 
-def _value(node: ast.expr, num_signs: int = 0) -> float:
+def _value(node: ast.expr) -> float:
     match node:
-        case ast.Constant(value=int() | float() as number):
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return float(number)
-        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand) if num_signs < _MAX_NESTING:
-            return _value(operand, num_signs + 1) * (-1 if isinstance(sign, ast.USub) else 1)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
+            return _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
             return float(_OPERATORS[type(sign)](_value(left), _value(right)))
     raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")

@@ -20,12 +20,7 @@ TYPE_OF_PRECISION: Final = {
 """Precision -> the frameworks' name of the input type of matrix products."""
 
 
-def _off(given: object) -> object:
-    """Convert YAML's ``off`` (False) to the string."""
-    return "off" if given is False else given
-
-
-def _checkpointing(given: object) -> object:
+def _switch(given: object) -> object:
     """Convert a boolean, as YAML has it, to the mode."""
     return {True: "full", False: "off"}[given] if isinstance(given, bool) else given
 
@@ -241,12 +236,12 @@ class TrainSettings(FiniteSpec):
     ep; see docs/reference/parallelism.md."""
     zero: ZeroSettings = ZeroSettings()
     pipeline: PipelineSettings = PipelineSettings()
-    compile: Annotated[Compile, BeforeValidator(_off, json_schema_input_type=Compile | Literal[False])] = "off"
+    compile: Annotated[Compile, BeforeValidator(_switch, json_schema_input_type=Compile | Literal[False])] = "off"
     """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""
     channels_last: bool = False
     """Store images and convolution weights as NHWC."""
     activation_checkpointing: Annotated[
-        Checkpointing, BeforeValidator(_checkpointing, json_schema_input_type=Checkpointing | bool)
+        Checkpointing, BeforeValidator(_switch, json_schema_input_type=Checkpointing | bool)
     ] = "off"
     """Activation checkpointing: ``full`` recomputes each block in the backward pass, ``selective`` all but matrix
     products and attention. ``true`` and ``false`` mean ``full`` and ``off``."""
