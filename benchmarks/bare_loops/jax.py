@@ -26,7 +26,7 @@ def bare_loop(backend: JaxBackend, batches: Iterator[Any]) -> None:
         direction(settings.optimizer),
         optax.scale_by_learning_rate(schedule),
     )
-    graph = nnx.graphdef(nnx.eval_shape(lambda: case.build_model(nnx.Rngs(settings.seed))))
+    graph = backend._compiled._graph
 
     def loss_of(parameters: Any, rest: Any, batch: Any) -> Any:
         model = nnx.merge(graph, parameters, rest, copy=True)

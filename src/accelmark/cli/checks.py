@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
+import accelmark
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.serving import adapted_server, option_layer
@@ -332,17 +333,31 @@ def _problems(file: str, read: Callable[[], object], prefix: str = "") -> Checks
 
 
 def _code_checks(file: Path, framework: str) -> Checks:
-    code = _class_in(file, file.name, "Case", f"accelmark.frameworks.{framework}.case.TrainCase")
+    contract = _contract(framework)[1]
+    tree = _parsed(file, file.name, "")
+    imports = (node for node in (tree.body if isinstance(tree, ast.Module) else ()) if isinstance(node, ast.ImportFrom))
+    if any(name.name == "Case" for node in imports for name in node.names):
+        yield Check("good", f"{file.name} imports class Case")
+        return
+    code = _class_in(file, file.name, "Case", contract)
     if isinstance(code, Check):
         yield code
         return
     methods = {node.name for node in ast.walk(code) if isinstance(node, ast.FunctionDef)}
-    is_derived = any(not (isinstance(base, ast.Name) and base.id == "TrainCase") for base in code.bases)
+    is_derived = any(f".{ast.unparse(base)}" not in contract for base in code.bases)
     absent = [] if is_derived else [method for method in required_methods(framework) if method not in methods]
     for method in absent:
         yield Check("missing", f"{file.name}: class Case has no {method}()", "add it: docs/reference/case-files.md")
     if not absent:
         yield Check("good", f"{file.name}: class Case has all required methods")
+
+
+def _contract(framework: str) -> tuple[Path, str]:
+    """Return the file and the name of the class from which cases of a framework derive."""
+    file = find("frameworks", framework).path / "case.py"
+    if file.is_file():
+        return file, f"accelmark.frameworks.{framework}.case.TrainCase"
+    return Path(accelmark.__file__).parent / "train" / "case.py", "accelmark.train.case.ArrayCase"
 
 
 def _class_in(file: Path, where: str, name: str, base: str) -> ast.ClassDef | Check:
@@ -375,8 +390,9 @@ def allowed_hooks(framework: str) -> tuple[str, ...]:
 
 
 def required_methods(framework: str) -> tuple[str, ...]:
-    """Return the abstract methods of ``TrainCase`` in a framework's ``case.py`` without importing the framework."""
-    contract = _class_in(find("frameworks", framework).path / "case.py", f"{framework}/case.py", "TrainCase", "ABC")
+    """Return the abstract methods of the class from which cases of a framework derive, without importing it."""
+    file, name = _contract(framework)
+    contract = _class_in(file, file.name, name.rpartition(".")[2], "ABC")
     nodes = [] if isinstance(contract, Check) else contract.body
     return tuple(
         node.name

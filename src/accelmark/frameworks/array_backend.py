@@ -1,4 +1,4 @@
-"""The parts of a training backend that are the same for every framework whose batches and checkpoints are NumPy arrays.
+"""The training backend of frameworks whose batches and checkpoints are NumPy arrays, without the framework's part.
 
 A framework subclasses :class:`ArrayBackend`. It keeps the same state on every rank, so that any rank can save it.
 """
@@ -6,6 +6,7 @@ A framework subclasses :class:`ArrayBackend`. It keeps the same state on every r
 from __future__ import annotations
 
 import math
+import os
 import platform
 import socket
 from abc import abstractmethod
@@ -14,18 +15,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, final
+from types import ModuleType
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
-from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.errors import DataError, RequestError, RunError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
+from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays, SyntheticArrayBatches, naming_bad_samples
-from accelmark.train.case import ArrayCase, Batches, case_class
+from accelmark.train.case import ArrayCase, Batch, Batches, case_class
+from accelmark.train.layers import use_layers
 from accelmark.train.loop.backend import RankBackend
 from accelmark.train.loop.checkpoint_directory import unreadable
 from accelmark.train.loop.checkpoints import (
@@ -40,7 +44,27 @@ from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.loop.process import handle_signals_again
 
 OPTIMIZER_CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
-CaseT = TypeVar("CaseT", bound=ArrayCase)
+_NAMES: Final = {
+    "kernel": "weight", "scale": "weight", "gamma": "weight", "embedding": "weight", "embedding_table": "weight",
+    "beta": "bias", "mean": "running_mean", "_mean": "running_mean", "moving_mean": "running_mean",
+    "var": "running_var", "_variance": "running_var", "moving_variance": "running_var",
+}  # fmt: skip
+"""A framework's name of an array of a layer -> PyTorch's."""
+_KERNEL_AXES: Final = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1)}
+"""Dimensions of a kernel -> its axes in PyTorch's order, which is (out, in, ...) instead of (..., in, out)."""
+
+
+@final
+class DeviceLosses:
+    """Losses that stay on the device until a window is read."""
+
+    def __init__(self, fetch: Callable[[list[Any]], Callable[[], list[float]]]) -> None:
+        """``fetch`` starts copying losses; the returned function waits for them."""
+        self.fetch = fetch
+
+    def keep(self, loss: Any) -> Any:
+        """Return the loss."""
+        return loss
 
 
 @final
@@ -58,30 +82,22 @@ class OpenedDevice:
     """Precision in which matrix products are computed."""
 
 
-@final
-class LaterLosses:
-    """Losses stay on the device until a window is read."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
-
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
-        """Return a function that waits for the losses."""
-        return lambda: [float(np.asarray(loss)) for loss in kept]  # float(loss) of JAX takes longer
+def processor_name() -> str | None:
+    """Return the processor's name as the operating system has it, or its architecture."""
+    return platform.processor() or platform.machine() or None
 
 
-class ArrayBackend(RankBackend, Generic[CaseT]):
+class ArrayBackend(RankBackend):
     """One rank's training; see :class:`accelmark.train.loop.contract.Backend`."""
 
     framework: ClassVar[str]
     """Name of the framework's folder."""
     title: ClassVar[str]
-    case_base: ClassVar[type[Any]]
-    """The class that cases of the framework derive from."""
+    layer_module: ClassVar[ModuleType]
+    """The framework's layers; see :mod:`accelmark.train.layers`."""
     optimizer_classes: ClassVar[Mapping[str, str]] = OPTIMIZER_CLASSES
     """Setting ``optimizer.name`` -> class."""
-    memory_advice: ClassVar[str] = "precision bf16"
+    memory_advice = "precision bf16"
     checkpoints: ArrayCheckpoints
 
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
@@ -95,21 +111,28 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
     def open_device(self) -> OpenedDevice:
         """Open this rank's device with threads and precision, and join the ranks."""
 
-    def open_case(self, found: type[CaseT]) -> CaseT:
-        """Return the case, an object of the class that its file defines."""
-        return found(self.settings, self.job.data_dirs, self.place)
-
     @abstractmethod
     def build_model(self) -> str:
         """Build the model of ``self.case`` with the same weights on every rank; returns the name of its class."""
 
     @abstractmethod
-    def parameters(self) -> NamedArrays:
-        """Return the trainable parameters by name, on every rank."""
+    def weights(self, *, trained: bool) -> NamedArrays:
+        """Return copies of the trainable parameters, or of the running statistics, by name, on every rank.
+
+        Matrices and kernels of shape (..., in, out), which PyTorch has as (out, in, ...), are named ``kernel``.
+        """
 
     @abstractmethod
-    def count_flops(self) -> float | None:
-        """Return the FLOPs of a sample by counting; None, after a warning event, where they cannot be counted."""
+    def set_weights(self, arrays: NamedArrays) -> None:
+        """Set parameters and running statistics, as :meth:`weights` returns them."""
+
+    @abstractmethod
+    def training_outputs(self, batch: Batch) -> Any:
+        """Return what the model returns where the case computes its loss, as an array."""
+
+    @abstractmethod
+    def disable_dropout(self) -> None:
+        """Let all values through dropout from now on."""
 
     @abstractmethod
     def build_training(self) -> None:
@@ -121,7 +144,7 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
 
     @abstractmethod
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the framework's version, and those of libraries that change results."""
+        """Return the framework's version, and those of its libraries that change results."""
 
     @abstractmethod
     def to_device(self, batch: Arrays) -> Any:
@@ -156,6 +179,19 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start a maximum of each value over all ranks."""
 
+    def num_threads(self) -> int:
+        """Return this rank's share of the host's cores, or the setting."""
+        return self.settings.threads or max(1, len(os.sched_getaffinity(0)) // self.place.local_world_size)
+
+    def comparison(self) -> Comparison:
+        """Return the model as named arrays, to compare its first steps with another framework's."""
+        self.disable_dropout()
+        return Comparison(self)
+
+    def device_label(self) -> str:
+        """Return the name of the device in messages."""
+        return self.job.device_type if self._device is None else self._device.label
+
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context in which batches are evaluated."""
         return nullcontext()
@@ -165,27 +201,26 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
         job, settings, place, log = self.job, self.settings, self.place, self.log
         if job.extern is not None and (job.extern.path / "extern").is_dir():
             raise RequestError(f"{job.extern.path / 'extern'}: the {self.title} backend has no hooks to replace")
-        found = case_class(job.case, self.framework, self.case_base)
+        use_layers(self.layer_module)
+        make_case = case_class(job.case, self.framework, ArrayCase)  # type: ignore[type-abstract]
         device = self._device = self.open_device()
         handle_signals_again()
         if device.precision != settings.precision:
             message = f"{self.title} has no {settings.precision} on {device.label}; computing in {device.precision}"
             log.event(Event.WARNING, {"message": message})
         log.event(Event.LAUNCH_TRAINING, {"hooks": {}})
-        case = self.case = self.open_case(found)
+        case = self.case = make_case(settings, job.data_dirs, place)
         batches = self._batches = self._open_data()
         size = EpochSize.of(settings, batches.num_samples, self.world_size)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         self._learning_rate = size.learning_rate(settings, case.peak_learning_rate())
         model_class = self.timed(Event.CONVERT_MODEL, self.build_model)
-        initial = self.parameters()
+        initial = self.weights(trained=True)
         structure, optimizer = structure_hash(initial), self.optimizer_classes[settings.optimizer.name]
         weights = weights_hash(initial) if place.rank == 0 else None
         self.num_parameters = sum(array.size for array in initial.values())
         del initial
-        self.flops_per_sample_formula = case.flops_per_sample()
-        if place.rank == 0:
-            self.flops_per_sample = self.count_flops()
+        self.flops_per_sample = self.flops_per_sample_formula = case.flops_per_sample()
         self.build_training()
         self.checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
         if not settings.loader.synthetic:
@@ -213,7 +248,7 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
             train_samples=batches.num_samples,
             eval_samples=None if self.eval_batches is None else self.eval_batches.num_samples,
             hooks={},
-            library_versions={"python": platform.python_version(), **libraries},
+            library_versions={"python": platform.python_version(), "numpy": np.__version__, **libraries},
             own_part_unknown=self.own_part_unknown,
         )
 
@@ -246,18 +281,18 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
         if ahead is not None:
             yield ahead
 
-    def evaluate_on(self, batches: Any) -> dict[str, float]:
-        """Return the case's metrics over all ranks' evaluation data."""
-        found: dict[str, list[Any]] = {}
+    def evaluate_on(self, batches: Batches) -> dict[str, float]:
+        """Return the case's metrics over given data; all ranks take part."""
+        sums: dict[str, list[Any]] = {}
         with self.evaluating():
             for batch in islice(batches.epoch(0), self.settings.evaluate.max_batches):
                 for name, value in self.eval_sums(batch).items():
-                    found.setdefault(name, []).append(value)
-        if not found:
+                    sums.setdefault(name, []).append(value)
+        if not sums:
             raise DataError("the case's eval_batches yielded nothing; check the evaluation data")
-        sums = {name: math.fsum(map(float, values)) for name, values in sorted(found.items())}
-        joint = zip(sums, self.mean(list(sums.values())), strict=True)
-        return self.case.metrics({name: value * self.world_size for name, value in joint})
+        names = sorted(sums)
+        means = self.mean([math.fsum(map(float, sums[name])) for name in names])
+        return self.case.metrics({name: mean * self.world_size for name, mean in zip(names, means, strict=True)})
 
     def load(self, checkpoint: Path) -> Progress:
         """Load a checkpoint, and return the progress of training."""
@@ -276,12 +311,12 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
         """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
         progress = Progress() if start is None else self.load(start)
-        before = self.parameters()
+        before = self.weights(trained=True)
         replay = repeat_steps(self, progress, num_steps)
         if end is not None:
-            replayed = self.parameters()
+            replayed = self.weights(trained=True)
             self.load(end)
-            replay.update = update_squares(before, replayed, self.parameters())
+            replay.update = update_squares(before, replayed, self.weights(trained=True))
         return replay
 
     @abstractmethod
@@ -295,10 +330,78 @@ class ArrayBackend(RankBackend, Generic[CaseT]):
     def trained(self) -> None:
         """Log nothing: everything is known before."""
 
-    def device_label(self) -> str:
-        """Return the name of the device in messages."""
-        return self.job.device_type if self._device is None else self._device.label
-
     @abstractmethod
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
+
+
+@final
+class Comparison:
+    """See :class:`accelmark.train.loop.comparison.Comparison`."""
+
+    def __init__(self, backend: ArrayBackend) -> None:
+        self._backend = backend
+        self.reference_names = backend.case.reference_names
+
+    def parameters(self) -> dict[str, Array]:
+        """Return the trainable weights."""
+        return self._arrays(trained=True)
+
+    def statistics(self) -> dict[str, Array]:
+        """Return the running means and variances."""
+        return self._arrays(trained=False)
+
+    def _arrays(self, *, trained: bool) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for name, array in self._backend.weights(trained=trained).items():
+            renamed, axes = _in_pytorch(name, array.ndim)
+            arrays[renamed] = np.ascontiguousarray(array.transpose(axes), np.float32)
+        return arrays
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Replace all parameters and statistics."""
+        arrays: dict[str, Array] = {}
+        for name, array in {**self._backend.weights(trained=True), **self._backend.weights(trained=False)}.items():
+            renamed, axes = _in_pytorch(name, array.ndim)
+            arrays[name] = np.ascontiguousarray(weights[renamed].transpose(np.argsort(axes)))
+        self._backend.set_weights(arrays)
+
+    def arrays(self, batch: Any) -> dict[str, Array]:
+        """Return a batch on the host."""
+        return {name: np.asarray(tensor) for name, tensor in batch.items()}
+
+    def batch(self, arrays: Mapping[str, Array]) -> Any:
+        """Return a batch on the device."""
+        return self._backend.to_device(dict(arrays))
+
+    def outputs(self, arrays: Mapping[str, Array]) -> Array:
+        """Return what the model returns where the case computes its loss."""
+        before = self._backend.weights(trained=False)
+        outputs = np.array(self._backend.training_outputs(dict(arrays)), np.float32)
+        self._backend.set_weights(before)
+        return outputs
+
+
+def _in_pytorch(name: str, num_dimensions: int) -> tuple[str, tuple[int, ...]]:
+    """Return PyTorch's name of an array, and its axes in PyTorch's order."""
+    layer, dot, last = name.rpartition(".")
+    axes = _KERNEL_AXES.get(num_dimensions) if last == "kernel" else None
+    return f"{layer}{dot}{_NAMES.get(last, last)}", axes or tuple(range(num_dimensions))
+
+
+def outputs_of_loss(case: ArrayCase, model: Any, batch: Batch) -> Any:
+    """Return what ``model`` returns where the case computes its loss.
+
+    Raises:
+        RunError: the loss does not call the model.
+    """
+    outputs: list[Any] = []
+
+    def recorded(*inputs: Any) -> Any:
+        outputs.append(model(*inputs))
+        return outputs[-1]
+
+    case.loss(recorded, batch)
+    if not outputs:
+        raise RunError(f"{type(model).__name__} was not called by loss()")
+    return outputs[0]

@@ -13,14 +13,41 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Final
 
-from accelmark.spec.plugins.framework import LaunchRecord, RankPlace
+from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace
 
+COORDINATOR: Final = "ACCELMARK_COORDINATOR"
+"""Variable with ``HOST:PORT`` of rank 0, where the ranks of a framework meet."""
 _GRACE_S: Final = 30.0
 _POLL_S: Final = 0.05
+
+
+def launch_ranks(
+    place: HostPlace,
+    *,
+    coordinator: str = COORDINATOR,
+    defaults: Mapping[str, str] | None = None,
+    between_hosts: Mapping[str, str] | None = None,
+) -> Launch:
+    """Return the rank's own command for a single rank, else this launcher around it.
+
+    Args:
+        place: the host's part in the job.
+        coordinator: the variable for ``HOST:PORT`` of rank 0; on a single host, a free port is chosen.
+        defaults: variables that are set unless the user sets them.
+        between_hosts: variables of a job on several hosts.
+    """
+    environment, defaults = {coordinator: f"{place.master_address}:{place.master_port}"}, defaults or {}
+    if place.nnodes * place.num_ranks == 1:
+        return Launch(place.rank_command, {**environment, **RankPlace().variables()}, defaults)
+    command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
+    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
+    if place.nnodes == 1:
+        return Launch([*command, "--free-port", coordinator, "--", *place.rank_command], {}, defaults)
+    return Launch([*command, "--", *place.rank_command], {**environment, **(between_hosts or {})}, defaults)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,12 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
     parser.add_argument("--node-rank", type=int, default=0, help="this host's number, from 0")
     parser.add_argument("--free-port", metavar="VARIABLE", help="set it to 127.0.0.1:PORT with a port that is free")
-    given = parser.parse_args(arguments)
-    if given.free_port is not None:
+    options = parser.parse_args(arguments)
+    if options.free_port is not None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            os.environ[given.free_port] = f"127.0.0.1:{probe.getsockname()[1]}"
-    record = run_ranks(given.command, given.nproc, given.nnodes, given.node_rank)
+            os.environ[options.free_port] = f"127.0.0.1:{probe.getsockname()[1]}"
+    record = run_ranks(options.command, options.nproc, options.nnodes, options.node_rank)
     record.write()
     return record.exit_code()
 

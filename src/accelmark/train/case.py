@@ -1,4 +1,4 @@
-"""The part of a training case that needs no framework: settings, data as NumPy arrays, metrics."""
+"""The interface of a training case whose data are NumPy arrays."""
 
 from __future__ import annotations
 
@@ -84,6 +84,10 @@ class ModelSettings:
             raise RequestError(f"model.{name} is {text!r}, not whole numbers with commas between them") from None
 
 
+Batch = Mapping[str, Any]
+"""Named tensors with the samples along the first dimension."""
+
+
 class Batches(Protocol):
     """A rank's share of a data set, in batches of NumPy arrays with the samples along the first dimension."""
 
@@ -101,7 +105,12 @@ class Batches(Protocol):
 
 
 class ArrayCase(ModelSettings, ABC):
-    """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+    """A standard workload on NumPy arrays: subclass it as ``Case`` in ``cases/<model>/<framework>.py``.
+
+    The driver owns the loop, precision, parallelism, logging, timing, checkpoints and the end of training. ``loss`` and
+    ``eval_sums`` are traced and compiled: they compute with tensors and have no side effects but those of layers.
+    A case that builds its own batches overrides ``train_batches`` and ``eval_batches``.
+    """
 
     reference_names: ClassVar[Mapping[str, str]] = {}
     """Regular expression -> replacement: applied in order, they turn the names of this model's weights into those of
@@ -147,6 +156,18 @@ class ArrayCase(ModelSettings, ABC):
         return np.random.default_rng((self.settings.seed, self.place.rank))
 
     @abstractmethod
+    def build_model(self) -> Any:
+        """Return the model with its initial weights in float32; called with the same seed on every rank."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """Return the mean loss over the batch, a float32 scalar, by one call of ``model``."""
+
+    @abstractmethod
+    def eval_sums(self, model: Any, batch: Batch) -> Mapping[str, Any]:
+        """Return sums over the batch, scalars that add up over batches and ranks (``correct``, ``count``)."""
+
+    @abstractmethod
     def synthetic_batch(self, size: int) -> Arrays:
         """Return a synthetic batch of ``size`` samples with the shapes, types and value ranges of real data."""
 
@@ -159,5 +180,5 @@ class ArrayCase(ModelSettings, ABC):
         return self.settings.optimizer.lr
 
     def flops_per_sample(self) -> float | None:
-        """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""
+        """Return forward and backward FLOPs of one sample by formula; or None."""
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import paddle
@@ -10,10 +11,12 @@ import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 from safetensors.numpy import load_file
 
-from accelmark.frameworks.paddle.layers import Attention, TiedProjection
+from accelmark.frameworks.paddle.layers import Attention, Module
 from accelmark.spec.errors import DataError
 from accelmark.tasks.language.data import MaskedWindows, TokenShards
-from accelmark.tasks.language.paddle import MaskedTokens
+from accelmark.tasks.metrics import IGNORED, classification_metrics
+from accelmark.train.batches import Arrays
+from accelmark.train.case import ArrayCase, Batch
 from accelmark.train.formulas import attention_flops, dense_flops
 
 CHECKPOINT: Final = "initial/model.safetensors"
@@ -29,8 +32,10 @@ def _embedding(size: int, hidden: int) -> nn.Embedding:
     return nn.Embedding(size, hidden, weight_attr=nn.initializer.Normal(0.0, 0.02))
 
 
-class BertLayer(nn.Layer):
+class BertLayer(Module):
     """Self-attention and a feed-forward part, each with dropout, a residual connection and a norm after it."""
+
+    is_block = True
 
     def __init__(self, hidden: int, intermediate: int, heads: int) -> None:
         super().__init__()
@@ -62,7 +67,6 @@ class MaskedLm(nn.Layer):
             [BertLayer(hidden, sizes["intermediate_size"], sizes["num_heads"]) for _ in range(sizes["num_layers"])]
         )
         self.transform, self.transform_norm = _linear(hidden, hidden), nn.LayerNorm(hidden, _EPS)
-        self.head = TiedProjection()
         self.head_bias = self.create_parameter([vocabulary], is_bias=True)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -73,7 +77,7 @@ class MaskedLm(nn.Layer):
             x = layer(x)
         picked = paddle.take_along_axis(x, positions.unsqueeze(-1), 1)
         picked = self.transform_norm(F.gelu(self.transform(picked)))
-        return self.head(picked, self.words.weight) + self.head_bias
+        return paddle.matmul(picked, self.words.weight, transpose_y=True) + self.head_bias
 
     def load(self, stored: dict[str, np.ndarray]) -> None:
         """Load the weights of a ``BertForMaskedLM`` of transformers.
@@ -121,10 +125,11 @@ def _stored_name(name: str) -> str:
     return f"bert.encoder.layer.{number}.{_LAYER_NAMES[part]}.{kind}"
 
 
-class Case(MaskedTokens):
-    """Masked-token prediction at full sequence length, from the checkpoint in the data directory."""
+class Case(ArrayCase):
+    """Masked-token prediction at full sequence length, from the checkpoint in the data directory.
 
-    block_class = "BertLayer"
+    Batches have ``tokens`` of shape (batch, length), and ``positions`` with ``labels`` of shape (batch, predictions).
+    """
 
     def build_model(self) -> nn.Layer:
         """Build BERT-large, with the initial checkpoint's weights."""
@@ -138,6 +143,37 @@ class Case(MaskedTokens):
             except (KeyError, ValueError) as error:
                 raise DataError(f"{path}: {error}: is it a BertForMaskedLM?") from error
         return model
+
+    def loss(self, model: nn.Layer, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of the masked tokens."""
+        return self._loss(model(batch["tokens"], batch["positions"]), batch["labels"], "mean")
+
+    def _loss(self, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        flat = logits.flatten(0, 1).astype("float32")
+        return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+    def eval_sums(self, model: nn.Layer, batch: Batch) -> dict[str, Any]:
+        """Count the masked tokens that were predicted, and add up their cross entropies."""
+        logits, labels = model(batch["tokens"], batch["positions"]), batch["labels"]
+        return {
+            "mlm_accuracy": (logits.argmax(-1) == labels).sum(),  # an ignored label is no token
+            "loss": self._loss(logits, labels, "sum"),
+            "count": (labels != IGNORED).sum(),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return accuracy and mean loss over masked tokens."""
+        return classification_metrics(sums, ["mlm_accuracy"])
+
+    def synthetic_batch(self, size: int) -> Arrays:
+        """Return random tokens, positions and labels."""
+        random, vocabulary = self.random, self.number("vocab_size")
+        length, predictions = self.number("seq_length"), self.number("max_predictions")
+        return {
+            "tokens": random.integers(0, vocabulary, (size, length)),
+            "positions": random.integers(0, length, (size, predictions)),
+            "labels": random.integers(0, vocabulary, (size, predictions)),
+        }
 
     def dataset(self, *, train: bool) -> MaskedWindows:
         """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import flax
 import jax
@@ -11,70 +11,63 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from accelmark.frameworks.array_backend import ArrayBackend, LaterLosses, OpenedDevice
-from accelmark.frameworks.jax.arrays import from_arrays, to_arrays
-from accelmark.frameworks.jax.case import TrainCase
-from accelmark.frameworks.jax.comparison import Comparison
-from accelmark.frameworks.jax.counting import count_flops
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice
+from accelmark.frameworks.jax import layers
 from accelmark.frameworks.jax.devices import Devices
 from accelmark.frameworks.jax.step import State, Step
 from accelmark.frameworks.jax.tracing import StepTracer
-from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.batches import Arrays
+from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
-from accelmark.train.loop.contract import Backend
 
 _COMPUTE_TYPES: Final = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
-_COUNTED_SAMPLES: Final = 2
 _OUT_OF_MEMORY: Final = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 """Parts of XLA's messages."""
 
 
-def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank."""
-    return JaxBackend(job, train, place, log)
-
-
 @final
-class JaxBackend(ArrayBackend[TrainCase]):
+class JaxBackend(ArrayBackend):
     """One rank's training in JAX."""
 
-    framework, title, case_base = "jax", "JAX", TrainCase
+    framework, title = "jax", "JAX"
+    layer_module: ClassVar = layers
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        self.losses = LaterLosses()
-        self._devices = devices = Devices(self.job.device_type, self.settings, self.place)
+        # jax.device_get takes 25 us more for each loss.
+        self.losses = DeviceLosses(lambda kept: lambda: [float(np.asarray(loss)) for loss in kept])
+        threads = self.num_threads()
+        self._devices = devices = Devices(self.job.device_type, self.settings.precision, threads, self.place)
         precision = self.settings.precision
         if precision == "tf32" and devices.own.platform == "cpu":
             precision = "fp32"
-        index = devices.own.local_hardware_id
-        return OpenedDevice(self.job.device_type, devices.name or None, index, devices.threads, precision)
-
-    def open_case(self, found: type[TrainCase]) -> TrainCase:
-        """Return the case with the type in which its model computes."""
-        dtype = _COMPUTE_TYPES.get(self.settings.precision, jnp.float32)
-        return found(self.settings, self.job.data_dirs, self.place, dtype)
+        self._dtype = _COMPUTE_TYPES.get(precision, jnp.float32)
+        return OpenedDevice(self.job.device_type, devices.name, devices.own.local_hardware_id, threads, precision)
 
     def build_model(self) -> str:
         """Build the state before the first step on every device."""
-        self._compiled = Step(self.case, self.settings, self._devices.mesh)
+        self._compiled = Step(self.case, self.settings, self._dtype, self._devices.mesh)
         self._state: State = self._devices.replicated(self._compiled.initial_state())
         return self._compiled.model_class
 
-    def parameters(self) -> NamedArrays:
-        """Return the parameters by their path."""
-        return to_arrays(self._devices.local(self._state.parameters))
+    def weights(self, *, trained: bool) -> NamedArrays:
+        """Return the arrays of the model's parameters, or of its running statistics."""
+        part = self._devices.local(self._state.parameters if trained else self._state.rest)
+        return {name: array for name, array in _arrays(part).items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
-    def count_flops(self) -> float:
-        """Return the FLOPs of a sample, counted in the traced gradient."""
-        batch = self.case.synthetic_batch(_COUNTED_SAMPLES)
-        arguments = (self._state.parameters, self._state.rest, batch)
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-        gradient = jax.grad(lambda *given: self._compiled.loss(*given, counted=True)[0])
-        return count_flops(gradient, *shapes) / _COUNTED_SAMPLES
+    def set_weights(self, arrays: NamedArrays) -> None:
+        """Set parameters and running statistics that have a name in ``arrays``."""
+        parts = self._devices.local({"parameters": self._state.parameters, "rest": self._state.rest})
+        parts = {name: _replaced(part, {**_arrays(part), **arrays}) for name, part in parts.items()}
+        self._state = self._state._replace(**self._devices.replicated(parts))
+
+    def training_outputs(self, batch: Batch) -> Any:
+        """Compute a batch as a training step does."""
+        return self._compiled.outputs(*self._devices.local((self._state.parameters, self._state.rest)), batch)
+
+    def disable_dropout(self) -> None:
+        """Trace the model again without dropout."""
+        self._compiled.disable_dropout()
 
     def build_training(self) -> None:
         """Prepare the tracing of steps; the optimizer's state is part of the state."""
@@ -83,12 +76,12 @@ class JaxBackend(ArrayBackend[TrainCase]):
             self.tracer = StepTracer(self._step, self.synchronize, self._devices.own.platform, self.log)
 
     def compute_type(self) -> str:
-        """Return the type of the case's matrix products."""
-        return str(jnp.dtype(self.case.dtype).name)
+        """Return the type of the layers' matrix products."""
+        return str(jnp.dtype(self._dtype).name)
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of JAX and its libraries."""
-        return jax.__version__, {"flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__}
+        """Return the versions of JAX, Flax and Optax."""
+        return jax.__version__, {"flax": flax.__version__, "optax": optax.__version__}
 
     def to_device(self, batch: Arrays) -> Any:
         """Return this rank's batch as its part of the batch of all ranks."""
@@ -102,24 +95,16 @@ class JaxBackend(ArrayBackend[TrainCase]):
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
         """Evaluate a batch with this rank's copy of the state."""
         parameters, rest = self._devices.local((self._state.parameters, self._state.rest))
-        found: Mapping[str, Any] = self._compiled.sums(parameters, rest, batch)
-        return found
+        sums: Mapping[str, Any] = self._compiled.sums(parameters, rest, batch)
+        return sums
 
     def state(self) -> NamedArrays:
         """Return the state on the host."""
-        return to_arrays(self._devices.local(self._state))
+        return _arrays(self._devices.local(self._state))
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Copy the state to every device."""
-        self._state = self._devices.replicated(from_arrays(self._state, arrays))
-
-    def comparison(self) -> Comparison:
-        """Return the model as named arrays, to compare its first steps with another framework's."""
-
-        def write(state: State) -> None:
-            self._state = state
-
-        return Comparison(self.case, self._compiled, self._devices, lambda: self._state, write)
+        self._state = self._devices.replicated(_replaced(self._state, arrays))
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -127,11 +112,11 @@ class JaxBackend(ArrayBackend[TrainCase]):
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start a maximum over all ranks."""
-        return self._devices.maximum(values)
+        return self._devices.reduced(values, jnp.max)
 
     def mean(self, values: list[float]) -> list[float]:
         """Return the mean of each value over all ranks."""
-        return self._devices.mean(values)
+        return self._devices.reduced(values, jnp.mean)() if self.world_size > 1 and values else values
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU, where JAX does not count."""
@@ -143,5 +128,40 @@ class JaxBackend(ArrayBackend[TrainCase]):
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks."""
-        if together:
-            self._devices.close()
+        if together and self.world_size > 1:
+            jax.distributed.shutdown()
+
+
+open_backend = JaxBackend
+
+
+def _arrays(state: Any) -> dict[str, np.ndarray]:
+    """Return all arrays of a nested state by their path, on the host; random keys as their data."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {_name(path): np.array(_data(leaf)) for path, leaf in leaves}
+
+
+def _replaced(state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Return ``state`` with the values of :func:`_arrays`.
+
+    Raises:
+        KeyError: an array is missing.
+        ValueError: an array has another shape.
+    """
+
+    def value(path: Any, leaf: Any) -> Any:
+        array, expected = arrays[_name(path)], _data(leaf)
+        if array.shape != expected.shape:
+            raise ValueError(f"{_name(path)} has shape {array.shape}, not {expected.shape}")
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if expected is not leaf else array
+
+    return jax.tree_util.tree_map_with_path(value, state)
+
+
+def _name(path: Any) -> str:
+    """Return a path as a dotted name, for example ``blocks.0.conv1.kernel``."""
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+
+
+def _data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

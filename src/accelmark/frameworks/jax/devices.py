@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from typing import Any, Final, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from accelmark.frameworks.jax.launch import COORDINATOR
+from accelmark.frameworks.array_backend import processor_name
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TrainSettings
+from accelmark.spec.settings.training import Precision
 
 _DATA: Final = "data"
 _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}
@@ -24,13 +23,12 @@ _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}
 class Devices:
     """One device of each rank, as a mesh of one axis over which batches are split."""
 
-    def __init__(self, device_type: str, settings: TrainSettings, place: RankPlace) -> None:
+    def __init__(self, device_type: str, precision: Precision, threads: int, place: RankPlace) -> None:
         """Set threads and precision before JAX opens the device, and join the other ranks."""
-        self.threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
-        os.environ["NPROC"] = str(self.threads)  # the size of XLA's thread pool on the CPU
+        os.environ["NPROC"] = str(threads)  # the size of XLA's thread pool on the CPU
         jax.config.update("jax_platforms", device_type)
-        if settings.precision in _MATRIX_PRECISION:
-            jax.config.update("jax_default_matmul_precision", _MATRIX_PRECISION[settings.precision])
+        if precision in _MATRIX_PRECISION:
+            jax.config.update("jax_default_matmul_precision", _MATRIX_PRECISION[precision])
         self._is_one_of_many = place.world_size > 1
         if self._is_one_of_many:
             if device_type == "cpu":
@@ -46,10 +44,9 @@ class Devices:
         self._whole, self._split = (NamedSharding(self.mesh, spec) for spec in (PartitionSpec(), PartitionSpec(_DATA)))
 
     @property
-    def name(self) -> str:
+    def name(self) -> str | None:
         """The device's name; on the CPU that of the processor."""
-        kind: str = self.own.device_kind
-        return kind if self.own.platform != "cpu" else platform.processor() or platform.machine()
+        return self.own.device_kind if self.own.platform != "cpu" else processor_name()
 
     def batch(self, arrays: Any) -> Any:
         """Return this rank's batch as its part of the batch of all ranks."""
@@ -72,20 +69,7 @@ class Devices:
             joint = jax.jit(lambda array: reduce(array, axis=0), out_shardings=self._whole)(mine)
         return lambda: [float(value) for value in np.asarray(joint.addressable_data(0))]
 
-    def maximum(self, values: list[float]) -> Callable[[], list[float]]:
-        """Start a maximum over all ranks."""
-        return self.reduced(values, jnp.max)
-
-    def mean(self, values: list[float]) -> list[float]:
-        """Return the mean over all ranks."""
-        return self.reduced(values, jnp.mean)() if self._is_one_of_many and values else values
-
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU, where JAX does not count."""
         statistics = self.own.memory_stats()
         return None if not statistics else float(statistics["peak_bytes_in_use"]) / 2**20
-
-    def close(self) -> None:
-        """Leave the job, in step with the other ranks."""
-        if self._is_one_of_many:
-            jax.distributed.shutdown()

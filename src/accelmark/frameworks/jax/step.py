@@ -11,10 +11,12 @@ from flax import nnx
 from flax.training.dynamic_scale import DynamicScale
 from jax.sharding import Mesh, PartitionSpec
 
-from accelmark.frameworks.jax.case import Batch, TrainCase
+from accelmark.frameworks.array_backend import outputs_of_loss
+from accelmark.frameworks.jax.layers import building
 from accelmark.frameworks.jax.optimizers import direction
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.case import ArrayCase, Batch
 
 
 class State(NamedTuple):
@@ -33,11 +35,15 @@ class State(NamedTuple):
 class Step:
     """Compiled functions of a case's model and optimizer; nothing is computed on the host."""
 
-    def __init__(self, case: TrainCase, settings: TrainSettings, mesh: Mesh) -> None:
-        """``mesh`` has the ranks' devices along one axis, over which batches are split."""
+    def __init__(self, case: ArrayCase, settings: TrainSettings, dtype: Any, mesh: Mesh) -> None:
+        """``dtype`` is that of matrix products; ``mesh`` has the ranks' devices along one axis.
+
+        Raises:
+            RequestError: activations are to be recomputed, and the model has no blocks.
+        """
         self._case, self._clip_norm = case, settings.gradient_clip_norm
         self._axis: Any = mesh.axis_names[0] if mesh.size > 1 else None
-        self._seed, self._precision = settings.seed, settings.precision
+        self._seed, self._dtype, self._precision = settings.seed, dtype, settings.precision
         self._optimizer = direction(settings.optimizer)
         self._abstract = nnx.eval_shape(self._model)
         self.model_class = type(self._abstract).__name__
@@ -64,7 +70,8 @@ class Step:
         return State(parameters, rest, self._optimizer.init(parameters), scaler)
 
     def _checkpoint_activations(self) -> None:
-        blocks = [module for _, module in nnx.iter_modules(self._abstract) if hasattr(module, "recomputes")]
+        modules = (module for _, module in nnx.iter_modules(self._abstract))
+        blocks = [module for module in modules if getattr(module, "is_block", False)]
         if not blocks:
             what = f"{self.model_class} has no blocks whose activations can be recomputed"
             raise RequestError(f"{what}: set activation_checkpointing=off")
@@ -78,20 +85,17 @@ class Step:
                 module.rate = 0.0
         self._graph = nnx.graphdef(self._abstract)
 
-    def loss(self, parameters: Any, rest: Any, batch: Batch, *, counted: bool = False) -> tuple[jax.Array, Any]:
-        """Return the loss of a training batch, and the model's other variables after it.
-
-        Operations are counted (``counted``) without those that are computed again in the backward pass.
-        """
+    def loss(self, parameters: Any, rest: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        """Return the loss of a training batch, and the model's other variables after it."""
         model = nnx.merge(self._graph, parameters, rest, copy=True)
-        if counted:
-            model.set_attributes(recomputes=False, raise_if_not_found=False)
         model.train()
         loss = self._case.loss(model, batch)
         return loss, _split(model)[1]
 
     def _model(self) -> nnx.Module:
-        return self._case.build_model(nnx.Rngs(self._seed))
+        with building(self._seed, self._dtype):
+            model: nnx.Module = self._case.build_model()
+        return model
 
     def _take(self, state: State, rate: jax.Array, batches: list[Batch]) -> tuple[State, jax.Array]:
         """Apply the mean of all ranks' gradients, clipped, in the optimizer's direction.
@@ -151,14 +155,7 @@ class Step:
     def _outputs(self, parameters: Any, rest: Any, batch: Batch) -> Any:
         model = nnx.merge(self._graph, parameters, rest, copy=True)
         model.train()
-        kept: list[Any] = []
-
-        def recorded(*inputs: Any) -> Any:
-            kept.append(model(*inputs))
-            return kept[-1]
-
-        self._case.loss(recorded, batch)
-        return jax.tree.leaves(kept[0])[0]
+        return jax.tree.leaves(outputs_of_loss(self._case, model, batch))[0]
 
 
 def _split(model: nnx.Module) -> tuple[Any, Any]:

@@ -4,60 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import mindspore as ms
-import numpy as np
-from mindspore import Tensor, amp, ops
+from mindspore import Tensor, amp, nn, ops
 
-from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
-from accelmark.frameworks.mindspore.case import TrainCase
-from accelmark.frameworks.mindspore.comparison import Comparison
-from accelmark.frameworks.mindspore.counting import count_flops
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.mindspore import layers
 from accelmark.frameworks.mindspore.optimizers import OPTIMIZER_CLASSES, build_optimizer, clipped, set_learning_rate
 from accelmark.frameworks.mindspore.ranks import Ranks
 from accelmark.frameworks.mindspore.step import Step
-from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.batches import Arrays
+from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock
-from accelmark.train.loop.contract import Backend
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
-_COUNTED_SAMPLES: Final = 2
-_MODEL: Final = "model/"
-_OPTIMIZER: Final = "optimizer/"
-_SCALER: Final = "scaler/"
 _OUT_OF_MEMORY: Final = ("Out of memory", "out of memory", "Allocate memory failed", "Alloc device memory failed")
 
 
-def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank."""
-    return MindSporeBackend(job, train, place, log)
-
-
 @final
-class DeviceLosses:
-    """Losses stay on the device until a window is read; reading waits for the device."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
-
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
-        """Return a function that copies the losses together."""
-        stacked = ops.stack([loss.reshape(()) for loss in kept])
-        return lambda: [float(loss) for loss in stacked.asnumpy()]
-
-
-@final
-class MindSporeBackend(ArrayBackend[TrainCase]):
+class MindSporeBackend(ArrayBackend):
     """One rank's training in MindSpore."""
 
-    framework, title, case_base = "mindspore", "MindSpore", TrainCase
+    framework, title = "mindspore", "MindSpore"
+    layer_module: ClassVar = layers
     optimizer_classes = OPTIMIZER_CLASSES
 
     def open_device(self) -> OpenedDevice:
@@ -65,30 +37,44 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
 
         On the CPU, MindSpore has no bf16 and fp16 for most operations, and computes in fp32.
         """
-        ranks = self._ranks = Ranks(self.job, self.settings, self.place)
-        self.immediate = ranks.is_cpu
-        self.clock = HostClock()
+        threads = self.num_threads()
+        ranks = self._ranks = Ranks(self.job, threads, self.place)
+        self.immediate, self.clock = ranks.is_cpu, HostClock()
         if not ranks.is_cpu:
-            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses()
+            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
         precision = self._precision = "fp32" if ranks.is_cpu else self.settings.precision
         index = None if ranks.is_cpu else self.place.local_rank
-        return OpenedDevice(self.job.device_type, ranks.name, index, ranks.threads, precision)
+        return OpenedDevice(self.job.device_type, ranks.name, index, threads, precision)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
         ms.set_seed(self.settings.seed % 2**32)
-        self._model = self.case.build_model(np.random.default_rng(self.settings.seed))
+        with layers.building(self.settings.seed):
+            self._model = self.case.build_model()
         self._model.set_train()
         return type(self._model).__name__
 
-    def parameters(self) -> NamedArrays:
-        """Return copies of the parameters, without running statistics."""
-        return {each.name: each.asnumpy().copy() for each in self._model.trainable_params()}
+    def weights(self, *, trained: bool) -> NamedArrays:
+        """Return copies of the parameters, or of the running statistics."""
+        chosen = self._model.trainable_params() if trained else self._model.untrainable_params()
+        return {parameter.name: parameter.asnumpy().copy() for parameter in chosen}
 
-    def count_flops(self) -> float:
-        """Return the FLOPs of a sample, counted layer by layer in a forward pass."""
-        batch = self.to_device(self.case.synthetic_batch(_COUNTED_SAMPLES))
-        return count_flops(self._model, lambda: self.case.loss(self._model, batch)) / _COUNTED_SAMPLES
+    def set_weights(self, arrays: NamedArrays) -> None:
+        """Set parameters and running statistics."""
+        for parameter in self._model.get_parameters():
+            if parameter.name in arrays:
+                ops.assign(parameter, Tensor(arrays[parameter.name]))
+
+    def training_outputs(self, batch: Batch) -> Any:
+        """Compute a batch as a training step does."""
+        outputs = outputs_of_loss(self.case, self._model, self.to_device(dict(batch)))
+        return outputs.astype(ms.float32).asnumpy()
+
+    def disable_dropout(self) -> None:
+        """Let all values through dropout from now on."""
+        for _, layer in self._model.cells_and_names():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
 
     def build_training(self) -> None:
         """Build the optimizer, loss scaling and the compiled step."""
@@ -103,12 +89,11 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
 
     def compute_type(self) -> str:
         """Return the type of a matrix product in a step."""
-        dtype = _AMP_TYPES.get(self._precision, ms.float32)
-        return str(dtype).lower()
+        return str(_AMP_TYPES.get(self._precision, ms.float32)).lower()
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of MindSpore and NumPy."""
-        return ms.__version__, {"numpy": np.__version__}
+        """Return the version of MindSpore."""
+        return ms.__version__, {}
 
     def to_device(self, batch: Arrays) -> dict[str, Tensor]:
         """Return a batch on the device."""
@@ -166,7 +151,7 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
 
     def state(self) -> NamedArrays:
         """Return model, optimizer and loss scale."""
-        return {name: each.asnumpy().copy() for name, each in self._state().items()}
+        return {name: parameter.asnumpy().copy() for name, parameter in self._state().items()}
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Set model, optimizer and loss scale."""
@@ -177,17 +162,13 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
             ops.assign(parameter, Tensor(array))
 
     def _state(self) -> dict[str, Any]:
-        found = {_MODEL + each.name: each for each in self._model.get_parameters()}
-        own = {each.name for each in self._model.get_parameters()}
-        moments = [each for each in self._optimizer.get_parameters() if each.name not in own]
-        found |= {_OPTIMIZER + each.name: each for each in moments}
+        of_model = {parameter.name: parameter for parameter in self._model.get_parameters()}
+        state = {f"model/{name}": parameter for name, parameter in of_model.items()}
+        moments = [parameter for parameter in self._optimizer.get_parameters() if parameter.name not in of_model]
+        state |= {f"optimizer/{parameter.name}": parameter for parameter in moments}
         if self._scaler is not None:
-            found |= {_SCALER + "scale": self._scaler.scale_value, _SCALER + "counter": self._scaler.counter}
-        return found
-
-    def comparison(self) -> Comparison:
-        """Return the model as named arrays, to compare its first steps with another framework's."""
-        return Comparison(self.case, self._model, self.to_device)
+            state |= {"scaler/scale": self._scaler.scale_value, "scaler/counter": self._scaler.counter}
+        return state
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -214,3 +195,12 @@ class MindSporeBackend(ArrayBackend[TrainCase]):
         """Leave the group, in step with the other ranks (``together``) unless they may be gone."""
         if self._device is not None:
             self._ranks.leave(together=together)
+
+
+open_backend = MindSporeBackend
+
+
+def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
+    """Start copying losses together."""
+    stacked = ops.stack([loss.reshape(()) for loss in losses])
+    return lambda: [float(loss) for loss in stacked.asnumpy()]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import platform
 from typing import Final
 
-from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+from accelmark.frameworks.process_launcher import launch_ranks
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
 
-COORDINATOR: Final = "ACCELMARK_COORDINATOR"
-"""Variable with ``HOST:PORT`` of the scheduler through which the ranks find each other; rank 0 starts it."""
 _X86: Final = ("x86_64", "AMD64")
 
 
@@ -21,16 +20,8 @@ def launch(place: HostPlace) -> Launch:
     if platform.machine() in _X86:
         # With AVX-512, MindSpore 2.10 computes convolutions on the CPU 30 to 90 times more slowly.
         defaults["DNNL_MAX_CPU_ISA"] = "AVX2"
-    environment = {COORDINATOR: f"{place.master_address}:{place.master_port}"}
-    if place.nnodes * place.num_ranks == 1:
-        return Launch(place.rank_command, {**environment, **RankPlace().variables()}, defaults)
-    command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
-    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
-    if place.nnodes == 1:
-        return Launch([*command, "--free-port", COORDINATOR, "--", *place.rank_command], {}, defaults)
-    if place.local_address is not None:
-        environment["MS_WORKER_IP"] = place.local_address
-    return Launch([*command, "--", *place.rank_command], environment, defaults)
+    addresses = {"MS_WORKER_IP": place.local_address} if place.local_address is not None else {}
+    return launch_ranks(place, defaults=defaults, between_hosts=addresses)
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:

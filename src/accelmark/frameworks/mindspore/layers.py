@@ -1,48 +1,74 @@
-"""Layers with given initial weights; images have the channels first."""
+"""The layers of models in MindSpore; images have the channels first.
+
+Functions are captured from bytecode, which fails for functions that index or slice a tensor with ``[]``.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from accelmark.train.initial_weights import Initial, normal
+from accelmark.train.layers import Initial, normal, normal_fan_out, rotary_angles, uniform
+
+__all__ = ["normal", "normal_fan_out", "uniform"]
+
+List = nn.CellList
+relu, silu = ops.relu, ops.silu
+reshape = ops.reshape
+unbind = ops.unbind
+_random: list[np.random.Generator] = []
 
 
-def normal_fan_out(random: np.random.Generator) -> Initial:
-    """Return normal initial weights of convolutions before ReLU, by the number of outputs of each input.
+@contextmanager
+def building(seed: int) -> Iterator[None]:
+    """Let layers that are built inside have initial weights by ``seed``."""
+    _random.append(np.random.default_rng(seed))
+    try:
+        yield
+    finally:
+        _random.clear()
 
-    He et al. 2015, arXiv:1502.01852.
-    """
-    return lambda shape, fan_in: normal(random, math.sqrt(2 / (shape[0] * math.prod(shape[2:]))))(shape, fan_in)
+
+class Module(nn.Cell):
+    """A model or a part of one; ``forward`` computes its outputs."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.construct = cls.forward
 
 
-def linear(size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> nn.Dense:
-    """Return a product with a matrix of shape (out, in)."""
-    weight = Tensor(initial((size_out, size_in), size_in))
+def Linear(size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> nn.Dense:  # noqa: N802
+    """Return a product with a matrix of shape (out, in); a bias is uniform, as PyTorch's."""
+    weight = Tensor(initial(_random[0], (size_out, size_in), size_in, size_out))
     if not bias:
         return nn.Dense(size_in, size_out, weight_init=weight, has_bias=False)
-    return nn.Dense(size_in, size_out, weight_init=weight, bias_init=Tensor(initial((size_out,), size_in)))
+    start = Tensor(uniform(_random[0], (size_out,), size_in, size_out))
+    return nn.Dense(size_in, size_out, weight_init=weight, bias_init=start)
 
 
-def convolution(
+def Conv(  # noqa: N802
     channels_in: int, channels_out: int, size: int, initial: Initial, stride: int = 1, padding: int = 0
 ) -> nn.Conv2d:
-    """Return a convolution of (batch, channels, height, width) without bias."""
-    weight = Tensor(initial((channels_out, channels_in, size, size), channels_in * size**2))
+    """Return a convolution without bias."""
+    shape = channels_out, channels_in, size, size
+    weight = Tensor(initial(_random[0], shape, channels_in * size**2, channels_out * size**2))
     return nn.Conv2d(
         channels_in, channels_out, size, stride, pad_mode="pad", padding=padding, has_bias=False, weight_init=weight
     )
 
 
-def embedding(vocabulary: int, width: int, initial: Initial) -> nn.Embedding:
-    """Return a table of vectors."""
-    return nn.Embedding(vocabulary, width, embedding_table=Tensor(initial((vocabulary, width), vocabulary)))
+def BatchNorm(channels: int) -> nn.BatchNorm2d:  # noqa: N802
+    """Return batch normalization."""
+    return nn.BatchNorm2d(channels)
 
 
-class RmsNorm(nn.Cell):
+class RmsNorm(Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), computed in float32."""
 
     def __init__(self, size: int, eps: float = 1e-5) -> None:
@@ -50,36 +76,97 @@ class RmsNorm(nn.Cell):
         self.eps = eps
         self.weight = Parameter(Tensor(np.ones(size, np.float32)))
 
-    def construct(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the scaled input in the type of ``x``."""
         wide = x.astype(ms.float32)
         return (wide * ops.rsqrt(ops.square(wide).mean(-1, True) + self.eps) * self.weight).astype(x.dtype)
 
 
-class CausalAttention(nn.Cell):
-    """Scaled dot-product attention over queries, keys and values of shape (batch, heads, length, width)."""
+def Embedding(rows: int, width: int, initial: Initial) -> nn.Embedding:  # noqa: N802
+    """Return a table of vectors."""
+    return nn.Embedding(rows, width, embedding_table=Tensor(initial(_random[0], (rows, width), rows, width)))
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the mixed values; a token sees itself and those before it. Scores are normalised in float32."""
+
+class Normalize(Module):
+    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        super().__init__()
+        self.mean, self.std = (
+            values if isinstance(values, float) else Tensor(np.array(values, np.float32).reshape(-1, 1, 1))
+            for values in (mean, std)
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return float32 images."""
+        return (image.astype(ms.float32) - self.mean) / self.std
+
+
+def MaxPool(size: int, stride: int, padding: int) -> nn.MaxPool2d:  # noqa: N802
+    """Return the largest value of each window."""
+    return nn.MaxPool2d(size, stride, pad_mode="pad", padding=padding)
+
+
+class Rotary(Module):
+    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.cos, self.sin = map(Tensor, rotary_angles(width, length))
+
+    def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
+        return self.cos.narrow(0, 0, length), self.sin.narrow(0, 0, length)
+
+
+class CausalAttention(Module):
+    """Scaled dot-product attention; a token sees itself and those before it. Scores are normalised in float32."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the mixed values; all tensors are of shape (batch, length, heads, width)."""
+        query, key, value = query.swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2)
         length, width = query.shape[-2:]
         scores = ops.matmul(query, key.swapaxes(-1, -2)).astype(ms.float32) / math.sqrt(width)
         hidden = ops.triu(ops.ones((length, length), ms.float32), 1) * -1e9
-        return ops.matmul(ops.softmax(scores + hidden, -1).astype(value.dtype), value)
-
-
-def rotary_angles(width: int, length: int) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of rotary embeddings (Su et al. 2021, arXiv:2104.09864), of shape (length, width).
-
-    The sine of the first half is negative; see :func:`rotate`.
-    """
-    rates = 10000.0 ** (-np.arange(0, width, 2) / width)
-    angles = np.outer(np.arange(length), rates).astype(np.float32)
-    cos, sin = np.cos(angles), np.sin(angles)
-    return Tensor(np.concatenate((cos, cos), -1)), Tensor(np.concatenate((-sin, sin), -1))
+        return ops.matmul(ops.softmax(scores + hidden, -1).astype(value.dtype), value).swapaxes(1, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys of shape (batch, heads, length, width) by their position."""
+    """Rotate queries or keys of shape (batch, length, heads, width) by their position."""
     first, second = ops.chunk(x, 2, -1)
-    swapped = ops.cat((second, first), -1)
-    return x * cos.astype(x.dtype) + swapped * sin.astype(x.dtype)
+    return x * cos.astype(x.dtype) + ops.cat((second, first), -1) * sin.astype(x.dtype)
+
+
+def repeat(x: Tensor, times: int, axis: int) -> Tensor:
+    """Repeat each slice along a dimension."""
+    return ops.repeat_interleave(x, times, axis) if times > 1 else x
+
+
+def split(x: Tensor, parts: int) -> Any:
+    """Return equal parts of the last dimension."""
+    return ops.chunk(x, parts, -1)
+
+
+def global_mean(x: Tensor) -> Tensor:
+    """Return the mean of images over their positions, of shape (batch, channels)."""
+    return x.mean((2, 3))
+
+
+def neighbours(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all tokens but the last, and the token after each, of (batch, length + 1) tokens of any integer type."""
+    wide, length = tokens.astype(ms.int32), tokens.shape[1] - 1
+    return wide.narrow(1, 0, length), wide.narrow(1, 1, length)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the ``mean`` or the ``sum`` of the labels' cross entropies, computed in float32."""
+    flat = logits.reshape(-1, logits.shape[-1]).astype(ms.float32)
+    return ops.cross_entropy(flat, labels.reshape(-1).astype(ms.int32), reduction=reduction)
+
+
+def num_correct(logits: Tensor, labels: Tensor, best: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return, for each metric, how many labels are among so many ``best`` classes."""
+    _, classes = ops.topk(logits.astype(ms.float32), min(max(best.values()), logits.shape[-1]))
+    correct = (classes == labels.astype(ms.int32).reshape(-1, 1)).astype(ms.float32)
+    width = correct.shape[-1]
+    return {name: correct.narrow(1, 0, min(count, width)).sum() for name, count in best.items()}

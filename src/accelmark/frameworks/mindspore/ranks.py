@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -15,11 +14,11 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.communication import GlobalComm, init, release
 
-from accelmark.frameworks.mindspore.launch import COORDINATOR
+from accelmark.frameworks.array_backend import processor_name
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TrainSettings
 
 _LEAVE_S: Final = 60.0
 
@@ -28,7 +27,7 @@ _LEAVE_S: Final = 60.0
 class Ranks:
     """The device of this rank; several ranks are one communication group."""
 
-    def __init__(self, job: JobSpec, settings: TrainSettings, place: RankPlace) -> None:
+    def __init__(self, job: JobSpec, threads: int, place: RankPlace) -> None:
         """Open the device with its threads, and join the other ranks.
 
         Raises:
@@ -44,8 +43,7 @@ class Ranks:
         except (RuntimeError, ValueError) as error:
             what = f"local rank {place.local_rank} has no {job.device_type}: {first_line(error)}"
             raise RequestError(f"{what}; check the driver and CANN") from error
-        self.threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
-        ms.runtime.dispatch_threads_num(self.threads)
+        ms.runtime.dispatch_threads_num(threads)
         if self.size > 1:
             self._join()
 
@@ -70,7 +68,7 @@ class Ranks:
     def name(self) -> str | None:
         """The device's name; on the CPU that of the processor."""
         if self.is_cpu:
-            return platform.processor() or platform.machine() or None
+            return processor_name()
         return str(ms.hal.get_device_name())
 
     def means(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

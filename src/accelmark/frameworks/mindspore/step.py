@@ -8,7 +8,7 @@ from typing import Any, final
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-from accelmark.frameworks.mindspore.case import Batch, TrainCase
+from accelmark.train.case import ArrayCase, Batch
 
 Gradients = tuple[Tensor, ...]
 
@@ -17,7 +17,7 @@ Gradients = tuple[Tensor, ...]
 class Step:
     """Compiled functions of a case's model."""
 
-    def __init__(self, case: TrainCase, model: nn.Cell, parameters: Any) -> None:
+    def __init__(self, case: ArrayCase, model: nn.Cell, parameters: Any) -> None:
         """``parameters`` are those that gradients are computed for, in this order."""
         self._case, self._model, self._parameters = case, model, parameters
         self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
@@ -39,8 +39,8 @@ class Step:
             self._evaluations[names] = compiled(
                 lambda *tensors: case.eval_sums(model, dict(zip(names, tensors, strict=True)))
             )
-        found: Mapping[str, Tensor] = self._evaluations[names](*batch.values())
-        return found
+        sums: Mapping[str, Tensor] = self._evaluations[names](*batch.values())
+        return sums
 
     def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
         """Return the function that computes loss and gradients of a batch with tensors of these names."""
@@ -52,7 +52,7 @@ class Step:
 
             # Captured with has_aux, MindSpore 2.10 returns gradients of zero.
             graph = ms.value_and_grad(loss, None, self._parameters)
-            self._graphs[names] = compiled(lambda *given: graph(*given))
+            self._graphs[names] = compiled(lambda *inputs: graph(*inputs))
         return self._graphs[names]
 
 

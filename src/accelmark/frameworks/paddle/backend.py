@@ -2,105 +2,112 @@
 
 from __future__ import annotations
 
-import platform as machine
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
-from paddle.utils import unique_name
 
-from accelmark.frameworks.array_backend import ArrayBackend, OpenedDevice
-from accelmark.frameworks.paddle.case import Batch, TrainCase
-from accelmark.frameworks.paddle.comparison import Comparison
-from accelmark.frameworks.paddle.counting import count_flops
+from accelmark.frameworks.array_backend import (
+    ArrayBackend,
+    DeviceLosses,
+    OpenedDevice,
+    outputs_of_loss,
+    processor_name,
+)
+from accelmark.frameworks.paddle import layers
 from accelmark.frameworks.paddle.optimizers import OPTIMIZER_CLASSES, build_optimizer
 from accelmark.frameworks.paddle.platform import (
-    DeviceLosses,
-    device_name,
     is_out_of_memory,
     join_ranks,
     open_device,
-    peak_memory_mib,
     set_precision,
-    set_threads,
     summary,
 )
-from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TYPE_OF_PRECISION
 from accelmark.train.batches import Arrays, seed_of
+from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
-from accelmark.train.loop.contract import Backend
 
-_COUNTED_SAMPLES: Final = 2
-_MOST_COUNTED_PARAMETERS: Final = 100_000_000
-"""Limit for counting FLOPs, which takes a forward pass on the CPU or the device before training."""
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"
 _SCALER: Final = "scaler/"
 
 
-def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank."""
-    return PaddleBackend(job, train, place, log)
-
-
 @final
-class PaddleBackend(ArrayBackend[TrainCase]):
+class PaddleBackend(ArrayBackend):
     """One rank's training in Paddle."""
 
-    framework, title, case_base = "paddle", "Paddle", TrainCase
+    framework, title = "paddle", "Paddle"
+    layer_module: ClassVar = layers
     optimizer_classes = OPTIMIZER_CLASSES
     memory_advice = "activation_checkpointing, or precision bf16"
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        settings, place = self.settings, self.place
-        self._device_name = device = open_device(self.job, place)
-        threads = set_threads(settings, place)
-        self._precision = precision = set_precision(settings.precision, device)
+        self._device_name = device = open_device(self.job, self.place)
+        threads = self.num_threads()
+        paddle.base.core.set_num_threads(threads)
+        self._precision = precision = set_precision(self.settings.precision, device)
         self.immediate, self.clock = device == "cpu", HostClock()
         if device != "cpu":
             self.clock = DeviceClock(lambda: paddle.device.Event(enable_timing=True))
-            self.losses = DeviceLosses()
-        self._control = join_ranks(self.job, place)
-        name = device_name(device) or machine.processor() or machine.machine() or None
-        return OpenedDevice(device, name, None if device == "cpu" else place.local_rank, threads, precision)
+            self.losses = DeviceLosses(_fetch)
+        self._control = join_ranks(self.job, self.place)
+        name = str(paddle.device.cuda.get_device_name()) if device.startswith("gpu") else processor_name()
+        return OpenedDevice(device, name, None if device == "cpu" else self.place.local_rank, threads, precision)
 
     def build_model(self) -> str:
-        """Build the model with the same weights on every rank; its parameters are numbered from 0."""
+        """Build the model with the same weights on every rank."""
         np.random.seed(self.settings.seed % 2**32)
         paddle.seed(self.settings.seed)
-        with unique_name.guard():
+        with layers.building(channels_last=self.settings.channels_last):
             model = self._model = self.case.build_model()
         model.train()
-        layers = model.sublayers(include_self=True)
-        self._draws_numbers = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers)
+        sublayers = model.sublayers(include_self=True)
+        self._draws_numbers = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in sublayers)
         return type(model).__name__
 
-    def parameters(self) -> NamedArrays:
-        """Return copies of the parameters, without the running statistics, which are parameters too in Paddle."""
-        named = self._model.named_parameters()
-        return {name: np.array(each.numpy()) for name, each in named if not each.stop_gradient}
+    def _tensors(self, *, trained: bool) -> dict[str, Tensor]:
+        """Return parameters, or running statistics, which are parameters too in Paddle; shared tensors once."""
+        tensors: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for prefix, layer in self._model.named_sublayers(include_self=True):
+            for name, tensor in layer.state_dict(include_sublayers=False).items():
+                if tensor.stop_gradient != trained and tensor.is_floating_point() and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    last = "kernel" if isinstance(layer, nn.Linear) and name == "weight" else name
+                    tensors[f"{prefix}.{last}" if prefix else last] = tensor
+        return tensors
 
-    def count_flops(self) -> float | None:
-        """Return the FLOPs of a sample, counted layer by layer in a forward pass."""
-        if self.num_parameters > _MOST_COUNTED_PARAMETERS:
-            reason = f"only for models of at most {_MOST_COUNTED_PARAMETERS:.0e} parameters"
-            self.log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {reason}"})
-            return None
-        batch = self.to_device(self.case.synthetic_batch(_COUNTED_SAMPLES))
-        return count_flops(self._model, lambda: self.case.loss(self._model, batch)) / _COUNTED_SAMPLES
+    def weights(self, *, trained: bool) -> NamedArrays:
+        """Return copies of the parameters, or of the running statistics."""
+        return {name: np.array(tensor.numpy()) for name, tensor in self._tensors(trained=trained).items()}
+
+    def set_weights(self, arrays: NamedArrays) -> None:
+        """Set parameters and running statistics."""
+        tensors = {**self._tensors(trained=True), **self._tensors(trained=False)}
+        for name, array in arrays.items():
+            tensors[name].set_value(array)
+
+    def training_outputs(self, batch: Batch) -> Any:
+        """Compute a batch as a training step does."""
+        with paddle.no_grad(), self._autocast():
+            return outputs_of_loss(self.case, self._model, self.to_device(dict(batch))).astype("float32")
+
+    def disable_dropout(self) -> None:
+        """Let all values through dropout from now on."""
+        for layer in self._model.sublayers(include_self=True):
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
 
     def build_training(self) -> None:
         """Wrap the model for several ranks, and build optimizer and loss scaling."""
@@ -116,11 +123,11 @@ class PaddleBackend(ArrayBackend[TrainCase]):
         self._scaler = paddle.amp.GradScaler() if self._precision == "fp16" else None
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of Paddle and NumPy."""
-        return paddle.__version__, {"numpy": np.__version__}
+        """Return the version of Paddle."""
+        return paddle.__version__, {}
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
-        """Checkpoint activations of the case's blocks if requested, and reduce gradients over several ranks.
+        """Checkpoint activations of the model's blocks if requested, and reduce gradients over several ranks.
 
         ``DataParallel`` reduces gradients during the backward pass, but not those of recomputed blocks, whose backward
         pass is nested: with checkpointing, gradients are reduced after it.
@@ -129,7 +136,7 @@ class PaddleBackend(ArrayBackend[TrainCase]):
         self._reduces_after = recomputes and self.world_size > 1
         if recomputes:
             for layer in model.sublayers():
-                if type(layer).__name__ == self.case.block_class:
+                if getattr(layer, "is_block", False):
                     layer.forward = partial(recompute, layer.forward)
         return model if self.world_size == 1 else paddle.DataParallel(model)
 
@@ -175,9 +182,8 @@ class PaddleBackend(ArrayBackend[TrainCase]):
     def evaluating(self) -> Iterator[None]:
         """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
-            for tensor in self._model.state_dict().values():
-                if tensor.stop_gradient:
-                    dist.broadcast(tensor, src=0)
+            for tensor in self._tensors(trained=False).values():
+                dist.broadcast(tensor, src=0)
         self._model.eval()
         try:
             yield
@@ -192,7 +198,8 @@ class PaddleBackend(ArrayBackend[TrainCase]):
 
     def state(self) -> NamedArrays:
         """Return model, optimizer and loss scale."""
-        arrays = {_MODEL + key: value.numpy() for key, value in self._model.state_dict().items()}
+        weights = {**self.weights(trained=True), **self.weights(trained=False)}
+        arrays = {_MODEL + name: array for name, array in weights.items()}
         arrays |= {_OPTIMIZER + key: value.numpy() for key, value in self._optimizer.state_dict().items()}
         if self._scaler is not None:
             arrays |= {_SCALER + key: np.asarray(value) for key, value in self._scaler.state_dict().items()}
@@ -200,7 +207,7 @@ class PaddleBackend(ArrayBackend[TrainCase]):
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Set model, optimizer and loss scale."""
-        for name, tensor in self._model.state_dict().items():
+        for name, tensor in {**self._tensors(trained=True), **self._tensors(trained=False)}.items():
             array = arrays[_MODEL + name]
             if list(array.shape) != tensor.shape:
                 raise ValueError(f"{name} has shape {tensor.shape}, in the checkpoint {list(array.shape)}")
@@ -210,10 +217,6 @@ class PaddleBackend(ArrayBackend[TrainCase]):
         if self._scaler is not None:
             scaler = {key.removeprefix(_SCALER): value for key, value in arrays.items() if key.startswith(_SCALER)}
             self._scaler.load_state_dict({key: value if value.ndim else value.item() for key, value in scaler.items()})
-
-    def comparison(self) -> Comparison:
-        """Return the model as named arrays, to compare its first steps with another framework's."""
-        return Comparison(self.case, self._model, self._autocast, self.to_device)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -243,7 +246,9 @@ class PaddleBackend(ArrayBackend[TrainCase]):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on the device so far; None on the CPU."""
-        return None if self._device is None else peak_memory_mib(self._device_name)
+        if self._device is None or self._device_name == "cpu":
+            return None
+        return float(paddle.device.max_memory_allocated(self._device_name)) / 2**20
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether Paddle could not allocate memory."""
@@ -258,3 +263,12 @@ class PaddleBackend(ArrayBackend[TrainCase]):
         if self.world_size > 1 and together:
             self.mean([0.0])
             dist.destroy_process_group()
+
+
+open_backend = PaddleBackend
+
+
+def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
+    """Start copying losses together."""
+    stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in losses])
+    return lambda: [float(loss) for loss in stacked.numpy().tolist()]

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+from accelmark.frameworks.process_launcher import launch_ranks
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
 
 MASTER: Final = "PADDLE_MASTER"
 """Variable with ``HOST:PORT`` of the store through which the ranks find each other; rank 0 opens it."""
@@ -22,13 +23,8 @@ _BUILDS: Final = {"gpu": ("cuda_version", "hip_version"), "xpu": ("xpu_xre_versi
 
 def launch(place: HostPlace) -> Launch:
     """Return the rank's own command for a single rank, else AccelMark's process launcher around it."""
-    environment = {MASTER: f"{place.master_address}:{place.master_port}"}
-    if place.nnodes * place.num_ranks == 1:
-        return Launch(place.rank_command, {**environment, **RankPlace().variables()})
-    command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
-    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
     interfaces = dict.fromkeys(_INTERFACE_VARIABLES, place.interface) if place.interface is not None else {}
-    return Launch([*command, "--", *place.rank_command], environment, interfaces)
+    return launch_ranks(place, coordinator=MASTER, defaults=interfaces)
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:

@@ -1,36 +1,76 @@
-"""Layers of transformers, whose products :mod:`accelmark.frameworks.paddle.counting` counts."""
+"""The layers of models in Paddle; those of transformers are written here."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
+from accelmark.train.layers import rotary_angles
 
-class Attention(nn.Layer):
-    """Scaled dot-product attention over queries, keys and values of shape (batch, length, heads, width)."""
-
-    def __init__(self, *, causal: bool, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.causal, self.dropout = causal, nn.Dropout(dropout)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the mixed values of shape (batch, length, heads, width)."""
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout.p, is_causal=self.causal, training=self.training
-        )
+Initial = Callable[[int, int], Any]
+"""Returns the initializer of weights, by the number of inputs of each output and of outputs of each input."""
+List = nn.LayerList
+relu, silu = F.relu, F.silu
+reshape = paddle.reshape
+_layout: dict[str, str] = {"data_format": "NCHW"}
 
 
-class TiedProjection(nn.Layer):
-    """Product with the transposed weights of an embedding."""
+@contextmanager
+def building(*, channels_last: bool) -> Iterator[None]:
+    """Let layers that are built inside keep images in a layout; there is one model in a process."""
+    _layout["data_format"] = "NHWC" if channels_last else "NCHW"
+    with paddle.utils.unique_name.guard():  # parameters are numbered from 0
+        yield
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return ``x`` (..., width) times ``weight`` (vocabulary, width): logits (..., vocabulary)."""
-        return paddle.matmul(x, weight, transpose_y=True)
+
+class Module(nn.Layer):
+    """A model or a part of one; ``forward`` computes its outputs."""
+
+    is_block = False
+    """Whether activation checkpointing recomputes it in the backward pass."""
 
 
-class RmsNorm(nn.Layer):
+def normal(std: float) -> Initial:
+    """Return normal initial weights."""
+    return lambda fan_in, fan_out: nn.initializer.Normal(0.0, std)
+
+
+def uniform(fan_in: int, fan_out: int) -> Any:
+    """Return PyTorch's initial weights of convolutions and linear layers."""
+    return nn.initializer.Uniform(-(fan_in**-0.5), fan_in**-0.5)
+
+
+def normal_fan_out(fan_in: int, fan_out: int) -> Any:
+    """Return normal initial weights of convolutions before ReLU (He et al. 2015, arXiv:1502.01852)."""
+    return nn.initializer.Normal(0.0, (2 / fan_out) ** 0.5)
+
+
+def Linear(size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> nn.Linear:  # noqa: N802
+    """Return a product with a matrix; a bias is uniform, as PyTorch's."""
+    biases = uniform(size_in, size_out) if bias else False
+    return nn.Linear(size_in, size_out, weight_attr=initial(size_in, size_out), bias_attr=biases)
+
+
+def Conv(  # noqa: N802
+    channels_in: int, channels_out: int, size: int, initial: Initial, stride: int = 1, padding: int = 0
+) -> nn.Conv2D:
+    """Return a convolution without bias."""
+    weights = initial(channels_in * size**2, channels_out * size**2)
+    return nn.Conv2D(channels_in, channels_out, size, stride, padding, weight_attr=weights, bias_attr=False, **_layout)
+
+
+def BatchNorm(channels: int) -> nn.BatchNorm2D:  # noqa: N802
+    """Return batch normalization."""
+    return nn.BatchNorm2D(channels, **_layout)
+
+
+class RmsNorm(Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467); Paddle's own has no kernel for the CPU."""
 
     def __init__(self, size: int, eps: float = 1e-5) -> None:
@@ -44,23 +84,104 @@ class RmsNorm(nn.Layer):
         return (wide * paddle.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).astype(x.dtype)
 
 
-def linear(size_in: int, size_out: int, std: float) -> nn.Linear:
-    """Return a product without bias, with normal initial weights."""
-    return nn.Linear(size_in, size_out, weight_attr=nn.initializer.Normal(0.0, std), bias_attr=False)
+def Embedding(rows: int, width: int, initial: Initial) -> nn.Embedding:  # noqa: N802
+    """Return a table of vectors."""
+    return nn.Embedding(rows, width, weight_attr=initial(rows, width))
 
 
-def rotary_angles(width: int, length: int) -> dict[str, Tensor]:
-    """Return ``cos`` and ``sin`` of rotary embeddings (Su et al. 2021, arXiv:2104.09864), of shape (length, 1, width).
+class Normalize(Module):
+    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
 
-    The sine of the first half is negative; see :func:`rotate`.
-    """
-    rates = 10000.0 ** (-np.arange(0, width, 2) / width)
-    angles = np.outer(np.arange(length), rates)[:, None].astype(np.float32)
-    cos, sin = np.cos(angles), np.sin(angles)
-    both = {"cos": np.concatenate((cos, cos), -1), "sin": np.concatenate((-sin, sin), -1)}
-    return {name: paddle.to_tensor(array) for name, array in both.items()}
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        super().__init__()
+        shape = (1, -1, 1, 1)
+        self.mean, self.std = (
+            values if isinstance(values, float) else paddle.to_tensor(np.array(values, np.float32).reshape(shape))
+            for values in (mean, std)
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return float32 images in the layout of the layers."""
+        x = (image.astype("float32") - self.mean) / self.std
+        return x.transpose([0, 2, 3, 1]) if _layout["data_format"] == "NHWC" else x
+
+
+def MaxPool(size: int, stride: int, padding: int) -> nn.MaxPool2D:  # noqa: N802
+    """Return the largest value of each window."""
+    return nn.MaxPool2D(size, stride, padding, **_layout)
+
+
+class Rotary(Module):
+    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        for name, angles in zip(("cos", "sin"), rotary_angles(width, length), strict=True):
+            self.register_buffer(name, paddle.to_tensor(angles), persistable=False)
+
+    def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
+        return self.cos[:length], self.sin[:length]
+
+
+class Attention(Module):
+    """Scaled dot-product attention over queries, keys and values of shape (batch, length, heads, width)."""
+
+    def __init__(self, *, causal: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.causal, self.dropout = causal, nn.Dropout(dropout)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the mixed values of shape (batch, length, heads, width)."""
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout.p, is_causal=self.causal, training=self.training
+        )
+
+
+def CausalAttention() -> Attention:  # noqa: N802
+    """Return attention in which a token sees itself and those before it."""
+    return Attention(causal=True)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys of shape (batch, length, heads, width) by their position."""
     return x * cos.astype(x.dtype) + x.roll(x.shape[-1] // 2, -1) * sin.astype(x.dtype)
+
+
+def repeat(x: Tensor, times: int, axis: int) -> Tensor:
+    """Repeat each slice along a dimension."""
+    return x.repeat_interleave(times, axis) if times > 1 else x
+
+
+def split(x: Tensor, parts: int) -> list[Tensor]:
+    """Return equal parts of the last dimension."""
+    return list(x.split(parts, -1))
+
+
+def unbind(x: Tensor, axis: int) -> list[Tensor]:
+    """Return the slices along a dimension."""
+    return list(x.unbind(axis))
+
+
+def global_mean(x: Tensor) -> Tensor:
+    """Return the mean of images over their positions, of shape (batch, channels)."""
+    return x.mean([1, 2] if _layout["data_format"] == "NHWC" else [2, 3])
+
+
+def neighbours(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all tokens but the last, and the token after each, of (batch, length + 1) tokens of any integer type."""
+    wide = tokens.astype("int64")
+    return wide[:, :-1], wide[:, 1:]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the ``mean`` or the ``sum`` of the labels' cross entropies, computed in float32."""
+    flat = logits.reshape([-1, logits.shape[-1]]).astype("float32")
+    return F.cross_entropy(flat, labels.flatten(), reduction=reduction)
+
+
+def num_correct(logits: Tensor, labels: Tensor, best: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return, for each metric, how many labels are among so many ``best`` classes."""
+    _, classes = logits.astype("float32").topk(min(max(best.values()), logits.shape[-1]))
+    correct = classes == labels[:, None]
+    return {name: correct[:, :count].sum() for name, count in best.items()}

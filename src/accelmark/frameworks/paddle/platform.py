@@ -1,11 +1,10 @@
-"""The device of a Paddle rank: its numeric mode, process group and losses."""
+"""The device of a Paddle rank: its numeric mode, process group and errors."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, Final
 
 import paddle
 import paddle.distributed as dist
@@ -15,7 +14,7 @@ from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import Precision, TrainSettings
+from accelmark.spec.settings.training import Precision
 
 _KIND: Final = re.compile(r"\(\w+\) \S")
 """The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
@@ -42,18 +41,6 @@ def open_device(job: JobSpec, ranks: RankPlace) -> str:
         raise RequestError(f"local rank {ranks.local_rank} has no device: {len(mine)} {job.device_type} visible here")
     paddle.set_device(f"{job.device_type}:{ranks.local_rank}")
     return f"{job.device_type}:{ranks.local_rank}"
-
-
-def device_name(device: str) -> str | None:
-    """Return the framework's name of the device; None for the CPU and where it has none."""
-    if not device.startswith("gpu"):
-        return None
-    return str(paddle.device.cuda.get_device_name())
-
-
-def peak_memory_mib(device: str) -> float | None:
-    """Return the largest allocation so far; None for the CPU."""
-    return None if device == "cpu" else float(paddle.device.max_memory_allocated(device)) / 2**20
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -84,14 +71,6 @@ def set_precision(precision: Precision, device: str) -> Precision:
     return precision
 
 
-def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
-    """Limit this rank to its share of the host's cores; returns its number of threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = settings.threads or max(1, cores // ranks.local_world_size)
-    core.set_num_threads(threads)
-    return threads
-
-
 def join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
     """Open the process group if there are several ranks; returns a gloo group for control messages, or None.
 
@@ -113,17 +92,3 @@ def join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
         os.environ[f"FLAGS_selected_{job.device_type}s"] = str(ranks.local_rank)
     dist.init_parallel_env()
     return dist.new_group(backend="gloo")
-
-
-@final
-class DeviceLosses:
-    """Losses stay on the device until a window is read; reading waits for the device."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
-
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
-        """Return a function that copies the losses together."""
-        stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in kept])
-        return lambda: [float(loss) for loss in stacked.numpy().tolist()]

@@ -5,88 +5,80 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.array_backend import ArrayBackend, LaterLosses, OpenedDevice
-from accelmark.frameworks.tensorflow.case import TrainCase
-from accelmark.frameworks.tensorflow.comparison import Comparison
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice
+from accelmark.frameworks.tensorflow import layers
 from accelmark.frameworks.tensorflow.ranks import Ranks
 from accelmark.frameworks.tensorflow.step import Step
-from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.batches import Arrays
+from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import HostClock
-from accelmark.train.loop.contract import Backend
 
 _COMPUTE_TYPES: Final = {"bf16": tf.bfloat16, "fp16": tf.float16}
-_COUNTED_SAMPLES: Final = 2
-
-
-def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank."""
-    return TensorFlowBackend(job, train, place, log)
 
 
 @final
-class TensorFlowBackend(ArrayBackend[TrainCase]):
+class TensorFlowBackend(ArrayBackend):
     """One rank's training in TensorFlow."""
 
-    framework, title, case_base = "tensorflow", "TensorFlow", TrainCase
+    framework, title = "tensorflow", "TensorFlow"
+    layer_module: ClassVar = layers
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        self.losses = LaterLosses()
-        self._ranks = ranks = Ranks(self.job, self.settings, self.place)
+        self.losses = DeviceLosses(lambda kept: lambda: [float(loss) for loss in kept])
+        threads, precision = self.num_threads(), self.settings.precision
+        self._ranks = ranks = Ranks(self.job, precision, threads, self.place)
         if self.place.world_size > 1:
             if ranks.is_cpu:
                 self.clock, self.own_end = HostClock(), self._gradients_ready
             else:  # a graph is still being computed when its call returns
                 self.own_part_unknown = "TensorFlow marks the end of a rank's own part on CPUs only"
-        precision = self.settings.precision
         if precision == "tf32" and ranks.is_cpu:
             precision = "fp32"
+        self._dtype = _COMPUTE_TYPES.get(precision, tf.float32)
         index = None if ranks.is_cpu else self.place.local_rank
-        return OpenedDevice(self.job.device_type, ranks.name, index, ranks.threads, precision)
-
-    def open_case(self, found: type[TrainCase]) -> TrainCase:
-        """Return the case with the type in which its model computes."""
-        dtype = _COMPUTE_TYPES.get(self.settings.precision, tf.float32)
-        return found(self.settings, self.job.data_dirs, self.place, dtype)
+        return OpenedDevice(self.job.device_type, ranks.name, index, threads, precision)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
-        self._step_graph = Step(self.case, self.settings, self._ranks)
+        self._step_graph = Step(self.case, self.settings, self._dtype, self._ranks)
         return type(self._step_graph.model).__name__
 
-    def parameters(self) -> NamedArrays:
-        """Return copies of the parameters."""
-        return {name: each.numpy() for name, each in self._step_graph.parameters.items()}
+    def weights(self, *, trained: bool) -> NamedArrays:
+        """Return copies of the parameters, or of the running statistics."""
+        variables = self._step_graph.variables.items()
+        return {name: variable.numpy() for name, variable in variables if variable.trainable == trained}
 
-    def count_flops(self) -> float | None:
-        """Return the FLOPs of a sample, counted in the graph of the gradients."""
-        try:
-            return self._step_graph.count_flops(self.case.synthetic_batch(_COUNTED_SAMPLES)) / _COUNTED_SAMPLES
-        except ValueError as error:
-            self.log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {error}"})
-            return None
+    def set_weights(self, arrays: NamedArrays) -> None:
+        """Set variables of the model."""
+        for name, array in arrays.items():
+            self._step_graph.variables[name].assign(array)
+
+    def training_outputs(self, batch: Batch) -> Any:
+        """Compute a batch as a training step does."""
+        return self._step_graph.outputs(self.to_device(dict(batch)))
+
+    def disable_dropout(self) -> None:
+        """Do nothing: no layer has dropout."""
 
     def build_training(self) -> None:
         """Build the optimizer."""
         self.timed(Event.CREATE_OPTIMIZER, self._step_graph.build_optimizer)
 
     def compute_type(self) -> str:
-        """Return the type of the case's matrix products."""
-        return str(tf.as_dtype(self.case.dtype).name)
+        """Return the type of the layers' matrix products."""
+        return str(tf.as_dtype(self._dtype).name)
 
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of TensorFlow and NumPy."""
-        return tf.__version__, {"numpy": np.__version__}
+        """Return the version of TensorFlow."""
+        return tf.__version__, {}
 
     def to_device(self, batch: Arrays) -> Any:
         """Return a batch on the device."""
@@ -106,29 +98,24 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
     def evaluating(self) -> Iterator[None]:
         """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
-            parameters = self._step_graph.parameters
-            for name, variable in self._step_graph.variables.items():
-                if name not in parameters:
+            for variable in self._step_graph.variables.values():
+                if not variable.trainable:
                     variable.assign(self._ranks.gather(variable)[0])
         yield
 
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
         """Evaluate a batch."""
-        found: Mapping[str, Any] = self._step_graph.sums(self.to_device(batch))
-        return found
+        sums: Mapping[str, Any] = self._step_graph.sums(self.to_device(batch))
+        return sums
 
     def state(self) -> NamedArrays:
         """Return model, optimizer and loss scale."""
-        return {name: each.numpy() for name, each in self._step_graph.state().items()}
+        return {name: variable.numpy() for name, variable in self._step_graph.state().items()}
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Set model, optimizer and loss scale."""
         for name, variable in self._step_graph.state().items():
             variable.assign(arrays[name])
-
-    def comparison(self) -> Comparison:
-        """Return the model as named arrays, to compare its first steps with another framework's."""
-        return Comparison(self.case, self._step_graph, self.to_device)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -136,8 +123,8 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Return the maximum of each value over all ranks, which is computed at once."""
-        found = self._ranks.gather(np.array(values)).max(0)
-        return lambda: [float(value) for value in found]
+        largest = self._ranks.gather(np.array(values)).max(0)
+        return lambda: [float(value) for value in largest]
 
     def mean(self, values: list[float]) -> list[float]:
         """Return the mean of each value over all ranks."""
@@ -157,3 +144,6 @@ class TensorFlowBackend(ArrayBackend[TrainCase]):
         """Leave the process group, in step with the other ranks."""
         if together:
             self._ranks.leave()
+
+
+open_backend = TensorFlowBackend

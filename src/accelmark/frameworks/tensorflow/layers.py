@@ -1,66 +1,84 @@
-"""Layers with float32 weights that compute in a given type; images have the channels last."""
+"""The layers of models in TensorFlow, with float32 weights that compute in a given type; images are channels-last."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from accelmark.train.initial_weights import Initial, normal
+from accelmark.train.layers import Initial, normal, normal_fan_out, uniform
+
+__all__ = ["normal", "normal_fan_out", "uniform"]
+
+List = list
+relu, silu = tf.nn.relu, tf.nn.silu
+reshape, repeat = tf.reshape, tf.repeat
+_options: dict[str, Any] = {}
 
 
-def normal_fan_out(random: np.random.Generator) -> Initial:
-    """Return normal initial weights of convolutions before ReLU, by the number of outputs of each input.
+@contextmanager
+def building(seed: int, dtype: Any) -> Iterator[None]:
+    """Let layers that are built inside compute in ``dtype``, with initial weights by ``seed``."""
+    _options.update(dtype=dtype, random=np.random.default_rng(seed))
+    try:
+        yield
+    finally:
+        _options.clear()
 
-    He et al. 2015, arXiv:1502.01852.
-    """
-    return lambda shape, fan_in: normal(random, math.sqrt(2 / (math.prod(shape[:-2]) * shape[-1])))(shape, fan_in)
+
+def _initial(initial: Initial, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Any:
+    return tf.Variable(initial(_options["random"], shape, fan_in, fan_out))
 
 
-class Linear(tf.Module):
-    """A product with a matrix, with a bias if ``bias`` is given."""
+class Module(tf.Module):
+    """A model or a part of one; ``forward`` computes its outputs."""
 
-    def __init__(self, size_in: int, size_out: int, initial: Initial, dtype: Any, *, bias: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.dtype = dtype
-        self.kernel = tf.Variable(initial((size_in, size_out), size_in))
-        if bias:
-            self.bias = tf.Variable(initial((size_out,), size_in))
-        self.is_biased = bias
+        self.dtype = _options["dtype"]
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
+        """Return the outputs of ``forward``."""
+        return self.forward(*inputs)
+
+
+class Linear(Module):
+    """A product with a matrix; a bias is uniform, as PyTorch's."""
+
+    def __init__(self, size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> None:
+        super().__init__()
+        self.kernel = _initial(initial, (size_in, size_out), size_in, size_out)
+        self.is_biased = bias
+        if bias:
+            self.bias = _initial(uniform, (size_out,), size_in, size_out)
+
+    def forward(self, x: Any) -> Any:
         """Return ``x`` of shape (..., in) times the matrix."""
         flat = tf.reshape(tf.cast(x, self.dtype), (-1, self.kernel.shape[0]))
         out = tf.reshape(tf.matmul(flat, tf.cast(self.kernel, self.dtype)), (*x.shape[:-1], self.kernel.shape[1]))
         return out + tf.cast(self.bias, self.dtype) if self.is_biased else out
 
 
-class Conv2D(tf.Module):
-    """A convolution of (batch, height, width, channels) without bias."""
+class Conv(Module):
+    """A convolution without bias."""
 
     def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        size: int,
-        initial: Initial,
-        dtype: Any,
-        stride: int = 1,
-        padding: int = 0,
+        self, channels_in: int, channels_out: int, size: int, initial: Initial, stride: int = 1, padding: int = 0
     ) -> None:
         super().__init__()
-        self.dtype, self.stride = dtype, stride
-        self.padding = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-        self.kernel = tf.Variable(initial((size, size, channels_in, channels_out), size * size * channels_in))
+        self.stride, self.padding = stride, [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+        shape = size, size, channels_in, channels_out
+        self.kernel = _initial(initial, shape, channels_in * size**2, channels_out * size**2)
 
-    def __call__(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Any:
         """Return the convolved images."""
         return tf.nn.conv2d(tf.cast(x, self.dtype), tf.cast(self.kernel, self.dtype), self.stride, self.padding)
 
 
-class BatchNorm(tf.Module):
+class BatchNorm(Module):
     """Batch normalization over the last dimension, with the statistics of this rank's batch while training."""
 
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
@@ -70,9 +88,9 @@ class BatchNorm(tf.Module):
         self.running_mean = tf.Variable(tf.zeros(channels), trainable=False)
         self.running_var = tf.Variable(tf.ones(channels), trainable=False)
 
-    def __call__(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Any:
         """Return the normalized input; training moves the running statistics."""
-        found = tf.raw_ops.FusedBatchNormV3(
+        normed = tf.raw_ops.FusedBatchNormV3(
             x=x,
             scale=self.weight,
             offset=self.bias,
@@ -83,53 +101,132 @@ class BatchNorm(tf.Module):
             is_training=self.training,
         )
         if self.training:
-            self.running_mean.assign(found.batch_mean)
-            self.running_var.assign(found.batch_variance)
-        return found.y
+            self.running_mean.assign(normed.batch_mean)
+            self.running_var.assign(normed.batch_variance)
+        return normed.y
 
 
-class Embedding(tf.Module):
-    """Rows of a table."""
-
-    def __init__(self, rows: int, width: int, initial: Initial, dtype: Any) -> None:
-        super().__init__()
-        self.dtype, self.weight = dtype, tf.Variable(initial((rows, width), width))
-
-    def __call__(self, tokens: Any) -> Any:
-        """Return the rows of ``tokens``, of shape (..., width)."""
-        return tf.cast(tf.gather(self.weight, tokens), self.dtype)
-
-
-class RmsNorm(tf.Module):
+class RmsNorm(Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps, self.weight = eps, tf.Variable(tf.ones(size))
 
-    def __call__(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Any:
         """Return the scaled input in the type of ``x``; the mean is computed in float32."""
         wide = tf.cast(x, tf.float32)
         scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, keepdims=True) + self.eps)
         return tf.cast(wide * scale * self.weight, x.dtype)
 
 
-def causal_attention(query: Any, key: Any, value: Any) -> Any:
-    """Return scaled dot-product attention to earlier positions, for tensors of shape (batch, length, heads, width).
+class Embedding(Module):
+    """A table of vectors."""
 
-    Scores are scaled and normalized in float32.
-    """
-    length, width = query.shape[1], query.shape[-1]
-    scores = tf.cast(tf.einsum("btnh,bsnh->bnts", query, key), tf.float32) * width**-0.5
-    mask = np.tri(length, dtype=bool)
-    weights = tf.nn.softmax(tf.where(mask, scores, -np.inf))
-    return tf.einsum("bnts,bsnh->btnh", tf.cast(weights, value.dtype), value)
+    def __init__(self, rows: int, width: int, initial: Initial) -> None:
+        super().__init__()
+        self.weight = _initial(initial, (rows, width), rows, width)
+
+    def forward(self, tokens: Any) -> Any:
+        """Return the rows of ``tokens``, of shape (..., width)."""
+        return tf.cast(tf.gather(self.weight, tokens), self.dtype)
+
+
+class Normalize(Module):
+    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        super().__init__()
+        self.mean, self.std = np.array(mean, np.float32), np.array(std, np.float32)
+
+    def forward(self, image: Any) -> Any:
+        """Return float32 images of shape (batch, height, width, channels)."""
+        return (tf.cast(tf.transpose(image, (0, 2, 3, 1)), tf.float32) - self.mean) / self.std
+
+
+class MaxPool(Module):
+    """The largest value of each window."""
+
+    def __init__(self, size: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.size, self.stride = size, stride
+        self.padding = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+
+    def forward(self, x: Any) -> Any:
+        """Return the pooled images."""
+        return tf.nn.max_pool2d(x, self.size, self.stride, self.padding)
+
+
+class Rotary(Module):
+    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, length: int) -> tuple[Any, Any]:
+        """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
+        rates = 10000.0 ** (-np.arange(0, self.width, 2) / self.width)
+        angles = np.outer(np.arange(length), rates)[:, None]
+        cos = tf.constant(np.concatenate((np.cos(angles), np.cos(angles)), -1), self.dtype)
+        return cos, tf.constant(np.concatenate((-np.sin(angles), np.sin(angles)), -1), self.dtype)
+
+
+class CausalAttention(Module):
+    """Scaled dot-product attention; a token sees itself and those before it. Scores are normalized in float32."""
+
+    def forward(self, query: Any, key: Any, value: Any) -> Any:
+        """Return the mixed values; all tensors are of shape (batch, length, heads, width)."""
+        length, width = query.shape[1], query.shape[-1]
+        scores = tf.cast(tf.einsum("btnh,bsnh->bnts", query, key), tf.float32) * width**-0.5
+        weights = tf.nn.softmax(tf.where(np.tri(length, dtype=bool), scores, -np.inf))
+        return tf.einsum("bnts,bsnh->btnh", tf.cast(weights, value.dtype), value)
+
+
+def rotate(x: Any, cos: Any, sin: Any) -> Any:
+    """Rotate queries or keys of shape (batch, length, heads, width) by their position."""
+    return x * cos + tf.roll(x, x.shape[-1] // 2, -1) * sin
+
+
+def split(x: Any, parts: int) -> list[Any]:
+    """Return equal parts of the last dimension."""
+    return list(tf.split(x, parts, -1))
+
+
+def unbind(x: Any, axis: int) -> list[Any]:
+    """Return the slices along a dimension."""
+    return list(tf.unstack(x, axis=axis))
+
+
+def global_mean(x: Any) -> Any:
+    """Return the mean of images over their positions, of shape (batch, channels)."""
+    return tf.reduce_mean(x, (1, 2))
+
+
+def neighbours(tokens: Any) -> tuple[Any, Any]:
+    """Return all tokens but the last, and the token after each, of (batch, length + 1) tokens of any integer type."""
+    wide = tf.cast(tokens, tf.int32)
+    return wide[:, :-1], wide[:, 1:]
+
+
+def cross_entropy(logits: Any, labels: Any, reduction: str = "mean") -> Any:
+    """Return the ``mean`` or the ``sum`` of the labels' cross entropies, computed in float32."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+    return tf.reduce_mean(losses) if reduction == "mean" else tf.reduce_sum(losses)
+
+
+def num_correct(logits: Any, labels: Any, best: Mapping[str, int]) -> dict[str, Any]:
+    """Return, for each metric, how many labels are among so many ``best`` classes."""
+    most = min(max(best.values()), logits.shape[-1])
+    classes = tf.math.top_k(tf.cast(logits, tf.float32), most, index_type=labels.dtype).indices
+    correct = tf.cast(classes == labels[:, None], tf.int64)
+    return {name: tf.reduce_sum(correct[:, :count]) for name, count in best.items()}
 
 
 def named_variables(module: tf.Module) -> dict[str, Any]:
     """Return all variables of a model by their path, for example ``blocks.0.conv1.kernel``."""
-    found = module._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
-    return {".".join(map(str, path)): variable for path, variable in found}
+    paths = module._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
+    return {".".join(map(str, path)): variable for path, variable in paths}
 
 
 def set_training(module: tf.Module, *, training: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
 import time
 from collections.abc import Callable
@@ -13,11 +12,12 @@ from typing import Any, Final, final
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.tensorflow.launch import COORDINATOR
+from accelmark.frameworks.array_backend import processor_name
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TrainSettings
+from accelmark.spec.settings.training import Precision
 
 _JOIN_S: Final = 300.0
 _LEAVE_S: Final = 60.0
@@ -29,12 +29,11 @@ _KINDS: Final = {"ring": "RING", "nccl": "NCCL"}
 class Ranks:
     """One device of each rank; several ranks are the workers of a ``MultiWorkerMirroredStrategy``."""
 
-    def __init__(self, job: JobSpec, settings: TrainSettings, place: RankPlace) -> None:
+    def __init__(self, job: JobSpec, precision: Precision, threads: int, place: RankPlace) -> None:
         """Set threads and precision before TensorFlow opens the device, and join the other ranks."""
-        self.threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
-        tf.config.threading.set_intra_op_parallelism_threads(self.threads)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-        tf.config.experimental.enable_tensor_float_32_execution(settings.precision == "tf32")
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
         self._place = place
         self.is_cpu = job.device_type == "cpu"
         self._open(job, place)
@@ -68,7 +67,7 @@ class Ranks:
     def name(self) -> str | None:
         """The device's name; on the CPU that of the processor."""
         if self.is_cpu:
-            return platform.processor() or platform.machine() or None
+            return processor_name()
         details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
         return str(details["device_name"]) if "device_name" in details else None
 

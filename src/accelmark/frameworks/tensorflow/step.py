@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
-import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.tensorflow.case import Batch, TrainCase
-from accelmark.frameworks.tensorflow.counting import count_flops
-from accelmark.frameworks.tensorflow.layers import named_variables, set_training
+from accelmark.frameworks.array_backend import outputs_of_loss
+from accelmark.frameworks.tensorflow.layers import building, named_variables, set_training
 from accelmark.frameworks.tensorflow.optimizers import Optimizer
 from accelmark.frameworks.tensorflow.ranks import Ranks
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.case import ArrayCase, Batch
 
 _FIRST_SCALE: Final = 2.0**15
 _GROWTH_STEPS: Final = 2000
@@ -29,10 +28,11 @@ def _graph(function: Callable[..., Any]) -> Any:
 class Step:
     """A case's model with its optimizer; gradients are averaged over the ranks."""
 
-    def __init__(self, case: TrainCase, settings: TrainSettings, ranks: Ranks) -> None:
-        """Build the model, the same on every rank."""
+    def __init__(self, case: ArrayCase, settings: TrainSettings, dtype: Any, ranks: Ranks) -> None:
+        """Build the model, the same on every rank; ``dtype`` is that of matrix products."""
         self._case, self._settings, self._ranks = case, settings, ranks
-        self.model: Any = case.build_model(np.random.default_rng(settings.seed))
+        with building(settings.seed, dtype):
+            self.model: Any = case.build_model()
         self.variables = named_variables(self.model)
         """All variables of the model by name."""
         self.parameters = {name: each for name, each in self.variables.items() if each.trainable}
@@ -54,12 +54,12 @@ class Step:
 
     def state(self) -> dict[str, Any]:
         """Return all variables that a step changes by name."""
-        found = {f"model.{name}": each for name, each in self.variables.items()}
+        state = {f"model.{name}": variable for name, variable in self.variables.items()}
         if self._optimizer is not None:
-            found |= {f"optimizer.{name}": each for name, each in self._optimizer.variables().items()}
+            state |= {f"optimizer.{name}": variable for name, variable in self._optimizer.variables().items()}
         if self._scale is not None:
-            found |= {"scale.value": self._scale, "scale.finite_steps": self._finite_steps}
-        return found
+            state |= {"scale.value": self._scale, "scale.finite_steps": self._finite_steps}
+        return state
 
     def _gradients(self, batch: Batch, scale: Any) -> tuple[Any, list[Any]]:
         parameters = list(self.parameters.values())
@@ -68,21 +68,15 @@ class Step:
             scaled = loss if scale is None else loss * scale
         return loss, [tf.convert_to_tensor(each) for each in tape.gradient(scaled, parameters)]
 
-    def count_flops(self, batch: Mapping[str, np.ndarray]) -> float:
-        """Return the FLOPs of loss and gradients of a batch, which are traced and not computed."""
-        set_training(self.model, training=True)
-        shapes = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
-        return count_flops(_graph(lambda given: self._gradients(given, None)).get_concrete_function(shapes))
-
     def _take(self, batches: list[Batch], rate: Any) -> Any:
         """Apply the mean of all ranks' gradients, clipped, on each rank with its own batches."""
         set_training(self.model, training=True)
         total: Any = 0.0
         gradients: list[Any] = []
         for batch in batches:
-            loss, found = self._gradients(batch, self._scale)
-            found = [each / len(batches) for each in found]
-            gradients = [old + new for old, new in zip(gradients, found, strict=True)] if gradients else found
+            loss, of_batch = self._gradients(batch, self._scale)
+            of_batch = [gradient / len(batches) for gradient in of_batch]
+            gradients = [old + new for old, new in zip(gradients, of_batch, strict=True)] if gradients else of_batch
             total += loss / len(batches)
         if self._scale is not None:
             gradients = [each / self._scale for each in gradients]
@@ -114,17 +108,10 @@ class Step:
         self._scale.assign(self._scale * tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5))
         self._finite_steps.assign(tf.where(grows, 0.0, steps))
 
-    def _sums(self, batch: Batch) -> dict[str, Any]:
+    def _sums(self, batch: Batch) -> Mapping[str, Any]:
         set_training(self.model, training=False)
         return self._case.eval_sums(self.model, batch)
 
     def _outputs(self, batch: Batch) -> Any:
         set_training(self.model, training=True)
-        kept: list[Any] = []
-
-        def recorded(*inputs: Any) -> Any:
-            kept.append(self.model(*inputs))
-            return kept[-1]
-
-        self._case.loss(recorded, batch)
-        return kept[0]
+        return outputs_of_loss(self._case, self.model, batch)

@@ -1,21 +1,21 @@
-"""Tokens on NumPy arrays: data and metrics, without model and loss."""
+"""Tokens on NumPy arrays: data, loss and metrics in any framework with the layers ``nn``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from accelmark.tasks.language.data import TokenShards
-from accelmark.tasks.metrics import PredictedTokens, classification_metrics
+from accelmark.tasks.metrics import PredictedTokens
 from accelmark.train.batches import Arrays
-from accelmark.train.case import ArrayCase
+from accelmark.train.case import ArrayCase, Batch
 from accelmark.train.formulas import attention_flops, dense_flops
+from accelmark.train.layers import nn
 
 
-class TokenData(PredictedTokens, ArrayCase):
-    """Samples of ``seq_length + 1`` tokens for next-token prediction."""
+class NextToken(PredictedTokens, ArrayCase):
+    """Samples of ``seq_length + 1`` tokens for next-token prediction. The model returns logits of each but the last."""
 
     token_type: ClassVar[type[np.integer[Any]]] = np.int64
 
@@ -24,8 +24,18 @@ class TokenData(PredictedTokens, ArrayCase):
         shape = (size, self.number("seq_length") + 1)
         return {self.tokens: self.random.integers(0, self.vocab_size, shape).astype(self.token_type)}
 
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """Return the mean cross entropy of a token, in nats."""
+        tokens, labels = nn.neighbours(batch[self.tokens])
+        return nn.cross_entropy(model(tokens), labels)
 
-class TokenShardData(TokenData):
+    def eval_sums(self, model: Any, batch: Batch) -> dict[str, Any]:
+        """Add up the cross entropies of the tokens."""
+        tokens, labels = nn.neighbours(batch[self.tokens])
+        return {"loss": nn.cross_entropy(model(tokens), labels, "sum"), "count": labels.shape[0] * labels.shape[1]}
+
+
+class DecoderPretraining(NextToken):
     """Pretraining of a decoder on token shards; open runs may reduce its size by ``model``."""
 
     shards: ClassVar[str]
@@ -45,21 +55,3 @@ class TokenShardData(TokenData):
         feed = self.feed_matrices * hidden * sizes["intermediate_size"]
         weights = sizes["num_layers"] * (2 * hidden * (hidden + kv_width) + feed) + hidden * self.vocab_size
         return dense_flops(weights, length) + attention_flops(sizes["num_layers"], hidden, length)
-
-
-class MaskedTokenData(ArrayCase):
-    """Masked tokens: ``tokens`` (batch, length), and ``positions`` with ``labels`` of shape (batch, predictions)."""
-
-    def synthetic_batch(self, size: int) -> Arrays:
-        """Return random tokens, positions and labels."""
-        random, vocabulary = self.random, self.number("vocab_size")
-        length, predictions = self.number("seq_length"), self.number("max_predictions")
-        return {
-            "tokens": random.integers(0, vocabulary, (size, length)),
-            "positions": random.integers(0, length, (size, predictions)),
-            "labels": random.integers(0, vocabulary, (size, predictions)),
-        }
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return accuracy and mean loss over masked tokens."""
-        return classification_metrics(sums, ["mlm_accuracy"])

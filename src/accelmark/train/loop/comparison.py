@@ -9,9 +9,8 @@ for another framework declares how its names are converted (``reference_names``)
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from accelmark.spec.job import CompareJob
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.tensor_file import Array, read_tensors, write_tensors
-from accelmark.train.batches import Arrays
-from accelmark.train.case import ArrayCase
 from accelmark.train.loop.contract import Backend
 
 _MAX_OUTPUTS: Final = 2**22
@@ -59,30 +56,6 @@ class Comparison(Protocol):
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return the model's outputs in training mode for this rank's arrays, as float32, and change no state."""
         ...
-
-
-class ArrayComparison(ABC):
-    """A base of :class:`Comparison` for frameworks other than the reference."""
-
-    def __init__(self, case: ArrayCase, to_device: Callable[[Arrays], Any]) -> None:
-        self._to_device = to_device
-        self.reference_names = case.reference_names
-
-    @abstractmethod
-    def weights(self, *, trained: bool) -> dict[str, Array]:
-        """Return the trainable weights, or the other state of the layers."""
-
-    def parameters(self) -> dict[str, Array]:
-        """Return the trainable weights."""
-        return self.weights(trained=True)
-
-    def statistics(self) -> dict[str, Array]:
-        """Return the running means and variances."""
-        return self.weights(trained=False)
-
-    def batch(self, arrays: Mapping[str, Array]) -> Any:
-        """Return a batch on the device."""
-        return self._to_device(dict(arrays))
 
 
 def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> None:

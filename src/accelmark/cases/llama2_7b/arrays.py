@@ -1,0 +1,89 @@
+"""Pretraining of Llama 2 7B in JAX and PaddlePaddle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from accelmark.tasks.language.arrays import DecoderPretraining
+from accelmark.train.case import Batch
+from accelmark.train.layers import nn
+
+_STD: Final = 0.02
+"""Standard deviation of the initial weights, as in transformers."""
+
+
+class LlamaLayer(nn.Module):
+    """Causal attention with rotary embeddings and a gated feed-forward part, each with a residual connection."""
+
+    is_block = True
+
+    def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
+        super().__init__()
+        hidden, intermediate, initial = sizes["hidden_size"], sizes["intermediate_size"], nn.normal(_STD)
+        self.width = hidden // sizes["num_heads"]
+        self.attention_norm, self.feed_norm = nn.RmsNorm(hidden, eps), nn.RmsNorm(hidden, eps)
+        self.query, self.out = nn.Linear(hidden, hidden, initial), nn.Linear(hidden, hidden, initial)
+        self.key, self.value = (nn.Linear(hidden, sizes["num_kv_heads"] * self.width, initial) for _ in range(2))
+        self.gate, self.up = nn.Linear(hidden, intermediate, initial), nn.Linear(hidden, intermediate, initial)
+        self.down = nn.Linear(intermediate, hidden, initial)
+        self.attention = nn.CausalAttention()
+
+    def forward(self, x: Any, cos: Any, sin: Any) -> Any:
+        """Return the layer's output for ``x`` of shape (batch, length, hidden)."""
+        normed, shape = self.attention_norm(x), (*x.shape[:2], -1, self.width)
+        query, key, value = (nn.reshape(project(normed), shape) for project in (self.query, self.key, self.value))
+        query, key = nn.rotate(query, cos, sin), nn.rotate(key, cos, sin)
+        key, value = (nn.repeat(part, query.shape[2] // part.shape[2], 2) for part in (key, value))
+        x = x + self.out(nn.reshape(self.attention(query, key, value), tuple(x.shape)))
+        normed = self.feed_norm(x)
+        return x + self.down(nn.silu(self.gate(normed)) * self.up(normed))
+
+
+class Llama(nn.Module):
+    """Tokens to logits, with an output layer of its own (Touvron et al. 2023, arXiv:2302.13971)."""
+
+    def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
+        super().__init__()
+        hidden, vocabulary = sizes["hidden_size"], sizes["vocab_size"]
+        self.embedding = nn.Embedding(vocabulary, hidden, nn.normal(_STD))
+        self.layers = nn.List([LlamaLayer(sizes, eps) for _ in range(sizes["num_layers"])])
+        self.norm, self.head = nn.RmsNorm(hidden, eps), nn.Linear(hidden, vocabulary, nn.normal(_STD))
+        self.rotary = nn.Rotary(hidden // sizes["num_heads"], sizes["seq_length"])
+
+    def forward(self, tokens: Any, labels: Any = None) -> Any:
+        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
+        x = self.embedding(tokens)
+        cos, sin = self.rotary(tokens.shape[1])
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        logits = self.head(self.norm(x))
+        return logits if labels is None else nn.cross_entropy(logits, labels)
+
+
+class Case(DecoderPretraining):
+    """Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288)."""
+
+    shards = "llama_tokens"
+    reference_names: ClassVar = {
+        r"^embedding\.": "net.model.embed_tokens.",
+        r"^layers\.": "net.model.layers.",
+        r"^norm\.": "net.model.norm.",
+        r"^head\.": "net.lm_head.",
+        r"\.attention_norm\.": ".input_layernorm.",
+        r"\.feed_norm\.": ".post_attention_layernorm.",
+        r"\.(query|key|value|out)\.": r".self_attn.\1_proj.",
+        r"\.query_": ".q_",
+        r"\.key_": ".k_",
+        r"\.value_": ".v_",
+        r"\.out_": ".o_",
+        r"\.(gate|up|down)\.": r".mlp.\1_proj.",
+    }
+
+    def build_model(self) -> Any:
+        """Build the decoder with random weights."""
+        return Llama(self.sizes, self.real("rms_norm_eps"))
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """Return the mean cross entropy of a token, in nats."""
+        return model(*nn.neighbours(batch[self.tokens]))

@@ -1,0 +1,94 @@
+"""A small Llama on the bytes of Shakespeare's plays in JAX, PaddlePaddle, MindSpore and TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.tasks.language.arrays import NextToken
+from accelmark.train.batches import Arrays
+from accelmark.train.formulas import attention_flops, dense_flops
+from accelmark.train.layers import nn
+
+_STD: Final = 0.02
+
+
+class Layer(nn.Module):
+    """Causal attention with rotary embeddings and a gated feed-forward network, each with a residual connection."""
+
+    is_block = True
+
+    def __init__(self, hidden: int, intermediate: int, heads: int, std: float) -> None:
+        super().__init__()
+        self.heads = heads
+        small, smaller = nn.normal(_STD), nn.normal(std)
+        self.attention_norm, self.feed_norm = nn.RmsNorm(hidden), nn.RmsNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden, small), nn.Linear(hidden, hidden, smaller)
+        self.gate_up = nn.Linear(hidden, 2 * intermediate, small)
+        self.down = nn.Linear(intermediate, hidden, smaller)
+        self.attention = nn.CausalAttention()
+
+    def forward(self, x: Any, cos: Any, sin: Any) -> Any:
+        """Return the layer's output for ``x`` of shape (batch, length, hidden)."""
+        batch, length, hidden = x.shape
+        qkv = nn.reshape(self.qkv(self.attention_norm(x)), (batch, length, 3, self.heads, hidden // self.heads))
+        query, key, value = nn.unbind(qkv, 2)
+        mixed = self.attention(nn.rotate(query, cos, sin), nn.rotate(key, cos, sin), value)
+        x = x + self.out(nn.reshape(mixed, (batch, length, hidden)))
+        gate, up = nn.split(self.gate_up(self.feed_norm(x)), 2)
+        return x + self.down(nn.silu(gate) * up)
+
+
+class LlamaMini(nn.Module):
+    """Decoder with an untied output layer: tokens to logits (Touvron et al. 2023, arXiv:2302.13971)."""
+
+    def __init__(self, *, hidden: int, intermediate: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, hidden, nn.normal(_STD))
+        std = _STD / math.sqrt(2 * layers)
+        self.layers = nn.List([Layer(hidden, intermediate, heads, std) for _ in range(layers)])
+        self.norm, self.head = nn.RmsNorm(hidden), nn.Linear(hidden, VOCAB, nn.normal(_STD))
+        self.rotary = nn.Rotary(hidden // heads, length)
+
+    def forward(self, tokens: Any) -> Any:
+        """Return logits of shape (batch, length, vocabulary)."""
+        x = self.embedding(tokens)
+        cos, sin = self.rotary(tokens.shape[1])
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.head(self.norm(x))
+
+
+class Case(NextToken):
+    """Next-byte prediction in consecutive windows; the byte after each window is only a label."""
+
+    tokens = "bytes"
+    token_type = np.uint8
+    reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
+    vocab_size = VOCAB
+
+    def build_model(self) -> Any:
+        """Build the decoder with random weights."""
+        return LlamaMini(
+            hidden=self.number("hidden_size"),
+            intermediate=self.number("intermediate_size"),
+            layers=self.number("num_layers"),
+            heads=self.number("num_heads"),
+            length=self.number("seq_length"),
+        )
+
+    def dataset(self, *, train: bool) -> Arrays:
+        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
+        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
+        if train:
+            return {"bytes": training_windows(plays, length)}
+        return {"bytes": held_out_windows(plays, length, self.number("eval_windows"))}
+
+    def flops_per_sample(self) -> float:
+        """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        hidden, layers, length = self.number("hidden_size"), self.number("num_layers"), self.number("seq_length")
+        weights = layers * (4 * hidden**2 + 3 * hidden * self.number("intermediate_size")) + hidden * VOCAB
+        return dense_flops(weights, length) + attention_flops(layers, hidden, length)
