@@ -27,6 +27,11 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 LIBRARIES = {"jax": {"flax", "optax"}, "mindspore": {"python", "numpy"}, "paddle": {"numpy"}, "tensorflow": {"numpy"}}
 
 
+def expect_capture(job: Path) -> None:
+    """Where capture fails, MindSpore computes the right numbers slowly, and reports it only in its log."""
+    assert "JitCompileWithTry" not in (job.parent / "rank0.out.log").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module", params=list(LIBRARIES))
 def framework(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -46,7 +51,8 @@ def one_rank(framework: str, plays: Path, tmp_path_factory: pytest.TempPathFacto
 def test_a_rank_trains_evaluates_and_reports_what_the_audit_reads(
     framework: str, one_rank: tuple[Path, Events]
 ) -> None:
-    _, events = one_rank
+    job, events = one_rank
+    expect_capture(job)
     (finished,) = values(events, "FINISHED")
     assert (finished["state"], finished["end_reason"], finished["global_steps"]) == ("completed", "max_steps", 6)
     assert len(losses(events)) == 6
@@ -55,7 +61,7 @@ def test_a_rank_trains_evaluates_and_reports_what_the_audit_reads(
     hidden, layers, length, vocabulary = 32, 2, 32, 256
     weights = layers * (4 * hidden**2 + 3 * hidden * 64) + hidden * vocabulary
     attention = 12 * layers * hidden * length
-    assert finished["flops_per_sample"] == length * (6 * weights + attention)
+    assert finished["flops_per_sample_formula"] == length * (6 * weights + attention)
     (started,) = values(events, "INIT_END")
     assert started["num_parameters"] == weights + vocabulary * hidden + (2 * layers + 1) * hidden
     assert len(started["checkpoint_hash"]) == len(started["parameter_hash"]) == 64
@@ -121,8 +127,9 @@ def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(
     }  # fmt: skip
     job = rank_job(framework, tmp_path / "j", "resnet_mini", {"fashion_mnist": tmp_path}, over)
     events = run_job(job)
+    expect_capture(job)
     (finished,) = values(events, "FINISHED")
-    assert (finished["num_parameters"], finished["flops_per_sample"]) == (77_866, 15_343_360)
+    assert (finished["num_parameters"], finished["flops_per_sample_formula"]) == (77_866, 15_343_360)
     assert values(events, "INIT_END")[0]["eval_samples"] == 20
     statistics = [array for name, array in final_state(job, 4).items() if "mean" in name]
     assert any(np.abs(array).max() > 0 for array in statistics)

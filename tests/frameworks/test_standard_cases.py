@@ -145,7 +145,6 @@ def test_llama2_trains_in_jax_on_token_shards_resumes_exactly_and_recomputes_act
     recomputed = {**over, "activation_checkpointing": "full", "end.max_steps": 2}
     others = run_job(rank_job("jax", tmp_path / "recomputed", "llama2_7b", data, recomputed))
     np.testing.assert_allclose(losses(others), expected[:2], rtol=1e-5)
-    assert values(others, "FINISHED")[0]["flops_per_sample"] == values(events, "FINISHED")[0]["flops_per_sample"]
     run_job(rank_job("jax", tmp_path / "part", "llama2_7b", data, {**over, "end.max_steps": 3}))
     again = rank_job("jax", tmp_path / "part", "llama2_7b", data, over, resume=True)
     assert losses(run_job(again)) == expected[3:]

@@ -220,7 +220,7 @@ class ArrayBackend(RankBackend):
         weights = weights_hash(initial) if place.rank == 0 else None
         self.num_parameters = sum(array.size for array in initial.values())
         del initial
-        self.flops_per_sample = self.flops_per_sample_formula = case.flops_per_sample()
+        self.flops_per_sample_formula = case.flops_per_sample()
         self.build_training()
         self.checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
         if not settings.loader.synthetic:

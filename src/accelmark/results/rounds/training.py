@@ -206,7 +206,7 @@ def _flops_per_sample(timeline: Timeline) -> Figure:
     if finished.flops_per_sample:
         return Figure(value=finished.flops_per_sample)
     if finished.flops_per_sample_formula:
-        note = "from the case's formula; they could not be counted"
+        note = "from the case's formula; they were not counted"
         return Figure(value=finished.flops_per_sample_formula, reason=note)
     return value(None, "the model's FLOPs could not be counted and the case has no formula")
 
