@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, final
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, amp, nn, ops
+from mindspore.communication import GlobalComm, init, release
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, outputs_of_loss, processor_name
 from accelmark.frameworks.mindspore import layers
 from accelmark.frameworks.mindspore.optimizers import OPTIMIZER_CLASSES, build_optimizer, clipped, set_learning_rate
-from accelmark.frameworks.mindspore.ranks import Ranks
 from accelmark.frameworks.mindspore.step import Step
+from accelmark.frameworks.process_launcher import COORDINATOR
+from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.log.events import Event
 from accelmark.train.batches import Arrays
 from accelmark.train.case import Batch
@@ -21,6 +28,7 @@ from accelmark.train.loop.checkpoints import NamedArrays
 from accelmark.train.loop.clocks import DeviceClock, HostClock
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
+_LEAVE_S: Final = 60.0
 _OUT_OF_MEMORY: Final = ("Out of memory", "out of memory", "Allocate memory failed", "Alloc device memory failed")
 
 
@@ -37,14 +45,42 @@ class MindSporeBackend(ArrayBackend):
 
         On the CPU, MindSpore has no bf16 and fp16 for most operations, and computes in fp32.
         """
+        is_cpu = self.immediate = self.job.device_type == "cpu"
+        self._scheduler: subprocess.Popen[bytes] | None = None
+        index = self.place.local_rank
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        try:
+            ms.set_device("CPU" if is_cpu else "Ascend", 0 if is_cpu else index)
+        except (RuntimeError, ValueError) as error:
+            what = f"local rank {index} has no {self.job.device_type}: {first_line(error)}"
+            raise RequestError(f"{what}; check the driver and CANN") from error
         threads = self.num_threads()
-        ranks = self._ranks = Ranks(self.job, threads, self.place)
-        self.immediate, self.clock = ranks.is_cpu, HostClock()
-        if not ranks.is_cpu:
-            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
-        precision = self._precision = "fp32" if ranks.is_cpu else self.settings.precision
-        index = None if ranks.is_cpu else self.place.local_rank
-        return OpenedDevice(self.job.device_type, ranks.name, index, threads, precision)
+        ms.runtime.dispatch_threads_num(threads)
+        if self.world_size > 1:
+            self._join()
+        if is_cpu:
+            self.clock, self._precision = HostClock(), "fp32"
+            return OpenedDevice("cpu", processor_name(), None, threads, "fp32")
+        self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
+        self._precision = self.settings.precision
+        name = str(ms.hal.get_device_name())
+        return OpenedDevice(self.job.device_type, name, index, threads, self._precision)
+
+    def _join(self) -> None:
+        host, _, port = os.environ[COORDINATOR].rpartition(":")
+        variables = {
+            "MS_WORKER_NUM": str(self.world_size),
+            "MS_SCHED_HOST": socket.gethostbyname(host),
+            "MS_SCHED_PORT": port,
+        }
+        if self.place.rank == 0:
+            command = [sys.executable, "-m", "accelmark.frameworks.mindspore.scheduler", str(os.getpid())]
+            self._scheduler = subprocess.Popen(command, env={**os.environ, **variables, "MS_ROLE": "MS_SCHED"})
+        os.environ.update(variables, MS_ROLE="MS_WORKER", MS_NODE_ID=str(self.place.rank))
+        init("mccl" if self.immediate else "hccl")
+        group = GlobalComm.WORLD_COMM_GROUP
+        self._all_gather, self._broadcast = ops.AllGather(group), ops.Broadcast(0, group)
+        self._all_reduce = ops.AllReduce("sum", group)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
@@ -106,7 +142,7 @@ class MindSporeBackend(ArrayBackend):
         total, gradients = self._graphs.gradients(batches, scale)
         if self.world_size > 1:
             self._mark_own_end()
-            joint = self._ranks.means((total, *gradients))
+            joint = self._means((total, *gradients))
             total, gradients = joint[0], joint[1:]
         if self._scaler is not None:
             gradients = self._scaler.unscale(gradients)
@@ -118,12 +154,21 @@ class MindSporeBackend(ArrayBackend):
             set_learning_rate(self._optimizer, learning_rate)
             self._optimizer(gradients)
         if self.immediate:
-            self._ranks.synchronize()
+            self.synchronize()
         return total if self._scaler is None else total / (scale / share)
+
+    def _means(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the mean of each float32 tensor over all ranks, with one exchange."""
+        joint = self._all_reduce(ops.cat([tensor.reshape(-1) for tensor in tensors])) / self.world_size
+        parts, start = [], 0
+        for tensor in tensors:
+            parts.append(joint[start : start + tensor.size].reshape(tensor.shape))
+            start += tensor.size
+        return tuple(parts)
 
     def _mark_own_end(self) -> None:
         if self.immediate:
-            self._ranks.synchronize()
+            self.synchronize()
         if self.clock is not None:
             if self._own_end is not None:
                 self.clock.release([self._own_end])
@@ -138,7 +183,7 @@ class MindSporeBackend(ArrayBackend):
         """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
             for parameter in self._model.untrainable_params():
-                ops.assign(parameter, self._ranks.from_rank_0(parameter))
+                ops.assign(parameter, self._broadcast((parameter,))[0])
         self._model.set_train(False)
         try:
             yield
@@ -172,20 +217,29 @@ class MindSporeBackend(ArrayBackend):
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        self._ranks.synchronize()
+        ms.runtime.synchronize()
+
+    def _gather(self, values: list[float]) -> Callable[[], np.ndarray]:
+        """Start to collect the float64 values of all ranks; the result has a row for each rank."""
+        if self.world_size == 1 or not values:
+            return lambda: np.array([values])
+        joint = self._all_gather(Tensor(np.array(values, np.float64)))
+        return lambda: joint.asnumpy().reshape(self.world_size, -1)
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start a maximum of each value over all ranks."""
-        gathered = self._ranks.gather(values)
+        gathered = self._gather(values)
         return lambda: [float(value) for value in gathered().max(0)]
 
     def mean(self, values: list[float]) -> list[float]:
         """Return the mean of each value over all ranks."""
-        return [float(value) for value in self._ranks.gather(values)().mean(0)]
+        return [float(value) for value in self._gather(values)().mean(0)]
 
     def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device; None on the CPU."""
-        return None if self._device is None else self._ranks.peak_memory_mib()
+        """Return the largest allocation on this rank's device; None on the CPU, where MindSpore does not count."""
+        if self._device is None or self.immediate:
+            return None
+        return float(ms.runtime.max_memory_allocated()) / 2**20
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether MindSpore could not allocate memory."""
@@ -193,8 +247,17 @@ class MindSporeBackend(ArrayBackend):
 
     def close(self, *, together: bool) -> None:
         """Leave the group, in step with the other ranks (``together``) unless they may be gone."""
-        if self._device is not None:
-            self._ranks.leave(together=together)
+        if self._device is None:
+            return
+        if together and self.world_size > 1:
+            self.mean([0.0])
+            release()
+        if self._scheduler is not None:
+            try:
+                self._scheduler.wait(_LEAVE_S if together else 0)
+            except subprocess.TimeoutExpired:
+                self._scheduler.kill()
+                self._scheduler.wait()
 
 
 open_backend = MindSporeBackend

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -11,6 +13,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor, nn
+from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
@@ -22,16 +25,13 @@ from accelmark.frameworks.array_backend import (
     processor_name,
 )
 from accelmark.frameworks.paddle import layers
+from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.frameworks.paddle.optimizers import OPTIMIZER_CLASSES, build_optimizer
-from accelmark.frameworks.paddle.platform import (
-    is_out_of_memory,
-    join_ranks,
-    open_device,
-    set_precision,
-    summary,
-)
+from accelmark.spec.errors import RequestError, first_line
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
-from accelmark.spec.settings.training import TYPE_OF_PRECISION
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
@@ -40,6 +40,9 @@ from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"
 _SCALER: Final = "scaler/"
+_ERROR_KIND: Final = re.compile(r"\(\w+\) \S")
+"""The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
+_OUT_OF_MEMORY: Final = ("ResourceExhausted", "Out of memory", "out of memory", "bad_alloc", "Cannot allocate memory")
 
 
 @final
@@ -53,15 +56,15 @@ class PaddleBackend(ArrayBackend):
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        self._device_name = device = open_device(self.job, self.place)
+        self._device_name = device = _open_device(self.job, self.place)
         threads = self.num_threads()
-        paddle.base.core.set_num_threads(threads)
-        self._precision = precision = set_precision(self.settings.precision, device)
+        core.set_num_threads(threads)
+        self._precision = precision = _set_precision(self.settings.precision, device)
         self.immediate, self.clock = device == "cpu", HostClock()
         if device != "cpu":
             self.clock = DeviceClock(lambda: paddle.device.Event(enable_timing=True))
             self.losses = DeviceLosses(_fetch)
-        self._control = join_ranks(self.job, self.place)
+        self._control = _join_ranks(self.job, self.place)
         name = str(paddle.device.cuda.get_device_name()) if device.startswith("gpu") else processor_name()
         return OpenedDevice(device, name, None if device == "cpu" else self.place.local_rank, threads, precision)
 
@@ -252,11 +255,12 @@ class PaddleBackend(ArrayBackend):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether Paddle could not allocate memory."""
-        return is_out_of_memory(error)
+        return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
 
     def summary(self, error: BaseException) -> str:
-        """Return the line of an error that says what happened."""
-        return summary(error)
+        """Return the line of an error that says what happened; Paddle's begin with a stack and the kind of error."""
+        lines = (line.strip() for line in str(error).splitlines())
+        return next((line for line in lines if _ERROR_KIND.search(line)), first_line(error))
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
@@ -272,3 +276,62 @@ def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
     """Start copying losses together."""
     stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in losses])
     return lambda: [float(loss) for loss in stacked.numpy().tolist()]
+
+
+def _open_device(job: JobSpec, ranks: RankPlace) -> str:
+    """Make this rank's device the current one, and return its name (``cpu``, ``gpu:0``).
+
+    Raises:
+        RequestError: this Paddle has no such device, or fewer of them than the host has ranks.
+    """
+    if job.device_type == "cpu":
+        paddle.set_device("cpu")
+        return "cpu"
+    available: list[str] = paddle.device.get_available_device() + paddle.device.get_available_custom_device()
+    mine = [name for name in available if name.partition(":")[0] == job.device_type]
+    if not mine:
+        raise RequestError(
+            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and Paddle {paddle.__version__} finds only "
+            f"{', '.join(available)}; check the driver and that the installed Paddle is a build for it"
+        )
+    if ranks.local_rank >= len(mine):
+        raise RequestError(f"local rank {ranks.local_rank} has no device: {len(mine)} {job.device_type} visible here")
+    paddle.set_device(f"{job.device_type}:{ranks.local_rank}")
+    return f"{job.device_type}:{ranks.local_rank}"
+
+
+def _set_precision(precision: Precision, device: str) -> Precision:
+    """Choose the numeric mode of fp32 matrix work; return the precision computed in.
+
+    fp32 switches off the tf32 that Paddle uses by default. Paddle has neither bf16 nor fp16 matrix products on the CPU,
+    and computes fp32 there.
+    """
+    if device == "cpu":
+        return "fp32"
+    if device.startswith("gpu"):
+        core.set_cublas_switch(precision == "tf32")
+        core.set_cudnn_switch(precision == "tf32")
+    return precision
+
+
+def _join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
+    """Open the process group if there are several ranks; returns a gloo group for control messages, or None.
+
+    The variables are those that Paddle's own launcher sets. Those of other launchers would take precedence.
+    """
+    if ranks.world_size == 1:
+        return None
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    address = os.environ[MASTER]
+    os.environ.update(
+        PADDLE_TRAINER_ID=str(ranks.rank),
+        PADDLE_TRAINERS_NUM=str(ranks.world_size),
+        PADDLE_TRAINER_ENDPOINTS=address,
+        PADDLE_CURRENT_ENDPOINT=address,
+        PADDLE_DISTRI_BACKEND=job.collective_backend,
+    )
+    if job.device_type != "cpu":
+        os.environ[f"FLAGS_selected_{job.device_type}s"] = str(ranks.local_rank)
+    dist.init_parallel_env()
+    return dist.new_group(backend="gloo")
