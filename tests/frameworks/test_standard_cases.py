@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,8 @@ COMMON = {
     "activation_checkpointing": "off", "log_every_steps": 1, "checkpoint.keep": 3,
     "schedule.name": "constant", "schedule.warmup_ratio": 0.0, "schedule.warmup_steps": 0,
 }  # fmt: skip
+MINIS = [("llama_mini", "mindspore"), *(("resnet_mini", name) for name in ("jax", "mindspore", "paddle", "tensorflow"))]
+MINI = {"precision": "fp32", "threads": 1, "batch_size": 16}
 COUNTED = {
     "jax": """
 import jax
@@ -91,16 +94,30 @@ def test_a_case_has_the_published_parameters_and_operations_at_full_size(case: s
     assert float(flops) == published_flops(case, train.settings["model"])
 
 
-@pytest.mark.parametrize(("case", "framework"), CASES)
-def test_a_case_of_reduced_size_computes_what_pytorch_computes(case: str, framework: str) -> None:
+def check(case: str, framework: str, steps: int, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Compare the first steps on synthetic data, on one rank and on two, with PyTorch's."""
     cache = framework_environment(framework).parent / "cache"
-    changed = {**{f"model.{name}": value for name, value in SMALL[case].items()}, **COMMON}
-    settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
-    given = ("check", "case", case, "--frameworks", framework, "--synthetic", "--steps", "2", "--vendor", "cpu")
-    done = run_accelmark(*given, *settings, "--json", timeout_s=800, ACCELMARK_CACHE=cache)
+    options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    command = ("check", "case", case, "--frameworks", framework, "--vendor", "cpu", "--synthetic", "--json")
+    return run_accelmark(*command, "--steps", str(steps), *options, timeout_s=800, ACCELMARK_CACHE=cache)
+
+
+@pytest.mark.parametrize(("case", "framework"), [*CASES, *MINIS])
+def test_one_rank_and_two_compute_what_pytorch_computes(case: str, framework: str) -> None:
+    """Also batch normalization, of which each rank has the statistics of its own batch, as in PyTorch."""
+    if case in SMALL:
+        done = check(case, framework, 2, {**{f"model.{name}": value for name, value in SMALL[case].items()}, **COMMON})
+    else:
+        done = check(case, framework, 3, MINI)
     assert done.returncode == 0, done.stdout + done.stderr
-    (check,) = json.loads(done.stdout)
-    assert [(job["framework"], job["num_ranks"]) for job in check["jobs"]] == [(framework, 1), (framework, 2)]
+    (compared,) = json.loads(done.stdout)
+    assert [(job["framework"], job["num_ranks"]) for job in compared["jobs"]] == [(framework, 1), (framework, 2)]
+
+
+def test_a_precision_that_paddle_does_not_compute_in_is_not_compared() -> None:
+    done = check("resnet_mini", "paddle", 3, {**MINI, "precision": "bf16"})
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no job computed in bf16" in done.stdout
 
 
 @pytest.mark.parametrize("framework", ["jax", "mindspore", "tensorflow"])
