@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from accelmark.train.formulas import attention_flops, dense_flops
+from accelmark.train.formulas import attention_flops, conv_flops, dense_flops
 
 Model = Mapping[str, Any]
-
-
-def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, is_first: bool = False) -> float:
-    """Return the FLOPs of a square convolution for one image; the first one's input needs no gradient."""
-    return 2.0 * size**2 * kernel**2 * channels_in * channels_out * (2 if is_first else 3)
 
 
 def published_flops(name: str, model: Model) -> float:

@@ -20,3 +20,16 @@ def attention_flops(num_layers: int, hidden_size: int, length: int) -> float:
     convention of the PaLM paper, the FLOP counter and published MFU figures.
     """
     return 12.0 * num_layers * hidden_size * length * length
+
+
+def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, is_first: bool = False) -> float:
+    """Return the FLOPs of a square convolution for one image.
+
+    Args:
+        size: side of the output.
+        kernel: side of the kernel.
+        channels_in: channels of the input.
+        channels_out: channels of the output.
+        is_first: the input is the image, which needs no gradient, so the backward pass has only one product.
+    """
+    return 2.0 * size**2 * kernel**2 * channels_in * channels_out * (2 if is_first else 3)
