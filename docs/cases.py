@@ -18,8 +18,8 @@ _HEAD: Final = """\
 # Cases
 
 A case is a standard workload: a model, a data set and a target. `accelmark cases NAME` prints its settings; its README
-has the results. *none yet*: no target is known; the metric or the loss curve is reported. This page is written by
-`python docs/cases.py`."""
+has the results. *speed only*: the case states no target, so a run does not check convergence; a VALID result says so.
+This page is written by `python docs/cases.py`."""
 
 
 def page() -> str:
@@ -52,8 +52,10 @@ def _cases() -> Iterator[CaseSpec]:
 def _row(case: CaseSpec) -> str:
     target = "-"
     if case.train is not None:
-        aim = case.train.target
-        target = f"{aim.metric} {'≥' if aim.direction == 'at_least' else '≤'} {aim.value:g}" if aim else "none yet"
+        aim, curve = case.train.target, case.train.reference_loss
+        target = "speed only" if curve is None else "loss curve"
+        if aim is not None:
+            target = f"{aim.metric} {'≥' if aim.direction == 'at_least' else '≤'} {aim.value:g}"
     files = {file.stem for file in folders("cases")[case.name].path.glob("*.py")} & set(folders("frameworks"))
     cells = (
         _link(case, "../"),

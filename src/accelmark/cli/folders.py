@@ -168,7 +168,7 @@ def _criterion(train: TrainCaseSpec) -> str:
     return (
         f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
         if reference is not None
-        else "no reference yet"
+        else "speed only"
     )
 
 

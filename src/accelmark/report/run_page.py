@@ -49,6 +49,7 @@ _MARKS: Final = {
     "open": "open: immutable settings may have been changed",
     "synthetic": "synthetic data",
     "made_up_data": "made-up data",
+    "speed_only": "speed only: the case states no target",
     "partial": "partial: did not run to its end",
     "partial_evaluation": "evaluated on part of the data",
     "busy_machine": "busy machine",

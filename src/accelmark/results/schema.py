@@ -294,6 +294,7 @@ Mark = Literal[
     "open",
     "synthetic",
     "made_up_data",
+    "speed_only",
     "partial",
     "partial_evaluation",
     "busy_machine",
@@ -652,8 +653,15 @@ class CaseResult(Spec):
         """What the verdict means, in a sentence, or that a cancelled case was not judged."""
         if self.state == "cancelled":
             return "The run was stopped by a person, a signal or the scheduler, and was not judged."
+        speed = " The case states no target, so convergence was not checked." if "speed_only" in self.marks else ""
         unreliable = " Other work used the machine: the timing is unreliable." if self.is_timing_unreliable else ""
-        return f"{VERDICTS[self.verdict]}{unreliable}"
+        return f"{VERDICTS[self.verdict]}{speed}{unreliable}"
+
+    @property
+    def verdict_note(self) -> str:
+        """What limits a VALID result, for its badge: ``speed only``, ``timing unreliable``."""
+        notes = {"speed only": "speed_only" in self.marks, "timing unreliable": self.is_timing_unreliable}
+        return ", ".join(note for note, applies in notes.items() if applies and self.verdict == "VALID")
 
     @property
     def is_timing_unreliable(self) -> bool:

@@ -68,6 +68,11 @@ class TrainingWork(BaseWork):
     """Whether a program made up the case's data."""
     settings: TrainSettings
 
+    @property
+    def checks_convergence(self) -> bool:
+        """Whether the case states a target or a reference loss curve; without one a run measures speed only."""
+        return self.target is not None or self.reference_loss is not None
+
     def for_round(self, number: int) -> Self:
         """Return the work of round ``number``: each round has its own seed."""
         settings = self.settings.model_copy(update={"seed": self.settings.seed + number - 1})

@@ -214,8 +214,8 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
 
 
 def _judgement(case: CaseResult) -> str:
-    """Return the verdict, or the state of a case that did not succeed."""
-    return case.verdict if case.state == "succeeded" else case.state
+    """Return the verdict and what limits it, or the state of a case that did not succeed."""
+    return ", ".join(filter(None, (case.verdict, case.verdict_note))) if case.state == "succeeded" else case.state
 
 
 def _figure(case: CaseResult, name: FigureName) -> str:
