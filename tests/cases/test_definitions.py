@@ -139,6 +139,7 @@ def test_a_case_folder_is_loaded_completely(name: str) -> None:
         assert heading in text
     assert "<!-- results -->" in text
     frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))}
+    frameworks -= {"arrays"}
     assert frameworks <= set(folders("frameworks"))
     assert ("pytorch" in frameworks) == (name in CASES)
 
@@ -154,8 +155,8 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
                 part.read_text(encoding="utf-8") for part in folder.glob("_?*.py") if f"{part.stem} import" in text
             ]
             shared += [
-                (folders("cases")[base].path / f"{framework}.py").read_text(encoding="utf-8")
-                for base in re.findall(r"from accelmark\.cases\.(\w+)\.pytorch import", text)
+                (folders("cases")[base].path / f"{module}.py").read_text(encoding="utf-8")
+                for base, module in re.findall(r"from accelmark\.cases\.(\w+)\.(pytorch|arrays) import", text)
             ]
             named = r'(?:data_dirs\[|shards = |weights = |samples = )"(\w+)"'
             asked = set(re.findall(named, "".join([text, *shared])))

@@ -20,7 +20,7 @@ KEY = "signs:slowgrad:CPU:1:2"
 
 
 def test_the_guide_has_the_file_that_is_run_here() -> None:
-    guide = (HERE.parents[1] / "docs" / "trainer.md").read_text(encoding="utf-8")
+    guide = (HERE.parents[1] / "docs" / "how-to" / "add-a-trainer.md").read_text(encoding="utf-8")
     written = guide.partition("```yaml\n")[2].partition("```")[0]
     assert yaml.safe_load(written) == yaml.safe_load((HERE / "slowgrad.yaml").read_text(encoding="utf-8"))
 

@@ -265,4 +265,4 @@ def test_inferences_in_another_batch_or_precision_are_not_comparable(tmp_path: P
     with pytest.raises(RequestError, match="batch_size 16, baseline 1"):
         compare(runs)
     [pair] = compare(runs, force=True).pairs
-    assert pair.not_comparable == ("precision bf16, baseline fp32", "batch size 16, baseline 1")
+    assert pair.not_comparable == ("precision bf16, baseline fp32", "batch_size 16, baseline 1")

@@ -26,7 +26,7 @@ SIGNERS: Final = "allowed_signers"
 """In a ledger: the keys of those who may sign, in the format of ssh-keygen's ALLOWED SIGNERS."""
 AGREEMENT: Final = 0.05
 """Largest difference between the headline figures of two results that reproduce each other."""
-_KEPT: Final = (*HEADLINES, FigureName.THROUGHPUT_PER_DEVICE, FigureName.MEAN_POWER)
+_KEPT: Final = (*HEADLINES, *RATES.values(), FigureName.THROUGHPUT_PER_DEVICE, FigureName.MEAN_POWER)
 _ID: Final = re.compile(r"\d{4}-\d{2}-\d{2}-[A-Za-z0-9._+-]+-[0-9a-f]{16}")
 _WORDS: Final[tuple[tuple[Mark, str, str, str], ...]] = (
     ("synthetic", "data", "synthetic", "real"),
