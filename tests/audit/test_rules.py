@@ -287,7 +287,8 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
 
     def adapted(job: dict[str, Any]) -> None:
         job["adaptation"] = {
-            "path": "/v/acme/cases/toy-pytorch", "sha256": "00", "extern": {"__init__.py": 31}, "kernels": {"gelu.cpp": 80},
+            "path": "/v/acme/cases/toy-pytorch", "sha256": "00",
+            "extern": {"__init__.py": 31}, "kernels": {"gelu.cpp": 80},
             "requirements": ["torch_acme==2.1"],
         }  # fmt: skip
         job["provenance"]["precision"] |= {
