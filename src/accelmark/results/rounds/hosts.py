@@ -212,12 +212,12 @@ def round_marks(
         "open": job.open or any(setting.forced for setting in job.provenance.values()),
         "synthetic": synthetic,
         "made_up_data": isinstance(job.work, TrainingWork) and job.work.made_up_data,
-        "speed_only": isinstance(job.work, TrainingWork) and not job.work.checks_convergence,
         "partial": state != "succeeded",
         "partial_evaluation": partial_evaluation,
         "busy_machine": bool(disturbances(findings)),
         "resumed": resumed,
         "bad_samples": any(found.rule == _UNREADABLE for found in findings),
+        "speed_only": isinstance(job.work, TrainingWork) and not job.work.checks_convergence,
     }
     return tuple(mark for mark, applies in marks.items() if applies)
 
