@@ -154,10 +154,10 @@ def arrays(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_images": np.zeros((40, 1, SIDE, SIDE))}, r"train_images: holds float64; expected bytes"),
-        ({"train_labels": np.arange(39) % CLASSES}, r"train_labels: has 39 labels, but .*train_images has 40"),
-        ({"train_labels": np.arange(40) % CLASSES - 1}, r"train_labels: has labels from -1 to 2; .*from 0"),
-        ({"train_labels": np.array([None] * 40)}, r"bad\.npz: cannot be read as images: .*allow_pickle"),
+        ({"train_images": np.zeros((40, 1, SIDE, SIDE))}, r"train_images: holds float64 .*expected bytes"),
+        ({"train_labels": np.arange(39) % CLASSES}, r"train_labels: expected 40 integers"),
+        ({"train_labels": np.arange(40) % CLASSES - 1}, r"train_labels: .*from 0"),
+        ({"train_labels": np.array([None] * 40)}, r"bad\.npz: cannot be read as images"),
     ],
 )
 def test_arrays_that_are_not_labeled_images_are_reported_by_file_and_array(
