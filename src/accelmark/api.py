@@ -165,7 +165,7 @@ def run(
     from accelmark.cli.runs import plan_request, read_run_file, run_name
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.preflight.check import run_preflight
+    from accelmark.run.preflight.hosts import run_preflight
     from accelmark.run.record.directory import default_path
 
     if (file is None) == (not keys):

@@ -18,7 +18,7 @@ import yaml
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.delivery import wheel
-from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
@@ -41,7 +41,7 @@ def look(plan: Plan, *given: Path) -> list[Problem]:
             await launcher.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelmark.run.preflight.check.given_data", lambda _: [(None, path) for path in given])
+        patch.setattr("accelmark.run.preflight.hosts.given_data", lambda _: [(None, path) for path in given])
         return [problem for problem in asyncio.run(body()) if "busy: load" not in problem.what]
 
 

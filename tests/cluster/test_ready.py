@@ -15,8 +15,8 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers.ssh.delivery import wheel
-from accelmark.run.preflight.check import require_ready
 from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.hosts import require_ready
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.cluster.skeleton import mounts, write_rootfs

@@ -20,7 +20,7 @@ import yaml
 from accelmark.audit.verify import verify_run
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.slurm.options import Options
-from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError

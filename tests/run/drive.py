@@ -9,7 +9,7 @@ from pathlib import Path
 from accelmark.plan.plan import Plan
 from accelmark.run.controller.coordinator import resume, start
 from accelmark.run.controller.stop import stop
-from accelmark.run.preflight.check import run_preflight
+from accelmark.run.preflight.hosts import run_preflight
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 

@@ -13,7 +13,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.preflight.check import Preflight, check_cluster, preflight_commands
+from accelmark.run.preflight.hosts import Preflight, check_cluster, preflight_commands
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec

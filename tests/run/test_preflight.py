@@ -19,9 +19,9 @@ from accelmark.run.host import CommandResult, SubprocessHost
 from accelmark.run.launchers import plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
-from accelmark.run.preflight.check import check_cluster, require_ready
 from accelmark.run.preflight.checks import devices, load, problems_of_host, same_machine, unlike_hosts
 from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostsNotReadyError, HostState, PackageFacts
+from accelmark.run.preflight.hosts import check_cluster, require_ready
 from accelmark.run.preflight.packages import package_facts, package_problems, require_here
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, RequestError

@@ -14,7 +14,7 @@ import yaml
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
-from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from tests.cli.test_main import accelmark
@@ -39,7 +39,7 @@ def look(plan: Plan, run: Path, *given: Path) -> list[str]:
     run.mkdir()
     directory = RunDirectory(run, plan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelmark.run.preflight.check.given_data", lambda _: [(None, path) for path in given])
+        patch.setattr("accelmark.run.preflight.hosts.given_data", lambda _: [(None, path) for path in given])
         found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs).run())
     return [problem.what for problem in found if "busy: load" not in problem.what]
 

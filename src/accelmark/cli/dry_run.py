@@ -20,9 +20,9 @@ from accelmark.run.controller.evaluate import MOST_REPLAYED
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
-from accelmark.run.preflight.check import missing_here, preflight_commands
 from accelmark.run.preflight.checks import given_data
 from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.hosts import missing_here, preflight_commands
 from accelmark.run.record.directory import RunDirectory, require_empty
 from accelmark.run.record.states import read_events
 from accelmark.spec.errors import SpecError

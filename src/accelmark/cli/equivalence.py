@@ -23,7 +23,7 @@ from accelmark.run.controller.data import DataFetcher
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.display.rows import print_hanging
 from accelmark.run.equivalence import check_equivalence
-from accelmark.run.preflight.check import run_preflight
+from accelmark.run.preflight.hosts import run_preflight
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError, nearest

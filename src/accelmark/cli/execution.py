@@ -51,7 +51,7 @@ def execute(
         return None
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.preflight.check import run_preflight
+    from accelmark.run.preflight.hosts import run_preflight
 
     plan = plan.model_copy(update={"offline": offline})
     if not as_json:

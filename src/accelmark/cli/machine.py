@@ -181,7 +181,7 @@ def preflight(
 ) -> Output:
     """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
     from accelmark.run.controller.cancellation import run_until_signal
-    from accelmark.run.preflight.check import check_cluster
+    from accelmark.run.preflight.hosts import check_cluster
     from accelmark.spec.number_format import counted
     from accelmark.spec.plugins.launcher import unusable_parts
 

@@ -195,7 +195,7 @@ def resume(
     """Continue an interrupted run. Follows running rounds, repeats lost and cancelled ones, skips finished ones."""
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.preflight.check import run_preflight
+    from accelmark.run.preflight.hosts import run_preflight
 
     with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.resume(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,7 +16,7 @@ from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import Problem, RequestError, RunError, SpecError, nearest
 from accelmark.spec.model import FiniteSpec, Spec, parse, read_yaml
 from accelmark.spec.number_format import counted, digits, percent, quantity
-from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
+from accelmark.spec.plugins.catalog import load_case, plugin_directories
 from accelmark.spec.settings.training import Scalar
 
 CLAIMS: Final = Path(__file__).parents[1] / "claims"
@@ -208,10 +207,7 @@ class Reproduction(Spec):
 
 def claim_files() -> dict[str, Path]:
     """Return the file of each claim by name: those shipped, and ``claims/`` below each directory of plug-ins."""
-    places = [
-        CLAIMS,
-        *(Path(part) / "claims" for part in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep) if part),
-    ]
+    places = [CLAIMS, *(directory / "claims" for directory in plugin_directories())]
     return {file.stem: file for place in places for file in sorted(place.glob("*.yaml"))}
 
 
@@ -237,10 +233,10 @@ def load_claim(name: str) -> tuple[str, Claim]:
 def require_unit(claim: Claim, where: str) -> None:
     """Raise SpecError where the unit of a claim is not that of its figure for its case."""
     spec = load_case(claim.case)
-    part = {"train": spec.train, "infer": spec.infer, "serve": spec.infer}[claim.task]
-    if part is None:
+    if claim.task not in spec.tasks:
         raise SpecError([Problem(where, "task", f"{claim.case} has no task {claim.task!r}")])
-    expected = unit_of(claim.figure, "token" if claim.task == "serve" else part.unit)
+    part = spec.train if claim.task == "train" else spec.infer
+    expected = unit_of(claim.figure, "token" if claim.task == "serve" or part is None else part.unit)
     if claim.unit != expected:
         what = f"{claim.unit!r} does not fit: {claim.figure.value} of {claim.case} is in {expected or 'no unit'!r}"
         raise SpecError([Problem(where, "unit", what)])

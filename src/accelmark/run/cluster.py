@@ -28,7 +28,7 @@ from accelmark.results.cluster import (
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.controller import coordinator
 from accelmark.run.controller.data import DataFetcher
-from accelmark.run.preflight.check import run_preflight
+from accelmark.run.preflight.hosts import run_preflight
 from accelmark.run.probe import probe
 from accelmark.run.record.directory import require_empty
 from accelmark.spec.errors import EXIT_CANCELLED, RunError, SpecError

@@ -20,7 +20,7 @@ from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import execute_job
 from accelmark.run.launchers import create_launcher, plan_of_hosts
-from accelmark.run.preflight.check import Preflight, missing_here, require_ready
+from accelmark.run.preflight.hosts import Preflight, missing_here, require_ready
 from accelmark.run.record.directory import RunDirectory, safe_name
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError

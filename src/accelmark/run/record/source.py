@@ -39,8 +39,8 @@ def _copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
         folder = find("vendors", job.vendor)
     except AccelmarkError:
         return
-    files = [file for file in tree_files(folder.path) if not file[0].startswith("cases/")]
-    files = files if folder.origin != "accelmark" else []
+    is_ours = folder.origin == "accelmark"
+    files = [] if is_ours else [file for file in tree_files(folder.path) if not file[0].startswith("cases/")]
     if job.adaptation is not None:
         prefix = f"cases/{job.adaptation.name}"
         files += [(f"{prefix}/{name}", content) for name, content in tree_files(job.adaptation.path)]

@@ -261,7 +261,7 @@ def unread_plugins() -> list[str]:
     problems = []
     for directory in plugin_directories():
         kinds = [kind for kind in get_args(Kind) if (directory / kind).is_dir()]
-        if not kinds:
+        if not kinds and not (directory / "claims").is_dir():
             expected = f"has none of {', '.join(f'{kind}/' for kind in get_args(Kind))}"
             problems.append(f"{directory}: {expected if directory.is_dir() else 'does not exist'}")
         for kind in kinds:
