@@ -15,7 +15,7 @@ CAUSES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"read-only file system", f"mount it writable, or {_ELSEWHERE}"),
         (
             r"out of memory: killed|oom-kill|\boom_kill|memory cgroup out of memory|cannot allocate memory|bad_alloc",
-            "the memory of the host, or its limit, is used up: reduce batch_size or loader.num_workers, or raise it",
+            "host memory or its limit is used up: reduce batch_size or loader.num_workers, or raise the limit",
         ),
         (
             r"\bSIGBUS\b|bus error",

@@ -196,16 +196,14 @@ def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
 
 def _row(case: CaseResult) -> tuple[Text, ...]:
     sign, style = SIGNS[case.state] if case.state != "succeeded" else _VERDICT_SIGNS[case.verdict]
-    name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
-    if case.variant:
-        name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
-    if case.role is not None:
-        name = f"{case.role}: {name}"
-    marks = f"\n{marks_text(case.marks)}" if case.marks else ""
+    key = case.key
+    name = f"{key.model}:{key.framework}" if case.role is None else f"{case.role}: {key.model}:{key.framework}"
+    place = f"{key.hardware} {case.variant}" if case.variant else f"{key.hardware}:{key.nnodes}:{key.nproc}"
+    beneath = ", ".join(filter(None, (place, marks_text(case.marks))))
     return (
         Text(sign, style=style),
-        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim"), (marks, "dim")),
-        Text(_judgement(case), style=_VERDICT_STYLE[case.verdict]),
+        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim"), (f"\n{beneath}", "dim")),
+        Text(_judgement(case).replace(", ", "\n"), style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),
         Text(_figure(case, _TIME[case.task])),
