@@ -146,6 +146,7 @@ def summary_of(bench: Path, out: str) -> dict[str, Any]:
     return dict(summary["cases"][0])
 
 
+@pytest.mark.heavy
 def test_the_adaptation_of_an_installed_vendor_is_applied_and_counted(bench: Path) -> None:
     accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "good")
     case = summary_of(bench, "good")

@@ -110,6 +110,7 @@ def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_ba
         assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-4)
 
 
+@pytest.mark.heavy
 def test_ranks_diverge_together_and_one_that_ends_fails_the_trial(group: RankGroup) -> None:
     ranks = [process.pid for process in group.processes]
     wild = Hyperparameters(batch_size=32, learning_rate=1e30)

@@ -31,6 +31,7 @@ def campaign(output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     return ended, json.loads(path.read_text()) if path.is_file() else {}
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_second_call_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     output = tmp_path / "out"
@@ -73,6 +74,7 @@ def wheel_of(directory: Path, name: str, *requires: str, content: str = "") -> P
     return path
 
 
+@pytest.mark.heavy
 def test_wheels_of_the_archive_are_installed_beside_the_interpreters_packages(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     wheel_of(tmp_path / "wheels", "sitecustomize", content="import sys; print('from the wheel', file=sys.stderr)\n")

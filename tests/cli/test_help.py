@@ -72,6 +72,7 @@ def completed(place: Path, line: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.heavy
 def test_bash_completes_runs_searches_data_sets_scenarios_and_parts_of_a_key(tmp_path: Path) -> None:
     for file in ("runs/a/plan.json", "runs/b/automl.json", "c.accelmark.tar"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -136,6 +136,7 @@ def test_inference_of_a_case_is_checked_without_a_run(bench: Path, part: str, by
     assert expected in missing(case_checks("line12", run=True))
 
 
+@pytest.mark.heavy
 def test_a_case_that_fails_in_training_reports_why(bench: Path) -> None:
     code = new_folder("cases", "line3", bench) / "pytorch.py"
     good = code.read_text()

@@ -56,6 +56,7 @@ def result_of(bench: Path, out: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.heavy
 def test_unwritten_parts_are_listed(bench: Path) -> None:
     told = accelmark(bench, "check", "case", "spirals", "--no-run")
     assert told.returncode == 0
@@ -63,12 +64,14 @@ def test_unwritten_parts_are_listed(bench: Path) -> None:
     assert "class Case has all required methods" in told.stdout
 
 
+@pytest.mark.heavy
 def test_the_case_is_listed(bench: Path) -> None:
     rows = {row["name"]: row for row in json.loads(accelmark(bench, "cases", "--json").stdout)}
     assert rows["spirals"]["target"] == "accuracy ≥ 0.95"
     assert rows["spirals"]["frameworks"] == ["pytorch"]
 
 
+@pytest.mark.heavy
 def test_training_reaches_the_target(bench: Path) -> None:
     ended = accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "real")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -112,6 +115,7 @@ def test_synthetic_data_trains_on_two_ranks(bench: Path) -> None:
     assert result_of(bench, "two")["converged"] is True
 
 
+@pytest.mark.heavy
 def test_a_directory_of_another_layout_is_refused_with_what_was_expected(bench: Path) -> None:
     ended = accelmark(bench, "train", "spirals", "--data", "cases", "--out", "wrong")
     assert ended.returncode != 0

@@ -184,6 +184,7 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     assert (other / "thesis.txt").exists()
 
 
+@pytest.mark.heavy
 def test_an_index_of_the_device_that_cannot_be_reached_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_other_weights_than_the_logged_ones_are_a_finding(run: Path, tmp_path: P
     assert json.loads(run_accelmark("verify", str(copy), "--json").stdout)["intact"], "the run is as it ended"
 
 
+@pytest.mark.heavy
 def test_a_repeated_evaluation_leaves_a_signed_run_as_it_is(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

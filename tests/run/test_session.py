@@ -160,6 +160,7 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
     assert (round_dir / "attempt1" / "localhost_noderank0" / "exit.json").exists()
 
 
+@pytest.mark.heavy
 def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan(("first=hang",)))
@@ -195,6 +196,7 @@ def test_a_daemon_with_an_empty_environment_does_not_outlive_a_killed_agent(tmp_
     assert not daemon.alive
 
 
+@pytest.mark.heavy
 def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done(drive("start", run, plan=make_plan(("first=raise",))))

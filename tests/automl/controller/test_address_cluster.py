@@ -72,6 +72,7 @@ def asked(search: Search, address: str, concurrency: int = CORES) -> tuple[int, 
     return search.finish(search.begin("run", "-c", str(path), "--json", environment={"RAY_AUTH_TOKEN": TOKEN}))
 
 
+@pytest.mark.heavy
 def test_a_search_runs_on_a_running_cluster_and_leaves_it_running(
     search: Search, head: tuple[str, psutil.Process]
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_search_runs_on_a_running_cluster_and_leaves_it_running(
     assert head[1].is_running()
 
 
+@pytest.mark.heavy
 def test_more_workers_than_cluster_nodes_are_refused(search: Search, head: tuple[str, psutil.Process]) -> None:
     code, _, err = asked(search, head[0], concurrency=CORES + 1)
     assert code == 2

@@ -237,6 +237,7 @@ def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
     assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
 
 
+@pytest.mark.heavy
 def test_only_weights_needed_later_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searchers, "BEST_PARENTS", 1)
     monkeypatch.setattr(searchers, "LATEST_PARENTS", 1)

@@ -24,6 +24,7 @@ def search(tmp_path: Path) -> Iterator[Search]:
     made.end()
 
 
+@pytest.mark.heavy
 def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: Search) -> None:
     schedule = {"concurrency": 2, "max_trials": 5, "round_epochs": [3], "tuning_round": 2}
     search.begin("run", "-c", str(search.configure(schedule=schedule)))
