@@ -246,13 +246,15 @@ def test_answers_and_speed_of_a_scenario_are_judged(run: Path, change: dict[str,
     assert rules(judged(run), "error") == ({rule} if rule else set())
 
 
-def test_an_engine_whose_accuracy_was_not_compared_is_invalid(run: Path) -> None:
+def test_an_engine_whose_accuracy_was_not_compared_is_invalid_or_open_without_a_validation(run: Path) -> None:
     def without(event: str, value: dict[str, Any]) -> None:
         if event == "EVALUATE" and value["phase"] == "validation":
             value["metrics"] = {}
 
     change_events(run, without)
     assert rules(judged(run), "error") == {"accuracy-gate"}
+    change_infer(run, settings={"no_validation": True, "exist_onnx_path": "given.onnx"})
+    assert (rules(judged(run), "error"), rules(judged(run), "open") >= {"accuracy-gate"}) == (set(), True)
     change_infer(run, reference={"value": 0.9, "within": 1.0, "source": "made up for tests"})
     assert rules(judged(run), "error") == set()
 

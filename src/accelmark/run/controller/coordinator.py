@@ -410,7 +410,7 @@ class Coordinator:
 def library_log(path: Path, level: str) -> Iterator[None]:
     """Append what libraries log at ``level`` or above to ``path``, until the context ends."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s [%(filename)s,%(lineno)d] %(name)s: %(message)s"))
     root = logging.getLogger()
     before = root.level
     root.addHandler(handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.log.records import ClockReading
 from accelmark.spec.model import Spec
 
+_LOG: Final = logging.getLogger("accelmark")
 ENDS: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "timed_out", "lost", "cancelled"})
 _FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     "queued": frozenset({"preparing", "cancelled"}),
@@ -138,6 +140,8 @@ class RunEventLog:
         now = ClockReading.now()
         stamped = event.model_copy(update={"mono_s": now.mono_s, "uptime_s": now.uptime_s})
         line = stamped.model_dump_json(exclude_none=True).encode() + b"\n"
+        level = logging.ERROR if event.state in ENDS - {"succeeded"} else logging.INFO
+        _LOG.log(level, "%s", ": ".join(filter(None, (event.kind, event.job, event.state, event.reason))))
         with write_errors(self._path):
             os.write(self._descriptor, line)
             os.fsync(self._descriptor)
