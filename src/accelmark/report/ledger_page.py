@@ -36,7 +36,6 @@ def render_ledger(ledger: Ledger, prices: Prices | None = None) -> str:
     return page(
         "ledger/ledger.html",
         charts=True,
-        lazy_charts=True,
         title="Ledger",
         num_records=len(ledger.entries),
         num_cases=len(rows),

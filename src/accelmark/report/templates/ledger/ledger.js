@@ -184,16 +184,7 @@
     shown = rows.filter((row) => Object.entries(filters).every(([name, value]) => !value || row[name] === value));
     table();
     document.documentElement.dataset.ledger = String(shown.length);
-    setTimeout(() => { compare(); charts(); if (document.readyState === "complete") redraw(); });
+    setTimeout(() => { compare(); charts(); redraw(); });
   };
   update();
-  const start = () => {  // Plotly takes longer than the rest of the page
-    const script = element("script", at("plotly")?.textContent);
-    at("plotly")?.replaceWith(script);
-    redraw();
-  };
-  addEventListener("beforeprint", start);
-  addEventListener("load", () => new IntersectionObserver((seen, observer) => {
-    if (seen.some((entry) => entry.isIntersecting)) { observer.disconnect(); start(); }
-  }, { rootMargin: "600px" }).observe(at("charts")));
 })();

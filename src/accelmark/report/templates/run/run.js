@@ -110,6 +110,7 @@
   }
 
   function draw(width) {
+    if (!window.Plotly) return;
     const c = colours();
     for (const element of document.querySelectorAll(".plot[data-case]")) {
       const data = plots[element.dataset.case];
@@ -136,6 +137,7 @@
   }
 
   draw();
+  document.addEventListener("charts", () => draw());
   addEventListener("beforeprint", () => draw(PRINT_WIDTH));
   new MutationObserver(() => draw()).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
