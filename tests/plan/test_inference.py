@@ -125,7 +125,7 @@ def _plan(
 
 def test_an_inference_job_runs_one_process_of_the_infer_package(toy: Path) -> None:
     (planned,) = _plan({"key": "toy"}).jobs
-    assert planned.nodes[0].command == ("python", "-m", "accelmark.infer", "job.json")
+    assert planned.nodes[0].command[-2:] == ("accelmark.infer", "job.json")
     assert isinstance(planned.job.work, InferJob)
     assert planned.job.work.settings.flops == 6
     assert planned.job.work.parameters == {"side": 8}

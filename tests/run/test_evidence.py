@@ -11,6 +11,7 @@ import os
 import shutil
 import site
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -22,18 +23,13 @@ import accelmark
 from accelmark.run.agent.bytecode import BytecodeCheck
 from accelmark.run.agent.event_times import LogEvents
 from accelmark.run.agent.file_watch import FileWatch
-from accelmark.run.agent.rank_environment import (
-    _UNRECORDED,
-    UNWATCHED,
-    environment_record,
-    start_files,
-    without_loaders,
-)
+from accelmark.run.agent.rank_environment import _UNRECORDED, UNWATCHED, environment_record, start_files
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import SKIPPED, is_hashed, load_framework
 from tests.cases.infer_of import job_of
 from tests.cases.job_of import job_of as job_file
@@ -77,12 +73,18 @@ def test_accelmarks_own_paths_and_harmless_values_are_no_finding_and_private_val
     assert "hunter22" not in record.model_dump_json()
 
 
-def test_the_recorder_does_not_load_what_a_vendors_script_preloads() -> None:
-    script = AdaptationRecord(environment={"LD_PRELOAD": "/x/clock.so", "LIBRARY": "/x"})
-    final = {"LD_PRELOAD": "/x/clock.so", "LIBRARY": "/x"}
-    assert without_loaders(final, {"LD_PRELOAD": "/usr/lib/jemalloc.so"}, script) == {
-        "LD_PRELOAD": "/usr/lib/jemalloc.so", "LIBRARY": "/x",
-    }  # fmt: skip
+def test_a_library_path_is_found_where_it_replaces_a_library_of_pythons_own(tmp_path: Path) -> None:
+    for name in ("replaced/libc.so.6", "devices/libcuda.so.1"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    shell = {"LD_LIBRARY_PATH": f"{tmp_path / 'devices'}:/usr/lib:{tmp_path / 'replaced'}"}
+    assert recorded(tmp_path, shell, {}, {}).loaders["LD_LIBRARY_PATH"].value == str(tmp_path / "replaced")
+
+
+def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('json.py of the working directory')")
+    done = subprocess.run(module_command(sys.executable, "json.tool", "--help"), cwd=tmp_path, check=False)
+    assert done.returncode == 0
 
 
 OF_SETUPTOOLS = (

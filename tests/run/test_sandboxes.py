@@ -48,10 +48,10 @@ def test_pyxis_makes_the_container_of_the_one_srun_of_a_job(plugins: Path, tmp_p
     assert (shell, script) == ("sh", str(nodes[0].node_dir / "step.sh"))
     agent = launcher.job_commands(nodes[1])[0]
     assert agent[0] == "env"
-    assert agent[agent.index("sh") :][1:4] == [f"{code}/accelmark/run/sandboxes/enter.sh", "/opt/python", "-m"]
+    assert agent[agent.index("sh") :][1:3] == [f"{code}/accelmark/run/sandboxes/enter.sh", "/opt/python"]
     assert not any(word.startswith("srun") for word in agent), "the step runs it"
     clean_up = launcher.clean_up_command(nodes[0], PurePosixPath(nodes[0].node_dir))
-    assert clean_up[-3:] == ["-m", "accelmark.run.processes", str(nodes[0].node_dir)]
+    assert clean_up[-2:] == ["accelmark.run.processes", str(nodes[0].node_dir)]
     assert "enter.sh" not in " ".join(clean_up), "the host's Python ends processes of a dead agent"
 
 
@@ -72,7 +72,7 @@ def test_apptainer_runs_the_image_file_with_the_vendors_options_for_it(plugins: 
     inside = agent[agent.index("/images/box.sif") + 1 :]
     assert inside[0] == "env"
     assert "A=1,2" in inside, "Apptainer's --env would split it"
-    assert inside[inside.index("sh") :][1:4] == [f"{launcher.code}/accelmark/run/sandboxes/enter.sh", "python3", "-m"]
+    assert inside[inside.index("sh") :][1:3] == [f"{launcher.code}/accelmark/run/sandboxes/enter.sh", "python3"]
 
 
 def test_enroot_starts_the_image_file_with_mounts_and_variables_of_its_own_form(plugins: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_enroot_starts_the_image_file_with_mounts_and_variables_of_its_own_form(
     mounted = [agent[index + 1] for index, word in enumerate(agent) if word == "--mount"]
     assert {"/data:/d:none:x-create=auto,rbind,ro", f"{tmp_path}:{tmp_path}:none:x-create=auto,rbind"} <= set(mounted)
     assert {"A=1,2", "container=enroot"} <= {agent[n + 1] for n, word in enumerate(agent) if word == "--env"}
-    assert agent[agent.index("/images/box.sqsh") + 1 :][:2] == ["python3", "-m"]
+    assert agent[agent.index("/images/box.sqsh") + 1] == "python3"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation, reevaluation_dir
 from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_json
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
@@ -86,7 +86,7 @@ class RoundEvidence(NamedTuple):
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
     environments: tuple[EnvironmentRecord, ...] = ()
-    """The environment of the ranks on each host; empty where the run did not record it."""
+    """The environment of the ranks on each host, and of those of the evaluation job, where they were recorded."""
 
     @property
     def has_same_case(self) -> bool:
@@ -216,9 +216,9 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
     except (OSError, ValidationError):
         data = None
     adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
-    environments = (
-        _read(EnvironmentRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ENVIRONMENT_FILE}"))
-    )
+    places = (round_dir, reevaluation_dir(round_dir))
+    files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{ENVIRONMENT_FILE}")))
+    environments = (_read(EnvironmentRecord, path) for path in files)
     return RoundEvidence(
         result=result,
         job=_read(JobSpec, round_dir / "job.json"),

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Final
 
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace
 
 COORDINATOR: Final = "ACCELMARK_COORDINATOR"
@@ -43,7 +44,7 @@ def launch_ranks(
     environment, defaults = {coordinator: f"{place.master_address}:{place.master_port}"}, defaults or {}
     if place.nnodes * place.num_ranks == 1:
         return Launch(place.rank_command, {**environment, **RankPlace().variables()}, defaults)
-    command = [place.python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks)]
+    command = module_command(place.python, "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks))
     command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
     if place.nnodes == 1:
         return Launch([*command, "--free-port", coordinator, "--", *place.rank_command], {}, defaults)

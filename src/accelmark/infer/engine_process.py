@@ -29,6 +29,7 @@ from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, restored, shortened
 from accelmark.infer.slots import Rows, Slots, create_memory, mapped
 from accelmark.spec.errors import RequestError
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RANK_VARIABLES, RankPlace
 
@@ -126,7 +127,7 @@ class EngineProcess:
         outputs = create_memory()
         ours, theirs = socket.socketpair()
         descriptors = (theirs.fileno(), self._inputs, outputs)
-        command = [sys.executable, "-m", worker, *map(str, descriptors), str(os.getpid())]
+        command = module_command(sys.executable, worker, *map(str, descriptors), str(os.getpid()))
         inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
         with theirs, log.open("ab") as stream:
             process = Popen(

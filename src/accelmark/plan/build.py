@@ -18,6 +18,7 @@ from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey, is_version
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import (
     FolderRef,
     find,
@@ -168,7 +169,7 @@ class _Planner:
         self._check_version(key)
         self.warnings += [f"{key}: {warning}" for warning in planned.warnings]
         first = _first_round(asked, planned, chip)
-        command = ("python", "-m", planned.work.rank_module, "job.json")
+        command = tuple(module_command("python", planned.work.rank_module, "job.json"))
         hosts = enumerate(self.run.cluster.hosts[: key.nnodes])
         nodes = tuple(PlannedNode(host=host.name, noderank=n, nproc=key.nproc, command=command) for n, host in hosts)
         file = requirements_file(asked.adaptation, folder.path)

@@ -27,6 +27,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ProbeJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.records import CEILINGS_FILE, Ceilings, ProbeItem
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import FolderRef, framework_device, load_framework
 from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.plugins.requirements import Need
@@ -146,7 +147,7 @@ def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluste
         data_dirs={},
         checkpoint_dir=Path("checkpoints"),
     )
-    command = ("python", "-m", probe.rank_module, "job.json")
+    command = tuple(module_command("python", probe.rank_module, "job.json"))
     nodes = tuple(
         PlannedNode(host=name, noderank=noderank, nproc=nproc, command=command) for noderank, name in enumerate(names)
     )

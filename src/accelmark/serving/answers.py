@@ -19,6 +19,7 @@ from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import Answer, RequestRecord
+from accelmark.spec.module_command import module_command
 from accelmark.spec.settings.serving import ServeSettings
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
@@ -75,10 +76,10 @@ def compare_answers(
         for one in sample.answers
     )
     prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [
-        sys.executable, "-m", "accelmark.serving.answers", str(model.directory), device_type,
+    command = module_command(
+        sys.executable, "accelmark.serving.answers", str(model.directory), device_type,
         _DTYPES[settings.precision], str(prompts), str(answers),
-    ]  # fmt: skip
+    )  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = " / ".join(done.stderr.splitlines()[-_LAST_LINES:])

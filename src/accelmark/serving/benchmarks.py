@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import SCORES_FILE, BenchmarkScore
+from accelmark.spec.module_command import module_command
 from accelmark.spec.settings.inference import BenchmarkSettings
 
 LOG_FILE: Final = "harness.log"
@@ -61,7 +62,7 @@ def _run(
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(node_dir / "harness"), "TOKENIZERS_PARALLELISM": "false"}
     ours, theirs = Pipe()
     handed = theirs.fileno()
-    command = [sys.executable, "-m", "accelmark.serving.harness", str(request), str(result), str(handed)]
+    command = module_command(sys.executable, "accelmark.serving.harness", str(request), str(result), str(handed))
     log = node_dir / LOG_FILE
     with log.open("ab") as stream, theirs:
         process = subprocess.Popen(

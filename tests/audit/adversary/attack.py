@@ -123,6 +123,8 @@ class Attack(BaseModel):
     """Content of a ``.pth`` file in the site-packages of an environment of its own."""
     resume: bool = False
     """Resume the run, which the attack has interrupted."""
+    evaluate: dict[str, str] | None = None
+    """Variables of the operator's shell with which the run is evaluated again, as after an interrupted evaluation."""
     package: str = ""
     """Python that changes a copy of AccelMark at ``package``; it sets ``file`` and its ``edited`` text. A reader
     verifies the run with the original."""
@@ -165,6 +167,10 @@ class Attack(BaseModel):
         if self.resume:
             assert outcome.exit_code, outcome.output
             outcome = bench.resume(directory)
+        if self.evaluate is not None:
+            shutil.rmtree(next((directory / "run").glob("*/evaluation-round1")))
+            bench.accelmark(directory, "evaluate", "run", "--offline", environment=self.evaluate)
+            return bench.verify(directory)
         return bench.verify(directory) if self.package and outcome.verdict == "VALID" else outcome
 
     def found(self, outcome: Outcome) -> tuple[str, ...]:

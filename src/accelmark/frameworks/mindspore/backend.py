@@ -22,6 +22,7 @@ from accelmark.frameworks.mindspore.step import Step
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.log.events import Event
+from accelmark.spec.module_command import module_command
 from accelmark.train.batches import Arrays
 from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
@@ -74,7 +75,7 @@ class MindSporeBackend(ArrayBackend):
             "MS_SCHED_PORT": port,
         }
         if self.place.rank == 0:
-            command = [sys.executable, "-m", "accelmark.frameworks.mindspore.scheduler", str(os.getpid())]
+            command = module_command(sys.executable, "accelmark.frameworks.mindspore.scheduler", str(os.getpid()))
             self._scheduler = subprocess.Popen(command, env={**os.environ, **variables, "MS_ROLE": "MS_SCHED"})
         os.environ.update(variables, MS_ROLE="MS_WORKER", MS_NODE_ID=str(self.place.rank))
         init("mccl" if self.immediate else "hccl")

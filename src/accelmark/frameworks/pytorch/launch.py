@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
 
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -20,7 +21,7 @@ def launch(place: HostPlace) -> Launch:
     world_size = place.nnodes * place.num_ranks
     if world_size == 1:
         return Launch(place.rank_command, {**environment, **RankPlace().variables()})
-    command = [place.python, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(place.num_ranks)]
+    command = module_command(place.python, "accelmark.frameworks.pytorch.elastic", "--nproc", str(place.num_ranks))
     command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
     if place.nnodes > 1:
         command += ["--rdzv-endpoint", f"{place.master_address}:{place.master_port}"]

@@ -48,7 +48,6 @@ from accelmark.run.agent.rank_environment import (
     environment_record,
     environment_variables,
     watched_code,
-    without_loaders,
 )  # fmt: skip
 from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, escaped_line, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
@@ -78,6 +77,7 @@ from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord
 from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, ClockReading, HostClocks
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
 
@@ -195,6 +195,8 @@ class Agent:
         found["rank_python"] = task.python or sys.executable
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
         self._list_secrets()
+        if task.telemetry is not None:  # before the vendor's script, which is for the ranks: its figures are evidence
+            self._recorder.start(task.telemetry, self._environment)
         script = AdaptationRecord()
         if task.adaptation is not None or task.requirements is not None:
             python = task.python or sys.executable
@@ -204,9 +206,6 @@ class Agent:
             self._list_secrets()
         record = environment_record(task, self._dir, self._environment, os.environ, script, framework)
         write_atomic(self._dir / ENVIRONMENT_FILE, record.model_dump_json(indent=1))
-        if task.telemetry is not None:
-            # What the vendor's script loads is for the ranks: the recorder's clock and figures are evidence.
-            self._recorder.start(task.telemetry, without_loaders(self._environment, os.environ, script))
 
     def _code_folders(self) -> Iterator[Path]:
         """Yield the folders of the code that ranks run and that AccelMark hashes."""
@@ -421,7 +420,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
 
 def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
     """Return the commands that an agent starts: the telemetry recorder, then the ranks with their variables."""
-    recorder = [[python, "-m", RECORDER_MODULE, str(node_dir)]] if task.telemetry is not None else []
+    recorder = [module_command(python, RECORDER_MODULE, str(node_dir))] if task.telemetry is not None else []
     variables = [f"{name}={value}" for name, value in task.environment.items()]
     return [*recorder, [*(["env", *variables] if variables else []), *launch_of(task, python).command]]
 

@@ -27,6 +27,7 @@ CODE_DIRECTORY: Final = "code"
 """Directory of the node directory with a link to the agent's AccelMark, where that is next to other packages."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
+_SYSTEM_LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _START_MODULES: Final = ("sitecustomize", "usercustomize")
 _RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
 _DISTUTILS: Final = (
@@ -76,11 +77,12 @@ def environment_record(
         origin = _origin(name, value, task, ambient, script)
         is_shown = origin != "shell" or name.startswith(shown)
         variables[name] = Variable(origin=origin, value=displayed_value(name, value) if is_shown else None)
-    python_path = _foreign_entries(environment.get("PYTHONPATH", ""), node_dir)
-    loaders = {name: variables[name] for name in LOADER_VARIABLES if environment.get(name) and name != "PYTHONPATH"}
-    if python_path:
-        origin = variables["PYTHONPATH"].origin
-        loaders["PYTHONPATH"] = Variable(origin=origin, value=os.pathsep.join(python_path))
+    loaders = {name: variables[name] for name in LOADER_VARIABLES if environment.get(name)}
+    for name, foreign in {"PYTHONPATH": _foreign_entries, "LD_LIBRARY_PATH": _shadowing_entries}.items():
+        if name in loaders and (entries := foreign(environment[name], node_dir)):
+            loaders[name] = Variable(origin=loaders[name].origin, value=os.pathsep.join(entries))
+        else:
+            loaders.pop(name, None)
     switches = {
         name: variables[name]
         for name, harmless in framework.numeric_variables.items()
@@ -92,15 +94,6 @@ def environment_record(
         numeric_switches=switches,
         start_files=tuple(start_files(Path(task.python) if task.python else None)),
     )
-
-
-def without_loaders(
-    environment: Mapping[str, str], ambient: Mapping[str, str], script: AdaptationRecord
-) -> dict[str, str]:
-    """Return ``environment`` with the variables that load code as they were before the vendor's script changed them."""
-    changed = [name for name in LOADER_VARIABLES if name in script.environment]
-    kept = {name: value for name, value in environment.items() if name not in changed}
-    return kept | {name: ambient[name] for name in changed if name in ambient}
 
 
 def _origin(
@@ -123,7 +116,17 @@ def _foreign_entries(python_path: str, node_dir: Path) -> list[str]:
         node_dir / CODE_DIRECTORY,
         Path(sysconfig.get_path("purelib")),
     }
-    return [entry for entry in python_path.split(os.pathsep) if entry and Path(entry) not in own]
+    return [entry or "." for entry in python_path.split(os.pathsep) if Path(entry) not in own]
+
+
+def _shadowing_entries(library_path: str, node_dir: Path) -> list[str]:
+    """Return the entries of ``LD_LIBRARY_PATH`` that replace a library which every Python process loads."""
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    names = set(re.findall(r"/(lib[^/\s]+\.so[.\d]*)$", mapped, re.MULTILINE))
+    own = [*map(Path, _SYSTEM_LIBRARIES), Path(sys.base_prefix, "lib")]
+    entries = [node_dir / entry for entry in library_path.split(os.pathsep)]
+    foreign = [entry for entry in entries if not any(entry.resolve().is_relative_to(place) for place in own)]
+    return [str(entry) for entry in foreign if any((entry / name).exists() for name in names)]
 
 
 def package_directories(python: Path | None = None) -> list[Path]:

@@ -17,6 +17,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.limits import size_of
 from accelmark.run.agent.task import TelemetryTask
 from accelmark.run.processes import descendants, is_alive
+from accelmark.spec.module_command import module_command
 
 RECORDER_MODULE: Final = "accelmark.telemetry.record"
 _FIRST_LINE_S: Final = 5.0
@@ -55,7 +56,7 @@ class RecorderProcess:
         self._wrote_at = time.monotonic()
         with (self._dir / "telemetry.log").open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", RECORDER_MODULE, str(self._dir)],
+                module_command(sys.executable, RECORDER_MODULE, str(self._dir)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
+from accelmark.spec.module_command import module_command
 
 MOST_DRAWN: Final = 128
 """Most steps that are replayed of pairs of checkpoints, which have at most as many."""
@@ -78,7 +79,7 @@ def evaluation_of(
         "framework_module": None if job.job.device_type == "cpu" else job.job.framework_module,
         "checkpoint_dir": Path(os.path.relpath(round_dir / job.job.checkpoint_dir, place)),
     }
-    command = ("python", "-m", work.rank_module, "job.json")
+    command = tuple(module_command("python", work.rank_module, "job.json"))
     nodes = tuple(node.model_copy(update={"command": command}) for node in job.nodes)
     name = place.relative_to(directory.path).as_posix()
     return PlannedJob(directory=name, job=job.job.model_copy(update=changed), nodes=nodes)

@@ -13,6 +13,7 @@ from accelmark.run.agent.host import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.image import ImageRecipe, recipe_of
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.vendor import VendorSpec
 
@@ -28,7 +29,7 @@ class ModuleCommand:
     """A module of AccelMark to run in a sandbox, and what it needs there."""
 
     module: str
-    """Argument of ``python -m``."""
+    """Argument of :func:`module_command`."""
     arguments: tuple[str, ...]
     name: str
     """Unique on its host."""
@@ -48,7 +49,7 @@ class Sandbox:
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
         """Return the arguments that run ``inside`` on a host; ``python`` is the host's own."""
         variables = [f"{name}={value}" for name, value in inside.environment.items()]
-        return ["env", *variables, python, "-m", inside.module, *inside.arguments]
+        return ["env", *variables, *module_command(python, inside.module, *inside.arguments)]
 
     def step_options(self, inside: ModuleCommand) -> list[str]:
         """Return the options of the ``srun`` whose step runs ``inside``; empty where the command enters the sandbox."""
@@ -109,7 +110,7 @@ class ContainerSandbox(Sandbox):
 
     def entered(self, inside: ModuleCommand) -> list[str]:
         """Return the arguments of the container's ``sh`` that run ``inside``."""
-        return [str(self.code / _ENTER), self.spec.python, "-m", inside.module, *inside.arguments]
+        return [str(self.code / _ENTER), *module_command(self.spec.python, inside.module, *inside.arguments)]
 
     def with_variables(self, inside: ModuleCommand) -> list[str]:
         """Return the command, in a container that is there already, that sets the variables and runs ``inside``."""

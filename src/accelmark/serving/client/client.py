@@ -18,6 +18,7 @@ from accelmark.serving.cores import started_on
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.module_command import module_command
 
 _LEAD_S: Final = 0.2
 """From the message that a stage begins to its beginning."""
@@ -43,7 +44,7 @@ class Client:
         Raises:
             RequestError: the target's URL is invalid.
         """
-        command = [sys.executable, "-m", __package__, target.url()]
+        command = module_command(sys.executable, __package__, target.url())
         self.target = target
         self._is_stopped = False
         self._num_ended = 0

@@ -133,8 +133,8 @@ class AdaptationRecord(Spec):
 ENVIRONMENT_FILE: Final = "environment.json"
 """In the directory of a round on one host: an :class:`EnvironmentRecord`."""
 LOADER_VARIABLES: Final = (
-    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR",
-    "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX",
+    "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME",
+    "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX",
 )  # fmt: skip
 """Variables that make a process load other code before its own."""
 VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
@@ -153,7 +153,8 @@ class EnvironmentRecord(Spec):
 
     variables: dict[str, Variable] = Field(default_factory=dict)
     loaders: dict[str, Variable] = Field(default_factory=dict)
-    """Variables that load code into the ranks before AccelMark's own; of ``PYTHONPATH``, the entries besides its."""
+    """Variables that load code into the ranks before AccelMark's own: of ``PYTHONPATH``, the entries besides its; of
+    ``LD_LIBRARY_PATH``, directories with a library of Python's own, such as ``libm.so.6``."""
     numeric_switches: dict[str, Variable] = Field(default_factory=dict)
     """Variables that make the framework compute in another precision than declared."""
     start_files: tuple[str, ...] = ()
