@@ -134,7 +134,8 @@ ENVIRONMENT_FILE: Final = "environment.json"
 """In the directory of a round on one host: an :class:`EnvironmentRecord`."""
 LOADER_VARIABLES: Final = (
     "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME",
-    "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX",
+    "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE",
+    "PYTHONPYCACHEPREFIX",
 )  # fmt: skip
 """Variables that make a process load other code before its own."""
 VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
