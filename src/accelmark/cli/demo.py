@@ -112,7 +112,7 @@ def _lines(cases: dict[str, CaseResult]) -> list[str]:
     return [
         f"honest: {digits(rates[0])} images/s, {honest.verdict}",
         f"cheat:  {digits(rates[1])} images/s ({faster}), {cheat.verdict}: it skips three of four steps",
-        f"found by {rules or 'no rule'}",
+        f"found by the rules {rules}" if rules else "not found",
         f"  {first or 'nothing'}",
     ]
 
