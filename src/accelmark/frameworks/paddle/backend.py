@@ -317,7 +317,9 @@ def _set_precision(precision: Precision, device: str) -> Precision:
 def _join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
     """Open the process group if there are several ranks; returns a gloo group for control messages, or None.
 
-    The variables are those that Paddle's own launcher sets. Those of other launchers would take precedence.
+    The variables are those that Paddle's own launcher sets. Those of other launchers would take precedence. All gloo
+    groups of Paddle 3.3 keep their addresses under the same keys of the store, so that ranks of a second group may
+    connect to addresses of the first ("Connection refused"): there is one gloo group only.
     """
     if ranks.world_size == 1:
         return None
@@ -333,5 +335,5 @@ def _join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
     )
     if job.device_type != "cpu":
         os.environ[f"FLAGS_selected_{job.device_type}s"] = str(ranks.local_rank)
-    dist.init_parallel_env()
-    return dist.new_group(backend="gloo")
+    group = dist.init_parallel_env()
+    return group if job.collective_backend == "gloo" else dist.new_group(backend="gloo")
