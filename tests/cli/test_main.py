@@ -73,7 +73,10 @@ def test_a_dry_run_starts_nothing(option: str, shown: tuple[str, ...], tmp_path:
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
         (["train", "resnet_mini", "--set", "batchsize=3"], "did you mean 'batch_size'?"),
-        (["train", "resnet_mini", "--set", "optimizer.lr=0.3"], "is not mutable (cases/resnet_mini/case.yaml"),
+        (
+            ["train", "resnet_mini", "--set", "optimizer.lr=0.3"],
+            "is not mutable: it is 0.2, not 0.3 (cases/",
+        ),
         (["train", "resnet_mini", "--set", "eval_batch_size"], "is not of the form key=value"),
         (["train", "resnet_mini:pytorch:CPU:1:x:0"], "nproc 'x'"),
         (["run", "missing.yaml"], "missing.yaml"),

@@ -23,6 +23,7 @@ def execute(
     plan: Plan,
     out: Path | None,
     *,
+    runs: Path | None = None,
     offline: bool,
     dry_run: bool,
     as_json: bool,
@@ -31,12 +32,13 @@ def execute(
 ) -> Path | None:
     """Execute or submit ``plan``, or only print it, and end with the exit code of the run unless it is 0.
 
+    The run directory is ``out``, or a new one in ``runs``.
     Returns the run directory, or None where nothing was started.
     """
     from accelmark.run.record.directory import default_path
     from accelmark.spec.errors import RequestError
 
-    path = out or default_path(plan.name, datetime.now(UTC))
+    path = out or default_path(plan.name, datetime.now(UTC), runs or Path("runs"))
     if plan.strict and plan.warnings:
         raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
     if dry_run:

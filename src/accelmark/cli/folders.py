@@ -304,16 +304,22 @@ def import_files(
         list[Path],
         Argument(
             metavar="FILE",
-            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configurations.yaml; for claims: MLPerf's "
+            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configuration.yaml; for claims: MLPerf's "
             "result files and summaries, FlagPerf's READMEs.",
         ),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
     url: Annotated[str | None, Option("--url", metavar="URL", help="Where the file of claims is published.")] = None,
+    is_open: Annotated[
+        bool, Option("--open", help="Also import what a case fixes; the run is declared open, its results are OPEN.")
+    ] = False,
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
-    """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
+    """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed.
+
+    Only what a run accepts is written.
+    """
     from accelmark.compat.flagperf.convert import convert
 
     if origin == _CLAIMS:
@@ -323,7 +329,7 @@ def import_files(
         what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}, and {_CLAIMS}"
         read = "; AIPerf's config.yml is read as it is: accelmark automl run -c config.yml"
         raise RequestError(what + (read if origin == "aiperf" else ""))
-    converted = convert(files)
+    converted = convert(files, is_open=is_open)
     written = _written(_files(converted), out, force=force)
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
     return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))

@@ -180,8 +180,16 @@ def run(
         base=file.parent,
         allow_missing_data=dry_run or commands,
     )
+    runs = None if request.runs is None else file.parent / request.runs.expanduser()
     execute(
-        plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json, submit=submit
+        plan,
+        out,
+        runs=runs,
+        offline=offline,
+        dry_run=dry_run or commands,
+        with_commands=commands,
+        as_json=as_json,
+        submit=submit,
     )
 
 

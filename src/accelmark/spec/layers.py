@@ -245,7 +245,8 @@ def resolve_as(
                 if not is_open:
                     allowed = ", ".join(mutable) or "nothing"
                     hint = f"{base.name} fixes it; may change: {allowed}; or declare the run open (--open)"
-                    merger.problems.append(Problem(layer.name, key, "is not mutable", hint))
+                    what = f"is not mutable: it is {merger.current(key)!r}, not {value!r}"
+                    merger.problems.append(Problem(layer.name, key, what, hint))
                     continue
                 merger.forced.add(key)
             merger.put(layer.name, key, value)

@@ -171,12 +171,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises SpecError if the file cannot be read, is not YAML (line and column are named) or is not a mapping.
     """
+    return load_yaml(read_text(path), path)
+
+
+def read_text(path: Path) -> str:
+    """Read a file of UTF-8 text; raise SpecError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         raise SpecError([Problem(str(path), "", "is not UTF-8 text")]) from error
+
+
+def load_yaml(text: str, path: Path) -> dict[str, Any]:
+    """Return the YAML mapping that a file has as its text; raise SpecError as :func:`read_yaml` does."""
     try:
         loaded = _load(text)
     except yaml.YAMLError as error:

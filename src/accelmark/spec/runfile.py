@@ -67,4 +67,6 @@ class RunSpec(RunOptions):
     """null: the cluster's vendor, else the one detected."""
     cluster: ClusterOrFile = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
+    runs: Path | None = None
+    """Directory in which the run directory is made, relative to the run file; null: ``runs``."""
     cases: tuple[CaseOrKey, ...] = Field(min_length=1)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.compat.flagperf.inference import case_of, is_inference, layer_of
-from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, parse_file
-from accelmark.compat.flagperf.site import cluster_of, run_of, take
+from accelmark.compat.flagperf.check import RUN_FILE, checked
+from accelmark.compat.flagperf.inference import case_of, inference_settings, inference_value, is_inference
+from accelmark.compat.flagperf.keys import Entry, converted_key, entries_of
+from accelmark.compat.flagperf.parse import Given, Values, parse_file, text
+from accelmark.compat.flagperf.site import cluster_of, take
+from accelmark.compat.flagperf.training import Config, settings_of, value_of
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.layers import Layer, nest, resolve
+from accelmark.spec.layers import Layer, nest, resolve, resolve_inference
+from accelmark.spec.model import parse
+from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.spec.plugins.launcher import parse_cluster
+from accelmark.spec.runfile import RunSpec
+from accelmark.spec.settings.inference import InferSettings
 
-_SCALE: Final = re.compile(r"config_[^/]+x[1-9][0-9]*x[1-9][0-9]*")
-_EVERY_SCALE: Final = "config_common"
-_NUMBERS: Final[dict[str, str]] = TABLES["numbers"]
-_PRECISIONS: Final[dict[str, str]] = TABLES["precisions"]
 _LEAST: Final = Layer("", {"batch_size": 1, "end.max_steps": 1})
 """Required settings of a case, with which a layer can be checked alone."""
+_FIXED: Final = "the case fixes settings that were left out; with --open they are imported, and the result is OPEN"
 
 
 @final
@@ -31,115 +35,177 @@ class Converted:
     cluster: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     configs: dict[str, Values] = field(default_factory=dict)
-    """File name (``config.yaml``, ``config_<HW>x<nnodes>x<nproc>.yaml``, ``infer.yaml``) -> settings."""
+    """File name (``config.yaml``, ``config_<HW>x<nnodes>x<nproc>.yaml``, ``infer.yaml``) -> settings of a case that is
+    no key of the run file."""
     left_over: list[Problem] = field(default_factory=list)
-    """Settings that were not converted, each with the reason."""
+    """Settings that were not converted or changed, each with the reason."""
 
 
-def convert(paths: Iterable[Path]) -> Converted:
+def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
     """Convert FlagPerf's files to one cluster file and one run file.
 
-    Raises SpecError if a file cannot be read, the cluster is invalid, or two files give the same output file.
+    Settings of cases become those of the keys that they apply to, as far as a run accepts them; ``is_open``: also those
+    that a case fixes. Raises SpecError if a file cannot be read, the cluster is invalid, or two files give the same
+    output file.
     """
     result = Converted()
     given: dict[str, Given] = {}
     cases: list[Given] = []
     inference: dict[str, list[Given]] = {}
-    origins: dict[str, Path] = {}
-    places = dict.fromkeys(paths)
-    with_common = any(path.stem == _EVERY_SCALE for path in places)
-    for path in places:
-        if path.stem.startswith("config_") and path.stem != _EVERY_SCALE and not _SCALE.fullmatch(path.stem):
-            what = f"is named neither config_<HW>x<nnodes>x<nproc> nor {_EVERY_SCALE}: its scale is unknown"
-            result.left_over.append(Problem(str(path), "", what))
-            continue
-        parsed = parse_file(path)
-        _list_unread(parsed, with_common, result.left_over)
+    configs: list[Config] = []
+    for path in dict.fromkeys(paths):
         if is_inference(path):
+            parsed = parse_file(path)
             inference.setdefault(case_of(path), []).extend(parsed.settings())
+        elif path.stem.startswith("config_"):
+            if (config := Config.read(path)) is not None:
+                configs.append(config)
+            else:
+                what = "is named neither config_<HW>x<nnodes>x<nproc> nor config_common: its scale is unknown"
+                result.left_over.append(Problem(str(path), "", what))
             continue
-        if not path.stem.startswith("config_"):
+        else:
+            parsed = parse_file(path)
             take(parsed, given, cases, result.left_over)
-            continue
-        name = "config.yaml" if path.stem == _EVERY_SCALE else f"{path.stem}.yaml"
-        before = origins.setdefault(name, path)
-        if before != path:
-            what = f"would become {name}, as {before} does: import them one at a time, each with an --out of its own"
-            raise SpecError([Problem(str(path), "", what)])
-        result.configs[name] = _settings_of(parsed, result.left_over)
-    if len(inference) > 1:
-        what = f"are of several cases, {', '.join(inference)}: import one case at a time, each with an --out of its own"
-        raise SpecError([Problem("infer.yaml", "", what)])
-    for case, settings in inference.items():
-        if layer := layer_of(settings, case, result.left_over):
-            result.configs["infer.yaml"] = layer
+        result.left_over += [Problem(parsed.file, key, why) for key, why in parsed.skipped.items()]
+        result.left_over += [
+            Problem(parsed.file, line, f"takes everything from {module}, which is not read")
+            for line, module in parsed.taken_whole.items()
+        ]
     result.cluster = cluster_of(given, result.left_over)
-    result.run = run_of(given, cases, result.cluster, result.left_over)
+    conversion = _Conversion(result, parse_cluster(result.cluster, "the cluster in these files"), is_open=is_open)
+    conversion.entries = entries_of(cases, conversion.cluster, result.left_over)
+    conversion.take_configs(configs)
+    conversion.take_inference(inference)
+    conversion.finish(given)
+    result.left_over = list(dict.fromkeys(result.left_over))
     return result
 
 
-def _list_unread(parsed: Parsed, with_common: bool, left_over: list[Problem]) -> None:
-    left_over += [Problem(parsed.file, key, why) for key, why in parsed.skipped.items()]
-    for line, module in parsed.taken_whole.items():
-        is_common = module.rpartition(".")[2] == _EVERY_SCALE
-        if not is_common:
-            left_over.append(Problem(parsed.file, line, f"takes everything from {module}, which is not read"))
-        elif not with_common:
-            what = f"takes everything from {module}: import that file too, it becomes config.yaml for every scale"
-            left_over.append(Problem(parsed.file, line, what))
+@final
+@dataclass(slots=True)
+class _Conversion:
+    """Settings of cases on their way to the keys of a run file."""
 
+    result: Converted
+    cluster: ClusterSpec
+    is_open: bool
+    entries: list[Entry] = field(default_factory=list)
 
-def _settings_of(parsed: Parsed, left_over: list[Problem]) -> Values:
-    """Return the file's settings; those that AccelMark would reject are added to ``left_over``."""
-    taken: dict[str, Given] = {}
-    unknown = "AccelMark has no such setting; look whether the case's model settings mean it"
-    for item in parsed.settings():
-        if item.key in _PRECISIONS:
-            why = _take_precision(item, taken)
-        elif item.key in _NUMBERS:
-            why = _take_number(item, taken)
-        else:
-            why = TABLES["no_equivalent"].get(item.key, unknown)
-        if why:
-            left_over.append(item.left(why))
-    values = {dotted: _value(item) for dotted, item in taken.items()}
-    try:
-        resolve(_LEAST, [Layer(parsed.file, values)], mutable=(), is_open=True)
-    except SpecError as error:
-        for key, problem in {problem.key: problem for problem in error.problems}.items():
-            del values[key]
-            left_over.append(taken[key].left(f"does not fit {key}: {problem.what}"))
-    return nest(values)
+    def take_configs(self, configs: Sequence[Config]) -> None:
+        """Give the settings of training configurations to the keys that they apply to, the common ones first."""
+        commons = {config.case for config in configs if config.scale is None}
+        files: dict[str, str] = {}
+        for config in sorted(configs, key=lambda config: config.scale is not None):
+            self.result.left_over += config.unread(with_common=bool({config.case, None} & commons))
+            file, trained = config.parsed.file, [entry for entry in self.entries if entry.task == "train"]
+            applied = [entry for entry in trained if config.applies(entry.written)]
+            if config.case is None and len({entry.written.split(":")[0] for entry in applied}) > 1:
+                names = ", ".join(entry.written for entry in applied)
+                what = f"may be for {names}: import it from a folder <model>-<framework>"
+                self.result.left_over.append(Problem(file, "", what))
+                continue
+            for entry in applied:
+                entry.settings |= settings_of(config.parsed, entry.case, self.result.left_over)
+            if applied:
+                continue
+            if files.setdefault(config.name, file) != file:
+                what = f"would become {config.name}, as {files[config.name]} does"
+                raise SpecError([Problem(file, "", what, "import one at a time, each with an --out of its own")])
+            self.result.configs[config.name] = self.config_alone(config)
 
+    def config_alone(self, config: Config) -> Values:
+        """Return the settings of a configuration that no key of ``CASES`` uses, for a vendor's folder of the case."""
+        key: str | None = None
+        needed: Mapping[str, Any] = {}
+        if config.case is not None:
+            written = ":".join((*config.case, *(config.scale or ())))
+            key, needed, _ = converted_key(written, "train", self.cluster)
+        case = key.partition(":")[0] if key is not None else None
+        taken = settings_of(config.parsed, case, self.result.left_over)
+        values = {dotted: value_of(item) for dotted, item in taken.items()}
+        if key is not None:
+            return nest(self.accepted({"key": key}, needed, values, taken, Given(config.parsed.file, "", None)) or {})
+        try:
+            resolve(_LEAST, [Layer(config.parsed.file, values)], mutable=(), is_open=True)
+        except SpecError as error:
+            for dotted, problem in {problem.key: problem for problem in error.problems}.items():
+                del values[dotted]
+                self.result.left_over.append(taken[dotted].left(f"does not fit {dotted}: {problem.what}"))
+        what = "which case it is for is not known: that its settings may change was not checked"
+        self.result.left_over.append(Problem(config.parsed.file, "", what, "import it with test_conf.py"))
+        return nest(values)
 
-def _value(item: Given) -> Any:
-    return _PRECISIONS.get(item.key, item.value)
+    def take_inference(self, inference: Mapping[str, Sequence[Given]]) -> None:
+        """Give the settings of inference cases to their keys; without keys, to ``infer.yaml``."""
+        inferred = [entry for entry in self.entries if entry.task == "infer"]
+        alone: dict[str, Values] = {}
+        for name, items in inference.items():
+            case = name if name in folders("cases") or len(inferred) != 1 else inferred[0].case
+            taken = inference_settings(items, case, self.result.left_over)
+            applied = [entry for entry in inferred if entry.case == case]
+            for entry in applied:
+                for key, item in taken.items():
+                    entry.settings[key if key in InferSettings.model_fields else f"engine_options.{key}"] = item
+            if taken and not applied:
+                alone[case] = self.infer_layer(case, taken)
+        if len(alone) > 1:
+            what = f"are of several cases, {', '.join(alone)}: import one case at a time, each with an --out of its own"
+            raise SpecError([Problem("infer.yaml", "", what)])
+        for layer in filter(None, alone.values()):
+            self.result.configs["infer.yaml"] = layer
 
+    def infer_layer(self, case: str, taken: Mapping[str, Given]) -> Values:
+        """Return a vendor's settings of an inference case, as far as a run accepts them."""
+        layer = {key: inference_value(item) for key, item in taken.items()}
+        side = load_case(case).infer
+        try:
+            if side is not None:
+                resolve_inference(side, case, vendor=[Layer.of("infer.yaml", layer)] if layer else [])
+        except SpecError as error:
+            for key, problem in {problem.key: problem for problem in error.problems if problem.key in layer}.items():
+                del layer[key]
+                self.result.left_over.append(taken[key].left(problem.what))
+        return layer
 
-def _take_number(item: Given, taken: dict[str, Given]) -> str:
-    """Take a number, or return why not."""
-    if item.value is None:
-        return "is None: the case's own value stays"
-    if not isinstance(item.value, int | float) or isinstance(item.value, bool) or not math.isfinite(item.value):
-        return f"is no number: {item.value!r}"
-    return _take(_NUMBERS[item.key], item, taken)
+    def finish(self, given: Mapping[str, Given]) -> None:
+        """Write the run file with the keys and settings that a run accepts."""
+        cases: list[Values] = []
+        for entry in self.entries:
+            value = inference_value if entry.task == "infer" else value_of
+            settings = self.accepted(
+                entry.values(), entry.needed, {key: value(item) for key, item in entry.settings.items()},
+                entry.settings, Given(entry.origin.file, entry.origin.key, entry.written),
+            )  # fmt: skip
+            if settings is None:
+                continue
+            cases.append({**entry.values(), **({"settings": settings} if settings else {})})
+            if entry.differs:
+                named = "" if entry.written == entry.key else f"becomes {entry.key}: "
+                self.result.left_over.append(entry.left(f"{named}{entry.differs}"))
+        if not cases:
+            return
+        level, runs = given.get("FLAGPERF_LOG_LEVEL"), given.get("FLAGPERF_LOG_PATH")
+        options: Values = {"log_level": level.read(text).lower()} if level is not None else {}
+        options |= {"runs": runs.read(text)} if runs is not None else {}
+        self.result.run = {**options, **({"open": True} if self.is_open else {}), "cases": cases}
+        parse(RunSpec, self.result.run, "the run of FlagPerf's files")
 
-
-def _take_precision(item: Given, taken: dict[str, Given]) -> str:
-    """Take a switch that names a precision, or return why not."""
-    if item.value is False:
-        return "False does not say which precision it is instead: the case's own is kept; set precision to fp32 or tf32"
-    if item.value is not True:
-        return f"is neither True nor False: {item.value!r}; set precision to fp16 or bf16 where it means that"
-    before = taken.get("precision")
-    # amp enables a lower precision; another setting may specify which one.
-    if before is not None and before.key == "amp":
-        taken["precision"] = item
-    elif before is None or item.key != "amp":
-        return _take("precision", item, taken)
-    return ""
-
-
-def _take(dotted: str, item: Given, taken: dict[str, Given]) -> str:
-    before = taken.setdefault(dotted, item)
-    return "" if _value(before) == _value(item) else f"{before.key} gives {dotted} already, as {_value(before)!r}"
+    def accepted(
+        self, case: Values, needed: Mapping[str, Any], values: Values, taken: Mapping[str, Given], origin: Given
+    ) -> Values | None:
+        """Return the settings of a key that a run accepts, None where it refuses the key; list the others."""
+        found = checked({**case, "settings": {**values, **needed}}, self.cluster, is_open=self.is_open)
+        named = f"{origin.value}: " if origin.value else ""
+        if found.settings is None or not needed.keys() <= found.settings.keys():
+            reasons = (problem for problem in found.refused if problem.key not in values)
+            why = "; ".join(problem.what + (f" ({problem.hint})" if problem.hint else "") for problem in reasons)
+            self.result.left_over.append(origin.left(f"{named}a run would refuse {case['key']}: {why}"))
+            return None
+        for problem in found.refused:
+            item = taken[problem.key]
+            hint = f" ({problem.hint})" if problem.hint and problem.key not in found.fixed else ""
+            self.result.left_over.append(item.left(f"{problem.key}: {problem.what}{hint}"))
+        if found.fixed:
+            self.result.left_over.append(Problem(RUN_FILE, case["key"], _FIXED))
+        return dict(found.settings)

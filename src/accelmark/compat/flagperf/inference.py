@@ -1,19 +1,20 @@
-"""Convert FlagPerf's inference files: ``configurations.yaml``, those of vendors, and ``parameters.yaml``."""
+"""FlagPerf's inference files: ``configurations.yaml``, those of vendors, and ``parameters.yaml``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from accelmark.compat.flagperf.coverage import equivalent
-from accelmark.compat.flagperf.parse import TABLES, Given, Values
-from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.layers import Layer, resolve_inference
+from accelmark.compat.flagperf.parse import TABLES, Given
+from accelmark.spec.errors import Problem, nearest
+from accelmark.spec.layers import resolve_inference
 from accelmark.spec.plugins.catalog import folders, load_case
 from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
 
-_CONFIGURATIONS: Final = "configurations.yaml"
+_CONFIGURATION: Final = re.compile(r"(\w+_)?configurations?\.ya?ml")
 _PARAMETERS: Final = "parameters.yaml"
 _OVERRIDES: Final = "vendor_config"
 """Folder of a case's ``<vendor>_configurations.yaml``."""
@@ -22,7 +23,7 @@ _NO_EQUIVALENT: Final[dict[str, str]] = TABLES["inference_no_equivalent"]
 
 def is_inference(path: Path) -> bool:
     """Return whether the file has settings of an inference case."""
-    return path.name.endswith(_CONFIGURATIONS) or path.name == _PARAMETERS
+    return path.name == _PARAMETERS or _CONFIGURATION.fullmatch(path.name) is not None
 
 
 def case_of(path: Path) -> str:
@@ -50,18 +51,18 @@ def data_directory(given: str, case: str) -> tuple[str, str]:
     return str(Path(*parts[:at])), f"data {given}: becomes {wanted}"
 
 
-def layer_of(given: Iterable[Given], case: str, left_over: list[Problem]) -> Values:
-    """Return the settings for ``infer.yaml`` in a vendor's folder of the case; list the others in ``left_over``.
+def inference_settings(given: Iterable[Given], case: str, left_over: list[Problem]) -> dict[str, Given]:
+    """Return settings that differ from the case's; list those without equivalent in ``left_over``.
 
     Of several files with one setting the later one counts, as FlagPerf lets a vendor's file override the case's.
     """
     items = list(given)
     side = load_case(case).infer if case in folders("cases") else None
     if side is None:
-        what = f"AccelMark has no inference case {case!r} ({nearest(case, folders('cases'))})"
+        what = f"AccelMark has no inference case {case!r} ({nearest(case, folders('cases'))}), by the file's folder"
         left_over += [Problem(file, "", what) for file in dict.fromkeys(item.file for item in items)]
         return {}
-    layer: Values = {}
+    taken: dict[str, Given] = {}
     for item in items:
         is_parameter = Path(item.file).name == _PARAMETERS
         why = _parameter(item, side) if is_parameter else _NO_EQUIVALENT.get(item.key, "")
@@ -70,17 +71,14 @@ def layer_of(given: Iterable[Given], case: str, left_over: list[Problem]) -> Val
         if why:
             left_over.append(item.left(why))
         elif not is_parameter and (item.is_set or item.value is None):
-            layer[item.key] = item.value
+            taken["precision" if item.key == "fp16" else item.key] = item
     own = resolve_inference(side, case, over=[]).settings
-    layer = {key: value for key, value in layer.items() if not _is_same(key, value, own)}
-    try:
-        resolve_inference(side, case, vendor=[Layer.of("infer.yaml", layer)] if layer else [])
-    except SpecError as error:
-        last = {item.key: item for item in items}
-        for key, problem in {problem.key: problem for problem in error.problems if problem.key in layer}.items():
-            del layer[key]
-            left_over.append(last[key].left(problem.what))
-    return layer
+    return {key: item for key, item in taken.items() if not _is_same(key, inference_value(item), own)}
+
+
+def inference_value(item: Given) -> Any:
+    """Return the value of a setting that :func:`inference_settings` returned."""
+    return {True: "fp16", False: "fp32"}.get(item.value, item.value) if item.key == "fp16" else item.value
 
 
 def _parameter(item: Given, side: InferCaseSpec) -> str:
@@ -91,6 +89,4 @@ def _parameter(item: Given, side: InferCaseSpec) -> str:
 
 
 def _is_same(key: str, value: Any, own: InferSettings) -> bool:
-    if key == "fp16":
-        return own.precision == ("fp16" if value else "fp32")
     return key in InferSettings.model_fields and getattr(own, key) == value

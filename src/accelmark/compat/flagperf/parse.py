@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import re
 from collections.abc import Callable
@@ -12,10 +11,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.model import read_yaml
+from accelmark.spec.model import load_yaml, read_text, read_yaml
 
 T = TypeVar("T")
 Values = dict[str, Any]
+_LONGEST: Final = 10_000
+"""Characters of a text that is put together from others."""
+_LARGEST: Final = 1e30
+_ASSIGNED: Final = re.compile(r"^([A-Za-z_]\w*)[ \t]*=[ \t]*", re.MULTILINE)
+"""The start of ``VENDOR = "nvidia"``, as FlagPerf's README writes in ``host.yaml``."""
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 TABLES: Final = read_yaml(Path(__file__).with_name("settings.yaml"))
 """FlagPerf's settings and what AccelMark has in their place."""
@@ -69,7 +73,7 @@ def parse_file(path: Path) -> Parsed:
     if path.is_dir():
         raise SpecError([Problem(str(path), "", "is a directory", "name the files to convert, as they lie in it")])
     if path.suffix in (".yaml", ".yml"):
-        return Parsed(str(path), read_yaml(path))
+        return _parse_yaml(path)
     if path.suffix != ".py":
         raise SpecError([Problem(str(path), "", "is neither a .py nor a .yaml file")])
     parsed = Parsed(str(path), {})
@@ -82,6 +86,19 @@ def parse_file(path: Path) -> Parsed:
         raise SpecError(
             [Problem(str(path), "", f"is not readable as Python: {error or type(error).__name__}")]
         ) from error
+    return parsed
+
+
+def _parse_yaml(path: Path) -> Parsed:
+    """Read a YAML file; lines ``NAME = value`` and cases that are not indented are read as meant, and listed."""
+    text = read_text(path)
+    parsed = Parsed(str(path), load_yaml(_ASSIGNED.sub(r"\1: ", text), path))
+    for line in _ASSIGNED.finditer(text):
+        number = text.count("\n", 0, line.start()) + 1
+        parsed.skipped[f"line {number}"] = f"is no YAML ({line[1]} = ...): read as {line[1]}: ..."
+    if parsed.values.get("CASES", {}) is None:
+        cases = {key: parsed.values.pop(key) for key in [*parsed.values] if ":" in str(key)}
+        parsed.values["CASES"] = cases or None
     return parsed
 
 
@@ -101,8 +118,8 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
         ):
             parsed.skipped.pop(name, None)
             try:
-                parsed.values[name] = _literal(expression)
-            except ValueError:
+                parsed.values[name] = _literal(expression, parsed.values)
+            except (ValueError, TypeError):
                 parsed.values.pop(name, None)
                 parsed.skipped[name] = (
                     f"the value is an expression, and the importer runs no code: {ast.unparse(expression)[:80]}"
@@ -111,15 +128,26 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
             parsed.skipped[line] = "is code, not a setting"
 
 
-def _literal(expression: ast.expr) -> Any:
-    """Return the value of literals and their arithmetic or concatenation, else raise ValueError."""
-    if not isinstance(expression, ast.BinOp):
-        try:
-            return ast.literal_eval(expression)
-        except (TypeError, SyntaxError) as error:
-            raise ValueError(expression) from error
-    left, right = _literal(expression.left), _literal(expression.right)
-    kind = type(expression.op)
+def _literal(expression: ast.expr, names: Values) -> Any:
+    """Return the value of literals, of ``names`` assigned before, and their arithmetic or concatenation.
+
+    Raises ValueError for any other expression.
+    """
+    match expression:
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item, names) for item in items]
+        case ast.Dict(keys=keys, values=items) if None not in keys:
+            return {_literal(key, names): _literal(item, names) for key, item in zip(keys, items, strict=True) if key}
+        case ast.BinOp(left=first, right=second, op=operation):
+            left, right = _literal(first, names), _literal(second, names)
+        case _:
+            try:
+                return ast.literal_eval(expression)
+            except (TypeError, SyntaxError) as error:
+                raise ValueError(expression) from error
+    kind = type(operation)
     are_texts = isinstance(left, str) and isinstance(right, str) and kind is ast.Add
     if kind not in _OPERATORS or not (are_texts or (isinstance(left, int | float) and isinstance(right, int | float))):
         raise ValueError(expression)
@@ -127,7 +155,7 @@ def _literal(expression: ast.expr) -> Any:
         value = _OPERATORS[kind](left, right)
     except ArithmeticError as error:
         raise ValueError(expression) from error
-    if isinstance(value, float) and not math.isfinite(value):
+    if len(value) > _LONGEST if isinstance(value, str) else not abs(value) < _LARGEST:
         raise ValueError(expression)
     return value
 

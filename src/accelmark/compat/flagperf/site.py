@@ -1,4 +1,4 @@
-"""Convert FlagPerf's cluster_conf.py, test_conf.py and host.yaml to a cluster file and a run file."""
+"""Convert FlagPerf's cluster_conf.py, test_conf.py and host.yaml to a cluster file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from accelmark.compat.flagperf.coverage import Task, equivalent
-from accelmark.compat.flagperf.inference import data_directory
 from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, flag, text, texts, whole
-from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.key import CaseKey
-from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer, load_vendor, readable
+from accelmark.spec.errors import Problem, nearest
+from accelmark.spec.plugins.catalog import folders, load_vendor
 from accelmark.spec.plugins.launcher import parse_cluster
 from accelmark.spec.plugins.vendor import ContainerDefaults
-from accelmark.spec.runfile import RunSpec
 
 _PLAIN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "SSH_PORT": ("ssh_port", whole),
@@ -27,7 +22,8 @@ _PLAIN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "ACCE_VISIBLE_DEVICE_ENV_NAME": ("visible_devices_env", text),
 }
 _KNOWN: Final = frozenset(_PLAIN) | {
-    "HOSTS", "HOSTS_PORTS", "SHM_SIZE", "PIP_SOURCE", "ACCE_CONTAINER_OPT", "FLAGPERF_LOG_LEVEL", "CASES",
+    "HOSTS", "HOSTS_PORTS", "SHM_SIZE", "PIP_SOURCE", "ACCE_CONTAINER_OPT", "FLAGPERF_LOG_LEVEL", "FLAGPERF_LOG_PATH",
+    "CASES",
 }  # fmt: skip
 _LONG: Final[dict[str, str]] = TABLES["long_options"]
 _SWITCHES: Final = frozenset({"--privileged", "--init", "--rm", "--detach", "--interactive", "--tty", "--read-only"})
@@ -100,111 +96,6 @@ def _deal_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) 
         return
     for number, host in enumerate(hosts):
         host["service_ports"] = [ports[number % len(ports)]]
-
-
-def run_of(given: Mapping[str, Given], cases: Sequence[Given], cluster: Values, left_over: list[Problem]) -> Values:
-    """Return the run file with the keys that AccelMark can run on ``cluster``, empty if there are none.
-
-    Raises SpecError if CASES is not a dictionary.
-    """
-    listed: dict[tuple[str, str], Values] = {}
-    for item in cases:
-        table = item.read(_table)
-        for key, data in table.items():
-            wanted, settings, differs = _converted(key, cluster)
-            model = wanted.partition(":")[0]
-            if data is not None and _task(wanted) == "infer" and model in folders("cases"):
-                data, moved = data_directory(data, model)
-                differs = "; ".join(filter(None, (differs, moved)))
-            why = _take_case(wanted, settings, data, len(cluster.get("hosts", ("localhost",))), listed)
-            if why:
-                left_over.append(item.left(f"{key}: {why}"))
-            elif differs:
-                named = "" if wanted == key else f"becomes {wanted}: "
-                left_over.append(item.left(f"{key}: {named}{differs}"))
-        if not table:
-            left_over.append(item.left("names no case"))
-    if not listed:
-        return {}
-    level = given.get("FLAGPERF_LOG_LEVEL")
-    chosen = {} if level is None else {"log_level": level.read(text).lower()}
-    run: Values = {**chosen, "cases": list(listed.values())}
-    parse(RunSpec, run, "the run of FlagPerf's files")
-    return run
-
-
-def _table(value: Any) -> dict[str, str | None]:
-    if not isinstance(value, Mapping):
-        raise TypeError("is not a table of keys and data directories")
-    return {text(key): text(data) if data is not None else None for key, data in value.items()}
-
-
-def _take_case(
-    written: str, settings: Values, data: str | None, num_hosts: int, listed: dict[tuple[str, str], Values]
-) -> str:
-    try:
-        # An inference key names no chip; it is detected at run time.
-        key = CaseKey.parse(written, hardware="any")
-    except SpecError as error:
-        return "; ".join(problem.what for problem in error.problems)
-    case: Values = {"key": written, **({"data": data} if data else {}), **({"settings": settings} if settings else {})}
-    is_inference = _task(written) == "infer"
-    if is_inference:
-        case["task"] = "infer"
-    if why := _cannot_run(key, num_hosts, is_inference=is_inference):
-        return why
-    before = listed.setdefault((case.get("task", "train"), key.slug), case)
-    return "" if before == case else f"is given twice, also as {before['key']} with {before.get('data') or 'no data'}"
-
-
-def _task(written: str) -> Task:
-    """Return the task of a key; that of inference has two parts only."""
-    return "infer" if written.count(":") == 1 else "train"
-
-
-def _converted(written: str, cluster: Values) -> tuple[str, Values, str]:
-    """Return a key with AccelMark's names of its case and framework, and the settings that are part of that name.
-
-    In a container, a framework version that the vendor has no image of is left out. The third value is what differs
-    from the key as it was written, if more than a name, or has to be known about it.
-    """
-    settings: Values = {}
-    model, *parts = written.strip().split(":")
-    found = equivalent(model, _task(written))
-    name = model if found is None or found.case is None else found.case
-    differs = [found.note] if found is not None and name != model and found.note else []
-    vendor = cluster.get("vendor")
-    if parts and (own := TABLES["frameworks"].get(parts[0].partition("_")[0])) is not None:
-        differs.append(own["why"])
-        parts[0], settings = own["name"], own.get("settings", {})
-    elif parts:
-        framework, _, version = parts[0].partition("_")
-        images = find("vendors", vendor).path / "images" if vendor is not None and "container" in cluster else None
-        if version and images is None:
-            differs.append(f"needs {framework} {version} on the hosts; leave the version out for the installed one")
-        elif version and images is not None and not (images / parts[0] / "Dockerfile").is_file():
-            differs.append("the vendor has no image of this version")
-            parts[0] = framework
-    return ":".join([name, *parts]), settings, "; ".join(differs)
-
-
-def _cannot_run(key: CaseKey, num_hosts: int, *, is_inference: bool) -> str:
-    """Return why AccelMark would refuse a key, with what to do; empty if it would not."""
-    if key.model not in folders("cases"):
-        if (model := equivalent(key.model, "infer" if is_inference else "train")) is not None:
-            return f"no case carries it: {model.note}"
-        return f"AccelMark has no such case ({nearest(key.model, folders('cases'))})"
-    folder, task, prefix = find("cases", key.model).path, *(("infer", "infer_") if is_inference else ("train", ""))
-    known = [name for name in folders("frameworks") if (folder / f"{prefix}{name}.py").is_file()]
-    known_trainers = readable("trainers", load_trainer)[0].items()
-    trainers = [] if is_inference else [name for name, trainer in known_trainers if key.model in trainer.cases]
-    if getattr(load_case(key.model), task) is None:
-        return f"the case has no {'inference' if is_inference else 'training'} side"
-    if key.framework not in (*known, *trainers):
-        return f"the case has no framework {key.framework!r}: write {key.model}:{' or '.join(known)}"
-    if key.nnodes > num_hosts:
-        return f"requests {key.nnodes} hosts, HOSTS lists {num_hosts}"
-    return ""
 
 
 @final

@@ -1,0 +1,128 @@
+"""FlagPerf's configurations of training cases: ``config_common.py`` and ``config_<HW>x<nnodes>x<nproc>.py``."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self, final
+
+from accelmark.compat.flagperf.coverage import equivalent
+from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, parse_file
+from accelmark.spec.errors import Problem
+from accelmark.spec.plugins.catalog import folders, load_case
+
+_SCALE: Final = re.compile(r"config_([^/]+)x([1-9][0-9]*)x([1-9][0-9]*)")
+_EVERY_SCALE: Final = "config_common"
+_NUMBERS: Final[dict[str, str]] = TABLES["numbers"]
+_PRECISIONS: Final[dict[str, str]] = TABLES["precisions"]
+_UNKNOWN: Final = "AccelMark has no such setting; look whether the case's model settings mean it"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One configuration file of a training case."""
+
+    parsed: Parsed
+    scale: tuple[str, ...] | None
+    """Chip, hosts and devices per host as in keys; None: every scale."""
+    case: tuple[str, str] | None
+    """FlagPerf's model and framework, by the folder ``<model>-<framework>``; None: the folder has another name."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read a file; None if its name has no scale. Raises SpecError if it cannot be read."""
+        found = _SCALE.fullmatch(path.stem)
+        if found is None and path.stem != _EVERY_SCALE:
+            return None
+        return cls(parse_file(path), found.groups() if found else None, case_of_folder(path.absolute().parent))
+
+    @property
+    def name(self) -> str:
+        """Name of the YAML file with its settings in a vendor's folder of the case."""
+        return "config.yaml" if self.scale is None else f"{Path(self.parsed.file).stem}.yaml"
+
+    def applies(self, written: str) -> bool:
+        """Return whether it configures a key of ``CASES``."""
+        model, framework, *rest = [*written.split(":"), "", ""][:5]
+        own = self.case is None or self.case == (model, framework.partition("_")[0])
+        return own and (self.scale is None or self.scale == tuple(rest))
+
+    def unread(self, *, with_common: bool) -> list[Problem]:
+        """Return its statements that were not read, each with the reason."""
+        problems = [Problem(self.parsed.file, key, why) for key, why in self.parsed.skipped.items()]
+        for line, module in self.parsed.taken_whole.items():
+            if module.rpartition(".")[2] != _EVERY_SCALE:
+                what = f"takes everything from {module}, which is not read"
+            elif not with_common:
+                what = f"takes everything from {module}: import that file too, it applies to every scale"
+            else:
+                continue
+            problems.append(Problem(self.parsed.file, line, what))
+        return problems
+
+
+def case_of_folder(folder: Path) -> tuple[str, str] | None:
+    """Return FlagPerf's model and framework of ``<model>-<framework>`` or its ``config``, None for other folders."""
+    model, dash, framework = (folder.parent if folder.name == "config" else folder).name.partition("-")
+    known = model in folders("cases") or equivalent(model, "train") is not None
+    return (model, framework.partition("_")[0]) if dash and known else None
+
+
+def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> dict[str, Given]:
+    """Return a file's settings by AccelMark's dotted names; list those without equivalent in ``left_over``."""
+    taken: dict[str, Given] = {}
+    for item in parsed.settings():
+        if item.key in _PRECISIONS:
+            why = _take_precision(item, taken)
+        elif item.key in _NUMBERS:
+            why = _take_number(item, taken)
+        elif item.key.startswith("target_"):
+            why = _target_of(case)
+        else:
+            why = TABLES["no_equivalent"].get(item.key, _UNKNOWN)
+        if why:
+            left_over.append(item.left(why))
+    return taken
+
+
+def value_of(item: Given) -> Any:
+    """Return the value of a setting that :func:`settings_of` returned."""
+    return _PRECISIONS.get(item.key, item.value)
+
+
+def _target_of(case: str | None) -> str:
+    train = load_case(case).train if case in folders("cases") else None
+    target = f": {train.target.text}" if train is not None and train.target is not None else ""
+    return f"the target is the case's, and no run can change it{target}"
+
+
+def _take_number(item: Given, taken: dict[str, Given]) -> str:
+    """Take a number, or return why not."""
+    if item.value is None:
+        return "is None: the case's own value stays"
+    if not isinstance(item.value, int | float) or isinstance(item.value, bool) or not math.isfinite(item.value):
+        return f"is no number: {item.value!r}"
+    return _take(_NUMBERS[item.key], item, taken)
+
+
+def _take_precision(item: Given, taken: dict[str, Given]) -> str:
+    """Take a switch that names a precision, or return why not."""
+    if item.value is False:
+        return "False does not say which precision it is instead: the case's own is kept; set precision to fp32 or tf32"
+    if item.value is not True:
+        return f"is neither True nor False: {item.value!r}; set precision to fp16 or bf16 where it means that"
+    before = taken.get("precision")
+    # amp enables a lower precision; another setting may specify which one.
+    if before is not None and before.key == "amp":
+        taken["precision"] = item
+    elif before is None or item.key != "amp":
+        return _take("precision", item, taken)
+    return ""
+
+
+def _take(dotted: str, item: Given, taken: dict[str, Given]) -> str:
+    before = taken.setdefault(dotted, item)
+    return "" if value_of(before) == value_of(item) else f"{before.key} gives {dotted} already, as {value_of(before)!r}"
