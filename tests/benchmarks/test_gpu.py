@@ -31,7 +31,6 @@ def campaign(output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     return ended, json.loads(path.read_text()) if path.is_file() else {}
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_second_call_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     output = tmp_path / "out"
