@@ -17,7 +17,7 @@ from tests.frameworks.environments import SOURCE, framework_environment, framewo
 
 SMALL_LLAMA = {
     "batch_size": 8, "gradient_accumulation_steps": 1, "end.max_steps": 12, "log_every_steps": 4, "eval_batch_size": 4,
-    "precision": "fp32", "parallelism": "ddp", "activation_checkpointing": "off", "threads": 1,
+    "precision": "fp32", "activation_checkpointing": "off", "threads": 1,
     "checkpoint.every_steps": 6, "checkpoint.keep": 3, "optimizer.lr": 0.003, "schedule.warmup_steps": 2,
     "model.vocab_size": 100, "model.hidden_size": 16, "model.intermediate_size": 32, "model.num_layers": 2,
     "model.num_heads": 4, "model.num_kv_heads": 2, "model.seq_length": 16,

@@ -138,7 +138,9 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
             change = "" if name == "reference_loss" else f" from {expected} to {actual}"
             yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}")
     try:
-        fixed = flatten(TrainSettings.model_validate(case.settings).model_dump(mode="json"))
+        fixed = flatten(
+            TrainSettings.model_validate(case.settings_of(entry.result.key.framework)).model_dump(mode="json")
+        )
     except ValidationError:
         return
     forced = {name for name, setting in entry.result.settings.items() if setting.forced}

@@ -37,7 +37,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         request.problems.append(Problem(request.where, str(key), what, hint))
     layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "config")
     user = (Layer.of(request.where, request.request.settings), Layer(_COMMAND_LINE, run.command_line))
-    base = Layer.of(request.case_file, case.settings)
+    base = Layer.of(request.case_file, case.settings_of(key.framework))
     resolved = resolve(base, [*layers, *user], mutable=case.mutable, is_open=run.options.open)
     settings, units, warnings = resolved.settings, case.units_per_sample, []
     if trainer is not None:

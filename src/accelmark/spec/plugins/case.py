@@ -116,6 +116,8 @@ class TrainCaseSpec(Spec):
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.training.TrainSettings`, for every framework."""
+    frameworks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Framework -> settings that it uses in place of ``settings``, where it cannot use those."""
     reduced: dict[str, Any] = Field(default_factory=dict)
     """Settings of a model so small that it trains a few steps on any machine; tests and campaigns use them."""
     mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
@@ -145,6 +147,10 @@ class TrainCaseSpec(Spec):
             named = (f"names {entry!r}, which is no setting ({nearest(entry, known | sections)})" for entry in unknown)
             raise ValueError("; ".join(named))
         return mutable
+
+    def settings_of(self, framework: str) -> dict[str, Any]:
+        """Return the case's settings in a framework."""
+        return {**self.settings, **self.frameworks.get(framework, {})}
 
 
 class CaseSpec(Spec):
