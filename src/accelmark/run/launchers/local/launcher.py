@@ -7,16 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import final
 
-from accelmark.run import onhost
-from accelmark.run.agent.task import AGENT_MODULE, NodeJob
-from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers.shared_filesystem import (
-    CommandAgent,
     SharedFilesystemLauncher,
-    agent_markers,
-    write_task,
 )
-from accelmark.run.sandboxes.sandbox import ModuleCommand, Sandbox
 from accelmark.spec.cluster import HostSpec
 
 
@@ -40,20 +33,6 @@ class LocalLauncher(SharedFilesystemLauncher):
 
 
 create = LocalLauncher
-
-
-def local_agent(node: NodeJob) -> CommandAgent:
-    """Return the agent of a job that runs on this machine without a container; no plan is needed."""
-    variables, place, sandbox = _python_path(), (str(node.node_dir),), Sandbox()
-    agent = ModuleCommand(AGENT_MODULE, place, "", {**agent_markers(node), **variables})
-    sweep = ModuleCommand("accelmark.run.processes", place, "", variables)
-    command, clean_up = (sandbox.command(sys.executable, module) for module in (agent, sweep))
-
-    async def prepare() -> None:
-        write_task(node)
-
-    look = onhost.command(sys.executable, "state", *place)
-    return CommandAgent(node, SubprocessHost(node.host), command, clean_up, look, prepare)
 
 
 def _python_path() -> dict[str, str]:
