@@ -33,7 +33,7 @@ def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
     hashes = CheckpointHashes(
         sha256=dict.fromkeys(steps, "00"), pairs=named, claimed=None, final=None, num_bytes=0, duration_s=0, reason=None
     )
-    return SavedCheckpoints(steps, hashes, {}, "")
+    return SavedCheckpoints(steps, hashes, {})
 
 
 def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
@@ -74,4 +74,4 @@ def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Tim
 def test_where_all_steps_are_in_pairs_there_is_nothing_to_compare(timeline: Timeline) -> None:
     uneven = paced(timeline, lambda step: float(step))
     assert not list(pace_findings(uneven, checkpoints((None, 10), (10, 60), (60, 100))))
-    assert not list(pace_findings(uneven, SavedCheckpoints({}, None, {}, "")))
+    assert not list(pace_findings(uneven, SavedCheckpoints({}, None, {})))

@@ -99,7 +99,7 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
         within = f"within checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
         why = "after the round was resumed" if "resumed" in entry.result.marks else within
         steps = f"of {entry.result.num_steps} steps only the first were replayed"
-        severity: Severity = "open" if entry.job is not None and entry.job.extern is not None else "warning"
+        severity: Severity = "open" if entry.job is not None and entry.job.has_vendors_code else "warning"
         actual = f"{steps}: no pair of checkpoints was kept {why}"
         yield finding(severity, "replay", "steps between two checkpoints replayed", actual)
     for attempt in found.unpaired:

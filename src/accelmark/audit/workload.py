@@ -74,7 +74,7 @@ def precision(entry: RoundEvidence, started: Started) -> Findings:
 
 
 def seeds(evidence: Evidence) -> Findings:
-    """Check that no two rounds have the same seed or the same losses."""
+    """Check that no two rounds have the same seed or the same losses, and that a vendor could not know the seed."""
     first_seeds: dict[int, int] = {}
     first_losses: dict[tuple[Any, ...], int] = {}
     for entry in evidence.succeeded:
@@ -84,6 +84,9 @@ def seeds(evidence: Evidence) -> Findings:
         if earlier != entry.number:
             actual = f"the seed is that of round {earlier}"
             yield finding("error", "seeds", "a new seed in each round", actual, entry.number)
+        if entry.job is not None and entry.job.has_vendors_code and entry.job.seed is None:
+            expected = "a seed that is drawn when the round starts, where a vendor's code takes part"
+            yield finding("open", "seeds", expected, f"the seed was set to {entry.started.seed}", entry.number)
         losses = tuple(point.value for point in entry.result.curves.get("loss", ()))
         if len(losses) > 1 and entry.started.checkpoint_hash is not None:
             earlier = first_losses.setdefault((entry.started.checkpoint_hash, losses), entry.number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from contextlib import suppress
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from random import SystemRandom
 from typing import Any, Final, NamedTuple, final
 
 import torch
@@ -46,8 +46,10 @@ def generate(
     device_type: str,
     node_dir: Path,
     emit: Callable[[Event, Any], None],
-) -> None:
+) -> int:
     """Measure accuracy in benchmarks, run all stages, and compare a sample of the answers with the framework's.
+
+    Returns the seed of the prompts.
 
     Raises:
         AccelmarkError: the engine or the framework failed, or the text has too few prompts.
@@ -56,7 +58,7 @@ def generate(
     if model.input_tokens is None or model.text is None:
         raise DataError("generation needs the model's tokenizer (tokenizer.json)")
     plan = LoadPlan(load, model)
-    sample = AnswerSample(load.num_compared, random.Random(load.seed))
+    sample = AnswerSample(load.num_compared, SystemRandom())
     client = EngineClient(process, model.input_tokens, model.text, max(settings.generate_batches))
     with (node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
         stages = Stages(client, model, emit, stream, sample, lambda: None)
@@ -68,6 +70,7 @@ def generate(
         TokenScenarios(load, plan, stages, node_dir, emit).run()
     stages.progress.begin("comparing answers")
     compare_answers(load, device_type, model, sample, node_dir / ANSWERS_FILE)
+    return plan.seed
 
 
 class _Batch(NamedTuple):

@@ -325,7 +325,7 @@ class InferenceRun:
                 self.details |= process.usage()
                 if settings.generate_batches and isinstance(self.case, LanguageModelCase):
                     with torch.inference_mode(False):
-                        generate(
+                        self.details["prompts_seed"] = generate(
                             settings, self.case.served, process, self.job.data_dirs, self.device.device_type,
                             self.node_dir, self.emit,
                         )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import socket
 import subprocess
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 from typing import Final, final
 
 from accelmark.serving.answers import AnswerSample, compare_answers
@@ -72,6 +72,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
             message=message,
             e2e_time=time.monotonic() - process_start,
             num_requests=run.num_requests,
+            seed=run.seed,
             peak_memory_mib=run.server.peak_memory_mib if run.server is not None else None,
             core_wait_s=run.cpu_wait.longest_s(),
         )
@@ -116,6 +117,7 @@ class _ServingRun:
     cores: Cores | None = None
     """Cores of the server and of the client; None with an endpoint."""
     cpu_wait: CpuWait = field(default_factory=CpuWait)
+    seed: int | None = None
 
     @property
     def num_requests(self) -> int:
@@ -130,7 +132,8 @@ class _ServingRun:
         settings = self.work.settings
         model = ServedModel(self.job, self.node_dir)
         plan = LoadPlan(settings, model)
-        sample = AnswerSample(settings.num_compared, random.Random(settings.seed))
+        self.seed = plan.seed
+        sample = AnswerSample(settings.num_compared, SystemRandom())
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
             target = Endpoint(

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.log.records import AdaptationFiles, Ceilings, HostClocks, ProbeItem
+from accelmark.spec.log.records import AdaptationFiles, Ceilings, HostClocks, LogSeal, ProbeItem
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.catalog import FolderRef
@@ -68,6 +68,10 @@ class TrainingWork(BaseWork):
     """Whether a program made up the case's data."""
     settings: TrainSettings
 
+    def with_seed(self, seed: int) -> Self:
+        """Return the work with another seed."""
+        return self.model_copy(update={"settings": self.settings.model_copy(update={"seed": seed})})
+
     @property
     def checks_convergence(self) -> bool:
         """Whether the case states a target or a reference loss curve; without one a run measures speed only."""
@@ -75,8 +79,7 @@ class TrainingWork(BaseWork):
 
     def for_round(self, number: int) -> Self:
         """Return the work of round ``number``: each round has its own seed."""
-        settings = self.settings.model_copy(update={"seed": self.settings.seed + number - 1})
-        return self.model_copy(update={"settings": settings})
+        return self.with_seed(self.settings.seed + number - 1)
 
 
 class KilledRank(Spec):
@@ -133,6 +136,8 @@ class EvaluateJob(BaseWork):
     others: tuple[ReplayedPair, ...] = ()
     """Steps of which one pair is replayed in addition if the parameters moved much farther in it than in those around
     it."""
+    draw: str = ""
+    """The secret that drew these pairs: the coordinator chose it after the logs of the round had been sealed."""
     sha256: dict[str, str] = Field(default_factory=dict)
     """Hash of each of these checkpoints as training logged it (``train/loop/checkpoint_writer.py``)."""
     sha256_on_hosts: dict[int, dict[str, str]] = Field(default_factory=dict)
@@ -258,6 +263,8 @@ class JobSpec(Spec):
     checkpoint_dir: Path
     resume: bool = False
     """Resume from the newest checkpoint in ``checkpoint_dir`` if there is one."""
+    seed: int | None = None
+    """Seed that the coordinator drew when the round started, in place of that of the settings; null: it drew none."""
     open: bool = False
     role: TrialRole | None = None
     """Its part in a search for the best settings; null in other runs."""
@@ -361,6 +368,8 @@ class NodeExit(Spec):
     """Problems that did not end the job, for example a telemetry recorder that died."""
     clocks: HostClocks | None = None
     """null where the agent recorded none."""
+    logs: dict[int, LogSeal] = Field(default_factory=dict)
+    """Each rank's log, where the ranks ended by themselves; pairs of checkpoints are drawn afterwards."""
     stall: StallRecord | None = None
     """null where no rank was silent for long."""
     changed_data: tuple[str, ...] = ()

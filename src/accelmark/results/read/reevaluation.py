@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -80,8 +79,6 @@ class SavedCheckpoints(NamedTuple):
     """None in rounds of earlier versions, and where training did not complete."""
     on_hosts: Mapping[int, Mapping[str, str]]
     """First rank of each further host that keeps checkpoints of its own -> SHA-256 of each, by name."""
-    log_sha256: str
-    """Over the logs of all ranks."""
 
 
 def reevaluation_dir(round_dir: Path) -> Path:
@@ -193,10 +190,8 @@ def saved_checkpoints(round_dir: Path) -> SavedCheckpoints:
     steps: dict[str, int] = {}
     hashes: CheckpointHashes | None = None
     on_hosts: dict[int, Mapping[str, str]] = {}
-    digest = hashlib.sha256()
     first_logs = {logs[0][1] for node in node_dirs(round_dir) if (logs := node.rank_logs())}
     for number, (rank, log) in enumerate(rank_logs(round_dir).items()):
-        digest.update(log.read_bytes())
         for record in PerfLogReader(log) if log in first_logs else ():
             if record.event == Event.CHECKPOINT and number == 0:
                 saved = record.value_as(SavedCheckpoint)
@@ -208,4 +203,4 @@ def saved_checkpoints(round_dir: Path) -> SavedCheckpoints:
                 on_hosts[rank] = record.value_as(CheckpointHashes).sha256
     shared = hashes.sha256 if hashes is not None else {}
     on_hosts = {rank: sha256 for rank, sha256 in on_hosts.items() if sha256 != shared}
-    return SavedCheckpoints(steps, hashes, on_hosts, digest.hexdigest())
+    return SavedCheckpoints(steps, hashes, on_hosts)

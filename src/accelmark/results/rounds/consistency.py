@@ -15,9 +15,11 @@ from accelmark.results.rounds.consumption import HostSamples
 from accelmark.results.rounds.timeline import Timeline
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.job import ExternalJob, JobSpec
-from accelmark.spec.log.records import ClockReading, HostClocks
+from accelmark.spec.log.perflog import event_names
+from accelmark.spec.log.records import ClockReading, HostClocks, LogSeal
 from accelmark.spec.number_format import limit_percent
 from accelmark.spec.plugins.vendor import Chip
+from accelmark.spec.secret import LEFT_OUT
 
 MAX_DIFFERENCE: Final = 0.01
 """Largest relative difference of two clocks over the same span."""
@@ -162,8 +164,8 @@ _RECORDER_S: Final = 30.0
 """The recorder starts after the agent, and ends within this time of its ranks."""
 _OFFSET_S: Final = 5.0
 """Difference of the offsets between wall and monotonic clock of two processes of a host, which NTP may correct."""
-_ON_HOSTS: Final = ("checkpoint_dir", "resume", "case", "extern")
-"""Fields of a job that differ between the plan and ``job.json``: paths."""
+_ON_HOSTS: Final = ("checkpoint_dir", "resume", "case", "extern", "seed")
+"""Fields of a job that differ between the plan and ``job.json``: paths, and what is drawn at its start."""
 
 
 def agreement_findings(
@@ -224,6 +226,13 @@ def _node_contradictions(job: JobSpec, node: NodeDir) -> Iterator[str]:
         per_host = job.ranks_per_host or job.key.nproc
         expected = set(range(node.noderank * per_host, (node.noderank + 1) * per_host))
         found = {rank for rank, _ in node.rank_logs()} | {rank.rank for rank in node.exit.ranks}
+        for rank, log in node.rank_logs():
+            seal, content = node.exit.logs.get(rank), log.read_bytes()
+            sealed = content[: seal.num_bytes] if seal is not None else b""
+            if seal is None or LEFT_OUT.encode() in content:
+                continue
+            if LogSeal.of(sealed) != seal or event_names(content[seal.num_bytes :]):
+                yield f"{log.name} is not the log that rank {rank} left when it ended"
         if found - expected:
             yield f"has files of ranks {', '.join(map(str, sorted(found - expected)))}, which belong to other hosts"
 

@@ -532,7 +532,7 @@ def train_round(
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
         findings += slow_step_findings(timeline, hosts)
-        if job.extern is not None and state == "succeeded":
+        if job.has_vendors_code and state == "succeeded":
             findings += pace_findings(timeline, saved_checkpoints(round_dir))
     rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None
     findings += straggler_findings(rank_times)

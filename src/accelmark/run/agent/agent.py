@@ -76,7 +76,7 @@ from accelmark.run.processes import (
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord
-from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, ClockReading, HostClocks
+from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, ClockReading, HostClocks, LogSeal
 from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
@@ -136,6 +136,7 @@ class Agent:
         self._data: FileWatch | None = None
         self._code: FileWatch | None = None
         self._bytecode: BytecodeCheck | None = None
+        self._sealed: dict[int, LogSeal] = {}
 
     def run(self) -> NodeExit:
         """Run the job to its end; call :meth:`handle_signals` first."""
@@ -145,6 +146,8 @@ class Agent:
             with locked or contextlib.nullcontext():
                 self._prepare()
                 exit_code = self._supervise()
+                logs = {rank: self._dir / f"rank{rank}.out.log" for rank in self._task.ranks}
+                self._sealed = {rank: LogSeal.of(log.read_bytes()) for rank, log in logs.items() if log.is_file()}
         except HostInUseError as error:
             self._ending = self._cancelled() or Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
@@ -165,6 +168,7 @@ class Agent:
             ranks=ranks,
             warnings=tuple(self._warnings),
             clocks=clocks,
+            logs=self._sealed,
             stall=self._stall,
             changed_data=self._data.changed() if self._data is not None else (),
             changed_code=self._code.changed() if self._code is not None else (),

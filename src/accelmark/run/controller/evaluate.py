@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,19 +17,21 @@ from accelmark.results.read.reevaluation import (
     reevaluation_dir,
     saved_checkpoints,
 )
+from accelmark.results.read.round_dir import read_job
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import FetchData, execute_job
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
 from accelmark.spec.module_command import module_command
 
 MOST_DRAWN: Final = 128
 """Most steps that are replayed of pairs of checkpoints, which have at most as many."""
-MOST_REPLAYED: Final = 8 + 2 * MOST_DRAWN
-"""Most steps that are replayed after a round: from the initial weights, of drawn pairs, and of one that stands out."""
+MOST_REPLAYED: Final = 8 + 3 * MOST_DRAWN
+"""Most steps that are replayed after a round: the first, those up to the final weights, of drawn pairs, and of one that
+stands out."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -41,20 +44,24 @@ def evaluation_of(
     Args:
         directory: the run.
         job: the round.
-        nonce: chooses the replayed pairs together with the round's log; the job then gets a directory of its own
-            and evaluates nothing.
+        nonce: chooses the replayed pairs in place of a new secret; the job then gets a directory of its own and
+            evaluates nothing.
         again: the job gets a directory of its own where the round's evaluation is complete.
     """
-    train, round_dir = job.job.work, directory.round_dir(job)
+    round_dir = directory.round_dir(job)
+    spec = read_job(round_dir)
+    train = spec.work
     if not isinstance(train, TrainJob) or not (saved := saved_checkpoints(round_dir)).steps:
         return None
+    train = train if spec.seed is None else train.with_seed(spec.seed)
     place = reevaluation_dir(round_dir)
     if nonce is not None:
         place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
     elif again and (earlier := read_reevaluation(round_dir)) is not None and earlier.problem is None:
         place = place.with_name(f"{place.name}-again")
     hashes = saved.hashes
-    replays = tuple(_replays(saved, nonce or ""))
+    draw = nonce or _earlier_draw(place) or secrets.token_hex(16)
+    replays = tuple(_replays(saved, draw))
     weights: tuple[str | None, ...] = ()
     if nonce is None and not train.settings.loader.synthetic:
         weights = (max(saved.steps, key=lambda name: saved.steps[name]),) if hashes is None else (hashes.final,)
@@ -67,6 +74,7 @@ def evaluation_of(
         train=train.model_copy(update={"settings": train.settings.model_copy(update={"compile": "off"})}),
         weights=names,
         replays=replays,
+        draw=draw,
         others=() if nonce is not None else tuple(_pairs(saved)),
         sha256=_chosen(hashes.sha256 if hashes is not None else {}, used),
         sha256_on_hosts={rank: _chosen(sha256, used) for rank, sha256 in saved.on_hosts.items()},
@@ -107,9 +115,18 @@ def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[st
     return {name: value for name, value in sha256.items() if name in names}
 
 
-def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
-    """Yield the steps from the initial weights, then those of pairs that the round's log and ``nonce`` choose."""
-    hashes, steps, seed = saved.hashes, saved.steps, f"{saved.log_sha256} {nonce}"
+def _earlier_draw(place: Path) -> str | None:
+    """Return the secret of an evaluation that was interrupted: another one would be another chance."""
+    try:
+        work = read_job(place).work
+    except RunError:
+        return None
+    return work.draw if isinstance(work, EvaluateJob) else None
+
+
+def _replays(saved: SavedCheckpoints, draw: str) -> Iterator[ReplayedPair]:
+    """Yield the steps from the initial weights, then those that end in the final ones, then pairs that are drawn."""
+    hashes, steps = saved.hashes, saved.steps
     if hashes is None:
         return
     first = next((end for start, end in hashes.pairs if start is None and end in steps), None)
@@ -118,9 +135,10 @@ def _replays(saved: SavedCheckpoints, nonce: str) -> Iterator[ReplayedPair]:
     elif hashes.final is not None and steps.get(hashes.final):
         yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
     num_left = MOST_DRAWN
-    for number, pair in enumerate(
-        sorted(_pairs(saved), key=lambda pair: hashlib.sha256(f"{seed} {pair.start}".encode()).digest())
-    ):
+    pairs = sorted(_pairs(saved), key=lambda pair: hashlib.sha256(f"{draw} {pair.start}".encode()).digest())
+    last = [pair for pair in pairs if pair.end == hashes.final]
+    yield from last
+    for number, pair in enumerate(pair for pair in pairs if pair not in last):
         num_left -= pair.num_steps
         if number and num_left < 0:
             return

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
+from pathlib import Path
 from typing import Final
 
 from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import PlannedJob
+from accelmark.results.read.round_dir import read_job
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import EXIT_FILE, AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.job import EvaluateJob, ExternalJob, JobSpec
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import EvaluateJob, ExternalJob, JobSpec, TrainingWork
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
 
@@ -23,9 +27,12 @@ async def write_job(
     directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
 ) -> list[NodeJob]:
     """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
+    file = directory.round_dir(job) / JOB_FILE
+    if not (from_checkpoint and has_checkpoints(directory, job, launcher)):
+        file.unlink(missing_ok=True)
     nodes = await node_jobs(directory, job, launcher, from_checkpoint=from_checkpoint)
-    make_directory(directory.round_dir(job))
-    write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
+    make_directory(file.parent)
+    write_atomic(file, nodes[0].job.model_dump_json(indent=2))
     return nodes
 
 
@@ -105,12 +112,27 @@ def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, 
     changed: dict[str, object] = {
         "checkpoint_dir": directory.round_dir(job) / job.job.checkpoint_dir,
         "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
+        "seed": _seed(directory.round_dir(job), job.job),
     }
     if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
         for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
             if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
                 changed[name] = ref.model_copy(update={"package": None})
     return job.job.model_copy(update=changed)
+
+
+def _seed(round_dir: Path, job: JobSpec) -> int | None:
+    """Return the seed with which a round started, or draw one where a vendor's code, which is hashed, takes part.
+
+    A vendor's code could have been prepared for the seed of the case. An open run may set one.
+    """
+    is_set = (entry := job.provenance.get("seed")) is not None and entry.forced
+    if not isinstance(job.work, TrainingWork) or not job.has_vendors_code or is_set:
+        return None
+    try:
+        return read_job(round_dir).seed
+    except RunError:
+        return secrets.randbits(31)
 
 
 def has_checkpoints(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -33,7 +34,7 @@ _MIN_REQUESTS: Final = 10
 
 @final
 class LoadPlan:
-    """The load of a run, drawn from its seed."""
+    """The load of a run, drawn from a seed that the server or engine, in another process, does not know."""
 
     def __init__(self, settings: ServeSettings, model: PromptModel) -> None:
         """Read the files that the settings name.
@@ -42,7 +43,8 @@ class LoadPlan:
             DataError: a file cannot be used, or has fewer prompts than are needed; the message has file and line.
         """
         self._settings = settings
-        self._prompts = open_prompts(settings.prompts, model, settings.api, settings.seed)
+        self.seed = secrets.randbits(63) if settings.seed is None else settings.seed
+        self._prompts = open_prompts(settings.prompts, model, settings.api, self.seed)
         self._lengths: Sequence[Pair] = settings.load.lengths or (None,)
         self._open = self._open_stages()
         self._num_stages = 0
@@ -166,7 +168,7 @@ class LoadPlan:
     def _drawn(self, arrival: Arrival, rate: float) -> list[Due]:
         """Return the times of a stage; the same rate has the same times, so that stages can be compared."""
         load = self._settings.load
-        rng = np.random.default_rng((self._settings.seed, 2, round(rate * 1e6)))
+        rng = np.random.default_rng((self.seed, 2, round(rate * 1e6)))
         return due_times(arrival, rate, load.duration_s, load.burstiness, rng)[: load.max_requests]
 
     def _planned_s(self) -> float:

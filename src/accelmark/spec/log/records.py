@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -255,6 +256,18 @@ def _uptime_s() -> float | None:
         return float(_UPTIME.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return None
+
+
+class LogSeal(Spec):
+    """The content of a rank's log when the processes of the ranks had ended."""
+
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        """Seal a log."""
+        return cls(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 class HostClocks(Spec):

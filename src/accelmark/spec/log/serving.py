@@ -211,6 +211,8 @@ class ServeFinished(Spec):
     e2e_time: float
     """Seconds from the start of the process."""
     num_requests: int = 0
+    seed: int | None = None
+    """Seed of prompts, lengths and arrivals."""
     peak_memory_mib: float | None = None
     """Largest resident memory of the server and its children; null where it is not known."""
     core_wait_s: float | None = None

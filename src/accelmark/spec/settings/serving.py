@@ -187,8 +187,8 @@ class ServeSettings(BenchmarkSettings):
     """Longest wait for the server to become healthy."""
     num_compared: NonNegativeInt = 16
     """Answers under load that are compared with answers to the same prompts, one at a time, from the framework."""
-    seed: int = 1
-    """Seed of prompts, lengths and arrivals."""
+    seed: int | None = None
+    """Seed of prompts, lengths and arrivals; null: drawn when the run starts."""
     scenarios: tuple[TokenScenario, ...] = ()
     """Scenarios of MLCommons LoadGen with token latencies, after the stages of ``load``; ``server`` searches the
     highest rate that holds ``slo.ttft_ms`` and ``slo.tpot_ms``."""

@@ -44,6 +44,7 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     work = job.work
     if not isinstance(work, ExternalJob):
         raise RequestError(f"job.json: an external trainer cannot do work of kind {work.kind!r}")
+    work = work if job.seed is None else work.with_seed(job.seed)
     place = {name: int(os.environ.get(name.upper(), default)) for name, default in _PLACE.items()}
     command = trainer_command(job, work, place)
     totals = RunTotals(process_start=process_start, job=work)

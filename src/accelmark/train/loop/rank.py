@@ -60,6 +60,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
     train = work.train if isinstance(work, EvaluateJob | CompareJob) else work
     if not isinstance(train, TrainJob):
         raise RequestError(f"job.json: a training rank cannot do work of kind {work.kind!r}")
+    train = train if job.seed is None else train.with_seed(job.seed)
     totals = RunTotals(process_start=process_start, job=train)
     finished = FinishedEvent(log, totals)
 
