@@ -276,6 +276,11 @@ class JobSpec(Spec):
         return self.key.nnodes * (self.ranks_per_host or self.key.nproc)
 
     @property
+    def has_vendors_code(self) -> bool:
+        """Whether ranks have code, packages or variables of the vendor's folder for this case, not just settings."""
+        return self.extern is not None or not (self.adaptation is None or self.adaptation.has_only_settings)
+
+    @property
     def framework(self) -> str:
         """The framework that starts the ranks: the key's own, or the one that an external trainer runs on."""
         return self.work.trainer.framework if isinstance(self.work, ExternalJob) else self.key.framework
