@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import ADAPTED, served, write_adaptation, write_index
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
 from tests.cluster.engines import dockerd
 from tests.cluster.skeleton import mounts, write_rootfs
 from tests.run.fakes import make_plan, wait_for
@@ -159,24 +160,32 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
     cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
 ) -> None:
     fakes = Path(__file__).parents[1] / "run"
+    images = tiny / "vendors" / "acme" / "images"
+    shutil.copytree(images / "pytorch", images / "bare")
     container = in_container("podman")
     container["mounts"] = [*mounts(), f"{fakes}:{fakes}:ro"]
-    spec = cluster(1, container=container)
+    spec = cluster(2, container=container)
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(("steps=100000",), ("steps=100000",), hosts=("n1",), cluster=spec))
-    wait_for(lambda: stepping(run), "a step", 60)
-    podman = bed.inside(1, "env", *_podman(bed, 1), "podman")
-    names = subprocess.run([*podman, "ps", "--format", "{{.Names}}"], capture_output=True, text=True, check=True)
-    subprocess.run([*podman, "rm", "--force", "--time", "0", names.stdout.strip()], check=True, capture_output=True)
+    plan = make_plan(("steps=100000",), ("steps=100000",), hosts=("n1", "n2"), cluster=spec)
+    process = drive("start", run, plan=plan)
+    wait_for(lambda: stepping(run), "a step", 100)
+    podman = {number: bed.inside(number, "env", *_podman(bed, number), "podman") for number in (1, 2)}
+    names = subprocess.run([*podman[2], "ps", "--format", "{{.Names}}"], capture_output=True, text=True, check=True)
+    removed = time.monotonic()
+    subprocess.run([*podman[2], "rm", "--force", "--time", "0", names.stdout.strip()], check=True, capture_output=True)
     wait_for(lambda: status_of(run)[0].ended, "the end of the first job", 60)
+    noticed_s = time.monotonic() - removed
     wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "the second job", 60)
     process.terminate()
     done(process)
     first, second = status_of(run)
+    record_fault("podman: the container of a host is removed", "lost, names n2", first, noticed_s)
     assert (first.state, second.state) == ("lost", "cancelled"), (first, second)
-    assert "node agent exited without writing exit.json" in (first.reason or "")
-    left = subprocess.run([*podman, "ps", "--all", "--quiet"], capture_output=True, check=True)
-    assert left.stdout == b""
+    assert "n2" in (first.reason or "")
+    assert "container" in (first.reason or "")
+    for engine in podman.values():
+        left = subprocess.run([*engine, "ps", "--all", "--quiet"], capture_output=True, check=True)
+        assert left.stdout == b""
 
 
 def test_a_case_is_trained_under_docker(cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path) -> None:

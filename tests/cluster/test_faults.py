@@ -31,6 +31,8 @@ Inject = Callable[["Running"], None]
 
 ENDLESS: Final = ("steps=100000", "pace=0.05")
 SHORT: Final = ("steps=200", "pace=0.05")
+CGROUP_V1: Final = Path("/sys/fs/cgroup/memory").is_dir()
+MEMORY_GROUP: Final = Path("/sys/fs/cgroup", "memory" if CGROUP_V1 else "", f"accelmark-faults-{os.getpid()}")
 
 
 @dataclass
@@ -145,6 +147,30 @@ def writable(bed: Bed) -> None:
     subprocess.run(bed.inside(2, "mount", "-o", "remount,rw,bind", "/var/tmp/accelmark"), check=True)
 
 
+def full(bed: Bed) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", "/var/tmp/accelmark"]
+    subprocess.run(bed.inside(2, *mount), check=True)
+    subprocess.run(bed.inside(2, "dd", "if=/dev/zero", "of=/var/tmp/accelmark/ballast", "status=none"), check=False)
+
+
+def not_full(bed: Bed) -> None:
+    subprocess.run(bed.inside(2, "umount", "-l", "/var/tmp/accelmark"), check=True)
+
+
+def limit_memory(bed: Bed) -> None:
+    """Put n2's sshd, and thereby all that it starts, into a control group of 384 MiB."""
+    MEMORY_GROUP.mkdir()
+    (MEMORY_GROUP / ("memory.limit_in_bytes" if CGROUP_V1 else "memory.max")).write_text(str(384 << 20))
+    (MEMORY_GROUP / "cgroup.procs").write_text((bed.home(2) / "sshd.pid").read_text())
+
+
+def unlimit_memory(bed: Bed) -> None:
+    for pid in (MEMORY_GROUP / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (MEMORY_GROUP.parent / "cgroup.procs").write_text(pid)
+    MEMORY_GROUP.rmdir()
+
+
 def stop_and_start_sshd(running: Running) -> None:
     running.bed.stop_sshd(2)
     time.sleep(3)
@@ -219,9 +245,18 @@ FAULTS: Final = (
     Fault("the run is moved and resumed", "succeeded", "", move_and_resume, SHORT),
     Fault("a copy of the run is resumed and stopped", "succeeded", "", copy_and_use, SHORT),
     Fault("a rank is killed by SIGBUS", "failed", "SIGBUS (shared memory", modes=(*ENDLESS, "1:bus")),
+    Fault(
+        "the kernel kills a rank for memory",
+        "failed",
+        "ut of memory: Killed process",
+        modes=(*ENDLESS, "1:eat"),
+        prepare=limit_memory,
+        repair=unlimit_memory,
+    ),
     Fault("the log of a rank is removed on its host", "failed", "without a FINISHED event", remove_log, SHORT),
     Fault("a host refuses the key", "failed", "n2", prepare=without_keys, repair=with_keys),
     Fault("the work directory is read-only", "failed", "mount it writable", prepare=read_only, repair=writable),
+    Fault("a host's disk is full from the start", "failed", "the disk is full", prepare=full, repair=not_full),
     Fault("the hosts' Python is missing", "failed", "no-such-python", on={"python": "/opt/no-such-python"}),
 )
 

@@ -138,6 +138,10 @@ def misbehave(modes: dict[str, str], step: int, node_dir: Path) -> None:
             mapped = mmap.mmap(file.fileno(), 4096)
             file.truncate(0)
             mapped[0] = 1
+    if "eat" in modes:
+        eaten = []
+        while True:
+            eaten.append(b"x" * 2**24)
     if "fill" in modes:
         with (node_dir / "ballast").open("wb") as file:
             while True:
