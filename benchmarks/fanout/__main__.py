@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fanout [--hosts 1,8,64] [--simulated 1,128,...]``: needs root; writes figures beside it."""
+"""``python -m benchmarks.fanout [--hosts 1,8,64] [--simulated 10,100,...]``: needs root; writes figures beside it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main() -> None:
     """Measure and write ``figures.json``, the curves and the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fanout", description=__doc__)
     parser.add_argument("--hosts", default="1,8,64")
-    parser.add_argument("--simulated", default="1,128,256,512,1024")
+    parser.add_argument("--simulated", default="10,100,512,1024")
     parser.add_argument("--seconds", default="15,30", help="durations of the steady job, which has a line a second")
     parser.add_argument("--ranks", type=int, default=8, help="ranks of each host in the steady job")
     rest = "hosts that are timed one by one; the rest by rule of three"
@@ -73,7 +73,7 @@ def main() -> None:
             for seconds in map(int, given.seconds.split(","))
             for row in measure(simulated[-2:], (seconds, given.ranks))
         ],
-        "bookkeeping": bookkeeping([number for number in (10, 100, 1000) if number <= simulated[-1]], given.ranks, 10),
+        "bookkeeping": bookkeeping([number for number in (10, 100, 1024) if number <= simulated[-1]], given.ranks, 10),
     }
     (HERE / "figures.json").write_text(json.dumps(found, indent=2) + "\n")
     write_figures(HERE, found)

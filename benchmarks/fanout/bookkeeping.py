@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,10 +56,21 @@ def _row(num_hosts: int, num_ranks: int, num_steps: int) -> dict[str, Any]:
             for rank in range(num_ranks):
                 (path / f"rank{index * num_ranks + rank}.out.log").write_bytes(STEP * num_steps)
         show_s = _seconds(lambda: print_status(read_status(run.path)))
+        command_s, cpu_s = min(_command(run.path) for _ in range(3))
         plan_bytes = (run.path / "plan.json").stat().st_size
     row = {"hosts": num_hosts, "plan_s": plan_s, "plan_bytes": plan_bytes, "status_s": show_s}
+    row |= {"command_s": command_s, "command_cpu_s": cpu_s}
     print(row, file=sys.stderr, flush=True)
     return row
+
+
+def _command(run: Path) -> tuple[float, float]:
+    """Return duration and processor time of ``accelmark status``, with Python's start and imports."""
+    begun, before = time.monotonic(), os.times()
+    subprocess.run([sys.executable, "-m", "accelmark", "status", str(run)], stdout=subprocess.DEVNULL, check=True)
+    after = os.times()
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.monotonic() - begun, cpu_s
 
 
 def _seconds(call: Callable[[], object]) -> float:

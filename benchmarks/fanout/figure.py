@@ -68,6 +68,7 @@ def _readme(found: dict[str, Any]) -> str:
     )
     bookkeeping = "\n".join(
         f"| {row['hosts']} | {row['plan_s']:.2f} | {row['plan_bytes'] / 1e3:.0f} | {row['status_s']:.3f} |"
+        f" {row['command_s']:.2f} ({row['command_cpu_s']:.2f}) |"
         for row in found["bookkeeping"]
     )
     len_step = len(STEP)
@@ -103,10 +104,11 @@ wire are those of the frames before encryption, over the new bytes of the logs: 
 |---|---|---|---|---|---|
 {steady}
 
-Without any connection: planning a run on all hosts, and `accelmark status` of a run on them while it is running.
+Without any connection: planning a run on all hosts, and the status of a run on them while it is running: within a
+process, and as the command `accelmark status` with Python's start and imports (processor time in parentheses).
 
-| hosts | plan (s) | plan.json (kB) | status (s) |
-|---|---|---|---|
+| hosts | plan (s) | plan.json (kB) | status (s) | command (s) |
+|---|---|---|---|---|
 {bookkeeping}
 
 To repeat: `python -m benchmarks.fanout` as root, with what `tests/cluster/requirements.sh` installs and the package

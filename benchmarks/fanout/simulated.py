@@ -13,6 +13,7 @@ import multiprocessing
 import random
 import re
 import resource
+import shlex
 import sys
 import tempfile
 import threading
@@ -39,19 +40,20 @@ LOG = b"nothing to do\n"
 
 
 async def _answer(process: asyncssh.SSHServerProcess[bytes]) -> None:
-    line = process.command or ""
-    if "Report the state of a host" in line:
+    argv = shlex.split(process.command or "")
+    verb = argv[5] if len(argv) > 5 and argv[1] == "-I" else None  # see accelmark.run.onhost.command
+    if verb == "probe":
         await process.stdin.readline()
         process.stdout.write(json.dumps(FACTS).encode() + b"\n")
-    elif (steady := _STEADY.search(line)) is not None:
+    elif verb == "follow" and (steady := _STEADY.search(argv[6])) is not None:
         request = json.loads(await process.stdin.readline())
         await _steady(process, float(request["poll_s"]), int(steady["seconds"]), int(steady["ranks"]))
-    elif "Send the files of a node directory" in line:
+    elif verb == "follow":
         await process.stdin.readline()
         header = {"file": "agent.log", "offset": 0, "size": len(LOG)}
         end = {"end": "dead", "sha256": {"agent.log": hashlib.sha256(LOG).hexdigest()}, "left": {}}
         process.stdout.write(json.dumps(header).encode() + b"\n" + LOG + json.dumps(end).encode() + b"\n")
-    elif "Write files from standard input" in line:
+    elif verb == "files":
         await process.stdin.read()
     process.exit(0)
 
