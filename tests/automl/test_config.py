@@ -94,6 +94,69 @@ def test_unknown_keys_and_flags_of_an_aiperf_file_are_listed(tmp_path: Path) -> 
     assert "'--final_rl' is not a known flag (did you mean 'final_lr'?)" in unused
 
 
+SERVERS = """[
+    {"ip": "172.23.33.33", "tag": "", "status": "waiting", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+    {"ip": "172.23.33.34", "tag": "", "status": "waiting", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+]
+"""
+"""AIPerf's own example of servers."""
+
+
+def test_aiperfs_servers_are_the_hosts_of_the_search_with_their_devices(tmp_path: Path) -> None:
+    servers = tmp_path / "servers.json"
+    servers.write_text(SERVERS)
+    (tmp_path / "server_env_init.sh").write_text("spack load python\n")
+    config, unused = load_search(written(tmp_path, AIPERF), servers)
+    assert config.cluster.model_dump(include={"kind", "hosts", "environment", "init_script"}) == {
+        "kind": "ssh",
+        "hosts": ("172.23.33.33", "172.23.33.34"),
+        "environment": {f"172.23.33.{n}": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"} for n in (33, 34)},
+        "init_script": tmp_path / "server_env_init.sh",
+    }
+    assert config.training.devices_per_trial == 4
+    listed = "\n".join(unused)
+    for word in ("status: has no effect", "tag: has no effect", "6,7: the servers' own", "imagenet_train.py"):
+        assert word in listed
+    servers.write_text(SERVERS.replace('"0,1,2,3"}\n]', '"0,1"}\n]'))
+    with pytest.raises(SpecError, match="different numbers of cards"):
+        load_search(written(tmp_path, AIPERF), servers)
+    servers.write_text(SERVERS)
+    text = AIPERF.replace("trialConcurrency: 2", "trialConcurrency: 3").replace("--slave 2", "--slave 3")
+    with pytest.raises(SpecError, match="trialConcurrency: must be the number of servers, 2"):
+        load_search(written(tmp_path, text), servers)
+
+
+def test_a_cluster_file_names_the_hosts_of_either_kind_of_search(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("launcher: ssh\nvendor: nvidia\nhosts: [{address: n1, user: me}, {address: n2}]\n")
+    for text in (AIPERF, OURS):
+        config, _ = load_search(written(tmp_path, text), cluster)
+        assert config.cluster.model_dump()["hosts"] == ("me@n1", "n2")
+    assert load_search(written(tmp_path, AIPERF), cluster)[0].training.devices_per_trial == 8
+
+
+def test_devices_are_the_indices_of_an_aiperf_file_or_all_and_other_words_are_listed(tmp_path: Path) -> None:
+    config, _ = load_search(written(tmp_path, AIPERF))
+    assert config.cluster.model_dump()["environment"] == {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    text = AIPERF.replace("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ", "OMP_NUM_THREADS=4 srun --cpus-per-task=30 ")
+    config, unused = load_search(written(tmp_path, text.replace("  \\   ", " \\   ")), num_devices=4)
+    assert config.training.devices_per_trial == 4
+    assert any("srun --cpus-per-task=30" in line and "imagenet_train.py" in line for line in unused), unused
+    assert any("OMP_NUM_THREADS" in line for line in unused)
+
+
+@pytest.mark.parametrize(
+    ("width", "classes", "network"),
+    [(64, 200, "resnet50-64-200"), (32, 100, "small-32-100"), (224, 102, "resnet50-224-102")],
+)
+def test_colour_images_of_any_size_have_a_seed_network(tmp_path: Path, width: int, classes: int, network: str) -> None:
+    text = AIPERF.replace("width: 224", f"width: {width}").replace("node: 1000", f"node: {classes}")
+    config, _ = load_search(written(tmp_path, text))
+    assert (config.network, config.dataset.name) == (network, "imagenet")
+    seed = resolve_network(network)
+    assert (seed.input_shape, seed.classes) == ((3, width, width), classes)
+
+
 def test_the_command_is_data_and_never_run(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     text = AIPERF.replace("python3 imagenet_train.py", f"$(touch {mark}); `touch {mark}` imagenet_train.py")
@@ -106,11 +169,11 @@ def test_all_problems_of_an_aiperf_file_are_reported_at_once(tmp_path: Path) -> 
         AIPERF.replace("NetworkMorphism\n classArgs", "NetworkMorphisms\n classArgs")
         .replace("--slave 2", "--slave 3")
         .replace("--batch_size 448", "--batch_size many")
-        .replace("input_width: 224", "input_width: 223")
+        .replace("input_channel: 3", "input_channel: 4")
         .replace("12h", "soon")
     )
     message = problems(tmp_path, text)
-    for part in ("did you mean 'NetworkMorphism'", "--slave", "'many'", "223 x 223", "not a duration"):
+    for part in ("did you mean 'NetworkMorphism'", "--slave", "'many'", "input_channel: images of 4", "not a duration"):
         assert part in message
 
 

@@ -58,6 +58,8 @@ def test_a_dry_run_shows_the_values_of_a_configuration_whose_data_is_missing(tmp
     done = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"])
     assert isinstance(done.exception, AccelmarkError)
     assert re.search(r"^schedule\.concurrency +\d", done.stdout, re.MULTILINE)
+    printed = json.loads(output_of("run", "-c", str(path), "--dry-run", "--json"))
+    assert printed["network"] == "small32", "JSON is for another machine, whose data this one need not have"
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,7 @@ import torch
 class InferModel:
     def __init__(self, config, onnx_path, model):
         assert config._fields and config.batch_size and not config.fp16 and config.acme_level == 3
+        assert config.trt_tmp_path is None and config.has_dynamic_axis is None
         assert (model is None) == (onnx_path is not None)
         self.model = model
         if model is None:

@@ -161,6 +161,8 @@ class LocalCluster(FiniteSpec):
 
     kind: Literal["local"] = "local"
     """Ray is started on this machine."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of Ray and the trials, as those that choose devices."""
 
 
 class AddressCluster(FiniteSpec):
@@ -189,6 +191,10 @@ class SshCluster(FiniteSpec):
     """Configuration file of OpenSSH's client; None: ``~/.ssh/config``."""
     work_directory: Path = Path("/var/tmp/accelmark")  # noqa: S108
     """Where AccelMark is delivered to on the hosts."""
+    environment: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Host -> variables of its Ray and its trials, as those that choose devices."""
+    init_script: Path | None = None
+    """Shell script at this path on every host, which bash reads before Ray starts there."""
 
 
 ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]

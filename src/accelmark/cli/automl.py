@@ -14,7 +14,7 @@ from accelmark.cli import completion
 from accelmark.cli.help import Verb, Verbs
 from accelmark.cli.options import echo_wrapped, setting_text, shipped_file
 from accelmark.cli.output import Output
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError, nearest
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.automl.controller.journal import SearchDirectory
@@ -56,6 +56,9 @@ def run(
     ],
     runs: Runs = Path("runs"),
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data set.")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="Hosts: a cluster file, or AIPerf's servers.json.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the request and its data, which are fetched once; start nothing.")
     ] = False,
@@ -65,9 +68,11 @@ def run(
     from accelmark.run.preflight.packages import require_here
 
     require_here("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
+    from accelmark.cli.machine import detect_devices
     from accelmark.compat.aiperf import load_search
 
-    loaded, unused = load_search(shipped_file(config, "searches"))
+    devices = detect_devices(None).num_devices or 1
+    loaded, unused = load_search(shipped_file(config, "searches"), cluster, devices)
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
         loaded = loaded.model_copy(update={"dataset": loaded.dataset.model_copy(update=given)})
@@ -79,9 +84,14 @@ def run(
 
         for key, value in flatten(loaded.model_dump(mode="json")).items() if not as_json else ():
             typer.echo(f"{key:<{_KEY_WIDTH}}  {setting_text(value)}")
-        dataset, unchecked = check_without_start(loaded)
         if as_json:
             typer.echo(loaded.model_dump_json(indent=2))
+        try:
+            dataset, unchecked = check_without_start(loaded)
+        except AccelmarkError as error:
+            if not as_json:
+                raise
+            dataset, unchecked = None, [str(error)]  # the configuration is for another machine
         if dataset is not None:
             sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
             typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import yaml
 
-from accelmark.automl.config import AutomlConfig
+from accelmark.automl.config import AutomlConfig, LocalCluster, SshCluster
 from accelmark.automl.controller.session import load_config
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.model import parse
+from accelmark.spec.model import parse, read_text
 from accelmark.spec.number_format import duration_s
+from accelmark.spec.plugins.launcher import read_cluster
 
 _MAPPINGS: Final = ("tuner", "tuner.classArgs", "trial")
 _KNOWN: Final = {
@@ -39,7 +40,13 @@ _SEEDS: Final = {
     (224, 3, 1000): ("resnet50", "imagenet"), (28, 1, 10): ("small28", "fashion-mnist"),
     (32, 3, 10): ("small32", "cifar-10"),
 }  # fmt: skip
-"""(width, channels, classes) -> seed network of the search, data set."""
+"""(width, channels, classes) -> seed network of the search, data set. Other colour images are in folders of classes."""
+_LEAST_RESNET_SIDE: Final = 64
+"""Side of images from which ResNet-50 is the seed network."""
+_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+"""AIPerf's variable of device indices."""
+_COLOURS: Final = 3
+_INIT_SCRIPT: Final = "server_env_init.sh"
 _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
 _TOP_LEVEL_KEY: Final = re.compile(r"^trialConcurrency\s*:", re.MULTILINE)
@@ -50,20 +57,53 @@ _BATCH_SHARES: Final = (12, 13, 14)
 """AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
 
 
-def load_search(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
-    """Return a search's configuration, AIPerf's or ours, and the ignored parts of an AIPerf file, with the reasons.
+def load_search(path: Path, cluster: Path | None = None, num_devices: int = 1) -> tuple[AutomlConfig, tuple[str, ...]]:
+    """Return a search's configuration, AIPerf's or ours, and the ignored parts of AIPerf's files, with the reasons.
+
+    ``cluster`` is a cluster file or AIPerf's ``servers.json``; ``num_devices`` are those of this machine, which an
+    AIPerf file without device indices uses.
 
     Raises:
         SpecError: with all problems.
     """
+    servers, unused = _read_servers(cluster) if cluster is not None else (None, [])
     with suppress(OSError, UnicodeDecodeError):  # load_config reports these
         text = path.read_text(encoding="utf-8")
         if _TOP_LEVEL_KEY.search(text) is not None:
-            return read_aiperf(text, str(path))
-    return load_config(path), ()
+            config, ignored = read_aiperf(text, str(path), servers, num_devices)
+            return config, (*ignored, *unused)
+    config = load_config(path)
+    return config if servers is None else config.model_copy(update={"cluster": servers}), tuple(unused)
 
 
-def read_aiperf(text: str, where: str) -> tuple[AutomlConfig, tuple[str, ...]]:
+def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
+    """Return the hosts of a cluster file or of AIPerf's ``servers.json``, and what of it has no effect."""
+    text = read_text(path)
+    try:
+        loaded = yaml.safe_load(text)  # JSON, too
+    except yaml.YAMLError:
+        loaded = None
+    if not isinstance(loaded, list):
+        hosts = [f"{host.user}@{host.address}" if host.user else host.address for host in read_cluster(path).hosts]
+        return SshCluster(kind="ssh", hosts=tuple(hosts)), []
+    cards: dict[str, dict[str, str]] = {}
+    unused: list[str] = []
+    for number, server in enumerate(loaded):
+        if not isinstance(server, dict) or not isinstance(server.get("ip"), str):
+            raise SpecError([Problem(str(path), f"[{number}]", "must be a mapping with an ip")])
+        cards[server["ip"]] = {_DEVICES: str(server[_DEVICES])} if server.get(_DEVICES) else {}
+        unused += [f"{path.name}: {name}: has no effect here" for name in server if name not in ("ip", _DEVICES)]
+    script = path.absolute().parent / _INIT_SCRIPT
+    cluster = SshCluster(
+        kind="ssh", hosts=tuple(cards), environment={host: given for host, given in cards.items() if given},
+        init_script=script if script.is_file() else None,
+    )  # fmt: skip
+    return cluster, list(dict.fromkeys(unused))
+
+
+def read_aiperf(
+    text: str, where: str, servers: SshCluster | None = None, num_devices: int = 1
+) -> tuple[AutomlConfig, tuple[str, ...]]:
     """Return the search that AIPerf's configuration describes, and its ignored parts, each with the reason.
 
     Raises:
@@ -76,11 +116,15 @@ def read_aiperf(text: str, where: str) -> tuple[AutomlConfig, tuple[str, ...]]:
         raise SpecError([Problem(where, "", f"is not valid YAML: {error}")]) from error
     if not isinstance(loaded, dict):
         raise SpecError([Problem(where, "", "must be a mapping")])
-    reader = _Reader(loaded, where)
+    reader = _Reader(loaded, where, servers, num_devices)
     values = reader.search()
     if reader.problems:
         raise SpecError(reader.problems)
     return parse(AutomlConfig, values, where), tuple(reader.unused)
+
+
+def _num_indices(listed: str) -> int:
+    return len([index for index in listed.split(",") if index.strip()])
 
 
 def _count(value: Any) -> int:
@@ -110,8 +154,10 @@ def _hours(value: Any) -> float:
 class _Reader:
     """Reads one file and collects problems and remarks."""
 
-    def __init__(self, loaded: Mapping[str, Any], where: str) -> None:
+    def __init__(self, loaded: Mapping[str, Any], where: str, servers: SshCluster | None, num_devices: int) -> None:
         self.where = where
+        self.servers = servers
+        self.num_devices = num_devices
         self.problems: list[Problem] = []
         self.unused: list[str] = []
         self.values = self._flattened(loaded, "")
@@ -149,6 +195,11 @@ class _Reader:
             return {}, {}
         environment = dict(word.split("=", 1) for word in words if re.match(r"^[A-Za-z_]\w*=", word))
         script = next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
+        assigned = {f"{name}={value}" for name, value in environment.items()}
+        if program := [word for word in words[: script + 1] if word not in assigned]:
+            self.unused.append(f"trial.command: {shlex.join(program)!r} is not run; a trial is AccelMark's own")
+        for name in environment.keys() - {_DEVICES}:
+            self.unused.append(f"trial.command: {name} is not set; give the search's process this variable")
         parser = ArgumentParser(add_help=False, allow_abbrev=False)
         for name in _FLAGS:
             parser.add_argument(f"--{name}", nargs="?", default=SUPPRESS)
@@ -180,10 +231,10 @@ class _Reader:
         concurrency, slaves = self._get("trialConcurrency", 1, _count), self._get("--slave", 1, _count)
         if "slave" in self.flags and None not in (slaves, concurrency) and slaves != concurrency:
             self._problem("--slave", f"must be trialConcurrency, {concurrency}")
-        devices = max(1, len([card for card in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]))
+        devices, cluster = self._cluster(concurrency or 1)
         batch = self._get("--batch_size", 448, _count)
         if batch is not None and batch % devices:
-            what = f"must be a multiple of the {devices} cards in CUDA_VISIBLE_DEVICES, found {batch}"
+            what = f"must be a multiple of the {devices} cards in {_DEVICES}, found {batch}"
             self._problem("--batch_size", what)
         shares = {(batch or 1) * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES}
         network, dataset = self._network()
@@ -206,9 +257,31 @@ class _Reader:
                 "final_learning_rate": self._get("--final_lr", 0.0, _rate),
                 "devices_per_trial": devices,
             },
+            "cluster": cluster,
             "counting": "aiperf-v1",
             "rules": "aiperf-v1",
         }
+
+    def _cluster(self, concurrency: int) -> tuple[int, LocalCluster | SshCluster]:
+        """Return the devices of a trial and the cluster: those of the servers, else those of the command."""
+        indices = self.environment.get(_DEVICES, "")
+        servers = self.servers
+        if servers is None:
+            if not indices:
+                self.unused.append(f"{_DEVICES} is not set: all devices of this machine, {self.num_devices}")
+            given = {_DEVICES: indices} if indices else {}
+            return _num_indices(indices) or self.num_devices, LocalCluster(environment=given)
+        if len(servers.hosts) != concurrency:
+            self._problem("trialConcurrency", f"must be the number of servers, {len(servers.hosts)}")
+        own = {host: given[_DEVICES] for host, given in servers.environment.items() if _DEVICES in given}
+        if own and indices and set(own.values()) != {indices}:
+            self.unused.append(f"trial.command: {_DEVICES}={indices}: the servers' own indices count")
+        if not own and indices:
+            servers = servers.model_copy(update={"environment": {host: {_DEVICES: indices} for host in servers.hosts}})
+        numbers = {_num_indices(listed) for listed in (own.values() or [indices])}
+        if len(numbers) > 1 or (own and len(own) < len(servers.hosts)):
+            self._problem(_DEVICES, f"the servers have different numbers of cards: {own}")
+        return max(numbers) or self.num_devices, servers
 
     def _name(self) -> str:
         """Return the experiment's name, reduced to characters that are valid in a directory name."""
@@ -239,11 +312,14 @@ class _Reader:
         """Return the seed network and the data set for the shape and classes of the images."""
         sizes = {"input_width": 224, "input_channel": 3, "n_output_node": 1000}
         width, channels, classes = (self._get(f"tuner.classArgs.{name}", size, _count) for name, size in sizes.items())
-        if None not in (width, channels, classes) and (width, channels, classes) not in _SEEDS:
-            shapes = ", ".join(f"{w} x {w} x {c} -> {n}" for w, c, n in _SEEDS)
-            what = f"no seed network takes {width} x {width} x {channels} -> {classes}; known: {shapes}"
-            self._problem("tuner.classArgs", what)
-        return _SEEDS.get((width or 0, channels or 0, classes or 0), ("resnet50", "imagenet"))
+        if None in (width, channels, classes):
+            return "resnet50", "imagenet"
+        if (width, channels, classes) in _SEEDS:
+            return _SEEDS[width, channels, classes]
+        if channels != _COLOURS:
+            what = f"images of {channels} channels are known as 28 x 28 x 1 -> 10 only; others have {_COLOURS}"
+            self._problem("tuner.classArgs.input_channel", what)
+        return f"{'resnet50' if width >= _LEAST_RESNET_SIDE else 'small'}-{width}-{classes}", "imagenet"
 
     def _dataset(self, name: str) -> dict[str, Any]:
         train, held_out = self.flags.get("train_data_dir"), self.flags.get("val_data_dir")

@@ -18,7 +18,8 @@ class FlagPerfEngine(TorchEngine):
     """Calls an ``InferModel``, which gets what FlagPerf would give it.
 
     config     a named tuple of FlagPerf's configurations, ``log_dir`` (where files may be written), and
-               ``engine_options`` for the keys of a ``<vendor>_configurations.yaml``
+               ``engine_options`` for the keys of a ``<vendor>_configurations.yaml``; every other name is None, which
+               ``engine.out.log`` notes
     onnx_path  the exported fp32 file with a dynamic batch; with ``exist_onnx_path`` set to a word that is no file, as
                FlagPerf does for compilers of the PyTorch model: that word
     model      the PyTorch model on the device in the precision; only in that last case, else None
@@ -48,9 +49,8 @@ class FlagPerfEngine(TorchEngine):
             "log_dir": str(request.work_dir),
             **request.options,
         }
-        config = namedtuple("Config", values)(**values)  # some engines read config._fields
         model = self.model_on_device() if self.takes_model else None
-        self._call = type(self).made(config, path, model)
+        self._call = type(self).made(_config(values), path, model)
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch; return its outputs on the CPU and the seconds that it reports as other than inference."""
@@ -65,6 +65,18 @@ class FlagPerfEngine(TorchEngine):
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Not used: ``InferModel`` copies to the device by itself."""
         raise NotImplementedError
+
+
+def _config(values: dict[str, Any]) -> Any:
+    """Return a named tuple of ``values``, as some engines read ``config._fields``; other names are None."""
+
+    class Config(namedtuple("Config", values)):
+        def __getattr__(self, name: str) -> None:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            print(f"note: the engine reads config.{name}, which is None here: set engine_options.{name}")
+
+    return Config(**values)
 
 
 def adapted(infer_model: InferModel) -> type[Engine]:

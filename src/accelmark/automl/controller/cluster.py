@@ -28,6 +28,8 @@ from accelmark.spec.errors import RunError
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
 _MODULE: Final = "accelmark.automl.trial.ray_node"
+_INITIALISED: Final = '. "$0" >&2 && exec "$@"'
+"""A script for bash: read the file of the first argument, then become the command of the others."""
 _TOKEN: Final = secrets.token_hex(32)
 """One for all clusters of this process, since Ray keeps the first that it reads."""
 
@@ -37,7 +39,8 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
     """Provide a cluster; yield its address, or None where the worker pool starts Ray on this machine."""
     with environment_restored():
         match cluster:
-            case LocalCluster():
+            case LocalCluster(environment=variables):
+                os.environ.update(variables)
                 _require_token(_TOKEN)
                 yield None
             case AddressCluster(address=address):
@@ -118,7 +121,10 @@ async def _start(nodes: AsyncExitStack, cluster: SshCluster, host: str | None, r
             nodes.push_async_callback(connection.close)
             code = PurePosixPath(cluster.work_directory) / "code" / wheel().directory
             await deliver(connection, cluster.python, code)
-            python = ["env", f"PYTHONPATH={code}", cluster.python]
+            variables = {**cluster.environment.get(host, {}), "PYTHONPATH": str(code)}
+            python = ["env", *(f"{variable}={value}" for variable, value in variables.items()), cluster.python]
+            if cluster.init_script is not None:
+                python = ["bash", "-c", _INITIALISED, str(cluster.init_script), *python]
         line = json.dumps(request).encode() + b"\n"
         await nodes.enter_async_context(place.running([*python, "-m", _MODULE], line, _START_S))
     except HostError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -80,10 +81,22 @@ SEEDS: Final[Mapping[str, Callable[[], Network]]] = {
 }
 
 
+_SIZED: Final = re.compile(r"(resnet50|small)-([1-9]\d{0,3})-([1-9]\d{0,5})")
+"""Seed network, side of colour images, classes."""
+
+
 def resolve_network(name: str) -> Network:
-    """Return a seed network by name, or the network in a file; raises RequestError where there is neither."""
+    """Return a seed network by name, or the network in a file; raises RequestError where there is neither.
+
+    ``resnet50-<side>-<classes>`` and ``small-<side>-<classes>`` take other colour images.
+    """
     if name in SEEDS:
         return SEEDS[name]()
+    if sized := _SIZED.fullmatch(name):
+        side, classes = int(sized[2]), int(sized[3])
+        if sized[1] == "resnet50":
+            return resnet50(classes, side)
+        return small((3, side, side), classes, filters=(16, 32, 64), name=name)
     path = Path(name)
     if path.suffix or path.exists():
         return load_network(path)
