@@ -304,8 +304,8 @@ def import_files(
         list[Path],
         Argument(
             metavar="FILE",
-            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configuration.yaml; for claims: MLPerf's "
-            "result files and summaries, FlagPerf's READMEs.",
+            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configuration.yaml; result/run<time> of "
+            "FlagPerf; for claims: MLPerf's result files and summaries, FlagPerf's READMEs.",
         ),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
@@ -321,6 +321,7 @@ def import_files(
     Only what a run accepts is written.
     """
     from accelmark.compat.flagperf.convert import convert
+    from accelmark.compat.flagperf.old_run import is_run, read_run
 
     if origin == _CLAIMS:
         texts = _claims(files, url)
@@ -329,6 +330,15 @@ def import_files(
         what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}, and {_CLAIMS}"
         read = "; AIPerf's config.yml is read as it is: accelmark automl run -c config.yml"
         raise RequestError(what + (read if origin == "aiperf" else ""))
+    if any(is_run(file) for file in files):
+        if len(files) > 1:
+            raise RequestError("a directory of FlagPerf's logs is imported alone")
+        from accelmark.results.store.bundle import write_manifest
+
+        results = _written(read_run(files[0]), out, force=force)
+        run = Path(results[-1]).parent
+        write_manifest(run)
+        return Output({"written": results}, lambda: typer.echo(f"wrote {run}\nNext:  accelmark report {run}"))
     converted = convert(files, is_open=is_open)
     written = _written(_files(converted), out, force=force)
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
@@ -361,6 +371,7 @@ def _written(texts: Mapping[str, str], out: Path, *, force: bool) -> list[str]:
     if texts:
         make_directory(out)
     for name, text in texts.items():
+        make_directory((out / name).parent)
         write_atomic(out / name, text)
     return [str(out / name) for name in texts]
 

@@ -70,13 +70,12 @@ class FlagPerfEngine(TorchEngine):
 def _config(values: dict[str, Any]) -> Any:
     """Return a named tuple of ``values``, as some engines read ``config._fields``; other names are None."""
 
-    class Config(namedtuple("Config", values)):
-        def __getattr__(self, name: str) -> None:
-            if name.startswith("_"):
-                raise AttributeError(name)
-            print(f"note: the engine reads config.{name}, which is None here: set engine_options.{name}")
+    def absent(_: Any, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        print(f"note: the engine reads config.{name}, which is None: engine_options.{name} sets it")
 
-    return Config(**values)
+    return type("Config", (namedtuple("Config", values),), {"__getattr__": absent})(**values)
 
 
 def adapted(infer_model: InferModel) -> type[Engine]:
