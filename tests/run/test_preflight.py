@@ -53,8 +53,8 @@ def whats(problems: list[Problem], severity: str) -> list[str]:
     ("changed", "what"),
     [
         ({}, None),
-        ({"python": (3, 9, 1)}, "is Python 3.9.1, 3.11 is needed"),
-        ({"python": (3, 8, 1), "lacking_modules": ("psutil",)}, "is Python 3.8.1, 3.11 is needed"),
+        ({"python": (3, 8, 1)}, "is Python 3.8.1, 3.9 is needed"),
+        ({"python": (3, 8, 1), "lacking_modules": ("psutil",)}, "is Python 3.8.1, 3.9 is needed"),
         ({"free_mib": 12.0}, "12 MiB are free in /var/tmp/accelmark"),
         ({"not_writable": "Read-only file system"}, "/var/tmp/accelmark cannot be written: Read-only file system"),
         ({"memory_mib": 3.0}, "3 MiB of memory are free"),

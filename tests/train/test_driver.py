@@ -1,7 +1,6 @@
 import math
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,14 +160,11 @@ def test_an_error_in_a_case_is_shown_with_its_traceback(
     assert "in _trouble" in capsys.readouterr().err
 
 
-def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere) -> None:
     job = make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"})
     ran = run_here(job)
     assert ran.exit_code == 2
     assert "vendor 'acme' needs a 'npu' device" in (ran.finished().message or "")
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: SimpleNamespace(type="npu"))
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    assert "is built for it but finds none" in (run_here(job).finished().message or "")
 
 
 def test_accumulated_batches_train_as_one_large_batch(tmp_path: Path, run_here: RunHere) -> None:

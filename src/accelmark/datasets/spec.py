@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Union
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -124,8 +124,8 @@ class RegistrySource(_Package):
         return f"{'PyPI' if self.kind == 'pypi' else 'npm'} package {self.package} {self.version}"
 
 
-PackageSource = DebianSource | RegistrySource
-Source = Annotated[UrlSource | PackageSource, Field(discriminator="kind")]
+PackageSource = Union[DebianSource, RegistrySource]
+Source = Annotated[Union[UrlSource, PackageSource], Field(discriminator="kind")]
 
 
 class TreePart(Spec):

@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Optional, final
 
 from accelmark.datasets.shards import members, shards_in
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
 from accelmark.spec.errors import Problem
 from accelmark.spec.number_format import counted
 
-Progress = Callable[[str, int, int | None], None]
+Progress = Callable[[str, int, Optional[int]], None]
 """Called with the activity, the bytes done, and the total bytes (None: unknown)."""
 
 INTERVAL_S: Final = 0.1

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, RequestError, RunError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event, Started
@@ -68,7 +69,7 @@ class DeviceLosses:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenedDevice:
     """The device of a rank."""
 
@@ -292,7 +293,7 @@ class ArrayBackend(RankBackend):
             raise DataError("the case's eval_batches yielded nothing; check the evaluation data")
         names = sorted(sums)
         means = self.mean([math.fsum(map(float, sums[name])) for name in names])
-        return self.case.metrics({name: mean * self.world_size for name, mean in zip(names, means, strict=True)})
+        return self.case.metrics({name: mean * self.world_size for name, mean in zip_strict(names, means)})
 
     def load(self, checkpoint: Path) -> Progress:
         """Load a checkpoint, and return the progress of training."""

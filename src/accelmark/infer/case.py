@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from accelmark.infer.engine import as_list
 from accelmark.infer.onnx_files import export_onnx
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
@@ -29,7 +30,7 @@ _DRAWN_DEVIATION: Final = 2**16 / math.sqrt(12)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InferBatch:
     """Items of one call: the model's inputs in order, on the CPU, items along the first dimension."""
 
@@ -61,7 +62,7 @@ class InferBatches(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InMemoryBatches:
     """A data set in memory, as tensors."""
 
@@ -103,14 +104,14 @@ class LoaderBatches:
 
 
 def _collate(samples: Sequence[tuple[Any, ...]]) -> InferBatch:
-    *inputs, labels = zip(*samples, strict=True)
+    *inputs, labels = zip_strict(*samples)
     return InferBatch(
         tuple(torch.stack(each) for each in inputs), torch.stack([torch.as_tensor(each) for each in labels])
     )
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DerivedBatches:
     """Batches that a function yields at each pass."""
 

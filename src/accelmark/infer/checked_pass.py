@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Final, final
 
 import torch
@@ -21,6 +21,7 @@ from accelmark.infer.engine import check_excluded_time
 from accelmark.infer.engine_process import EngineProcess, TimedWindow
 from accelmark.infer.measure import Emit, Forward, Measured, Score, is_finite
 from accelmark.infer.slots import Slots, rows_of
+from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
 
@@ -56,7 +57,7 @@ runs."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Chunk:
     """Items of one window, which are staged in the slots of their calls."""
 
@@ -230,7 +231,7 @@ class CheckedPass:
                 if batch is None:
                     break
                 rows = slice(sum(sizes), sum(sizes) + batch.num_items)
-                for memory, each in zip(self.read, batch.inputs, strict=True):
+                for memory, each in zip_strict(self.read, batch.inputs):
                     memory[rows] = each
                 sizes.append(batch.num_items)
                 labels += [] if batch.labels is None else [batch.labels]
@@ -270,9 +271,7 @@ class CheckedPass:
             phase="inference",
             pass_number=pass_number,
             items=tuple(chunk.sizes),
-            latency_ms=tuple(
-                (call - other) * scale for call, other in zip(timed.calls_s, timed.excluded_s, strict=True)
-            ),
+            latency_ms=tuple((call - other) * scale for call, other in zip_strict(timed.calls_s, timed.excluded_s)),
             not_inference_ms=tuple(other * scale for other in timed.excluded_s),
             wall_ms=(load_s + timed.took_s + scored_s) * 1000,
             nonfinite_batches=nonfinite,
@@ -287,7 +286,7 @@ class CheckedPass:
     def _timed(self, sizes: Sequence[int]) -> TimedWindow:
         """Compute a call of each size, on what is staged."""
         timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
-        for other_s, took_s in zip(timed.excluded_s, timed.calls_s, strict=True):
+        for other_s, took_s in zip_strict(timed.excluded_s, timed.calls_s):
             check_excluded_time(other_s, took_s, self.process.engine)
         return timed
 

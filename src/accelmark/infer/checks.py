@@ -14,6 +14,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck
 from accelmark.tasks.metrics import IGNORED
 
@@ -63,7 +64,7 @@ class Answers:
         """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""
         items = expected[0].shape[0]
         worst = torch.zeros(items)
-        for index, (actual, wanted) in enumerate(zip(found, expected, strict=True)):
+        for index, (actual, wanted) in enumerate(zip_strict(found, expected)):
             if self.iterative and not wanted.is_floating_point():
                 counted = wanted != IGNORED
                 self.agreeing += int((counted & (actual == wanted)).sum())
@@ -143,7 +144,7 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
             reason=reason,
         )
     late_ms = [statistics.median(calls[_EARLY:]) for calls in calls_ms]
-    speedup = statistics.median(calls[0] / late for calls, late in zip(calls_ms, late_ms, strict=True))
+    speedup = statistics.median(calls[0] / late for calls, late in zip_strict(calls_ms, late_ms))
     chance = _p_value(calls_ms)
     return RepeatCheck(
         fresh_ms=statistics.median(calls[0] for calls in calls_ms),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal, Optional, final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from accelmark.spec.settings.inference import EngineOption, InferPrecision, Opti
 Source = Literal["onnx", "model", "either"]
 CALIBRATION_ITEMS: Final = 32
 """Items that int8 is calibrated on, at least."""
-Done = Callable[[list[Tensor], Exception | None], None]
+Done = Callable[[list[Tensor], Optional[Exception]], None]
 """Gets the outputs of a call, or the exception that it raised."""
 
 TimedCall = tuple[list[Tensor], float, float]
@@ -44,7 +44,7 @@ DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineRequest:
     """The arguments of an engine."""
 
@@ -327,7 +327,7 @@ def as_list(outputs: object) -> list[Tensor]:
     Raises:
         TypeError: an output is not a tensor.
     """
-    found = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, tuple | list) else None
+    found = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
     if found is None or not all(isinstance(each, Tensor) for each in found):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
     return [each for each in found if isinstance(each, Tensor)]
@@ -342,7 +342,7 @@ def check_outputs(result: object, engine: str, items: int | None = None, rows: R
         InferenceError: it is not (list of tensors on the CPU, seconds), or not the rows of these items.
     """
     outputs = result[0] if isinstance(result, tuple) and len(result) == 2 else None
-    if not isinstance(outputs, list | tuple) or not outputs or not all(map(_is_cpu_tensor, outputs)):
+    if not isinstance(outputs, (list, tuple)) or not outputs or not all(map(_is_cpu_tensor, outputs)):
         what = f"returns {shortened(result, 100)}; it has to return (outputs, seconds), a list of tensors on the CPU"
         raise InferenceError(f"engine {engine}: {what}")
     for output in outputs:
@@ -408,6 +408,9 @@ def file_hash(path: Path) -> str:
     else:
         files = [file for file in (path, path.with_name(path.name + _EXTERNAL_WEIGHTS)) if file.is_file()]
     for file in files:
+        of_file = hashlib.sha256()
         with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+            while block := stream.read(1 << 20):
+                of_file.update(block)
+        digest.update(of_file.digest())
     return digest.hexdigest()

@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import TCPStore
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, restored, shortened
 from accelmark.infer.slots import Rows, Slots, create_memory, mapped
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import FolderRef
@@ -49,7 +50,7 @@ Call = tuple[int, int]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimedWindow:
     """A window of calls."""
 
@@ -66,7 +67,7 @@ class TimedWindow:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Child:
     """A process of the engine, and the descriptor of the memory for its outputs."""
 
@@ -213,7 +214,7 @@ class EngineProcess:
         The first call gets ``slot``, the next one the slot after it.
         """
         size = inputs[0].shape[0] // num_calls
-        for view, each in zip(self.slots.blocks(self.staged, slot, num_calls, size), inputs, strict=True):
+        for view, each in zip_strict(self.slots.blocks(self.staged, slot, num_calls, size), inputs):
             view.copy_(each.view_as(view))
 
     def staged_items(self, slots: Tensor, places: Tensor) -> list[Tensor]:
@@ -235,7 +236,7 @@ class EngineProcess:
         took_s = time.perf_counter() - began
         outputs = [each.clone() for each in self.outputs_of(0, sum(size for _, size in calls))]
         begins, ends, excluded = self.call("times")
-        durations = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        durations = [end - begin for begin, end in zip_strict(begins, ends)]
         return TimedWindow(took_s, durations, excluded, max(ends) - min(begins), outputs)
 
     def pick(self, indices: Sequence[int]) -> list[Tensor]:

@@ -41,7 +41,7 @@ def restored(message: Mapping[str, Any]) -> Exception:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """What was running when an engine failed, for the message."""
 
@@ -86,7 +86,7 @@ def classify(error: BaseException, context: Context) -> AccelmarkError:
     text = str(error) if isinstance(error, EngineExceptionError) else f"{type(error).__name__}: {error}"
     place = f"{context.engine} on {context.device}, {context.activity}"
     first = shortened(text, 400)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _MEMORY.search(text):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _MEMORY.search(text):
         remedy = f"try batch_size {context.batch_size // 2}"
         if context.batch_size == 1:
             remedy = "the model itself does not fit; use a device with more memory or a narrower precision"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from torch import Tensor
 
 from accelmark.infer.engine import Engine, EngineRequest, as_list
 from accelmark.infer.torch_engine import TorchEngine
 
-InferModel = Callable[[Any, str | None, Any], Callable[[list[Tensor]], tuple[Any, float]]]
+InferModel = Callable[[Any, Optional[str], Any], Callable[[list[Tensor]], tuple[Any, float]]]
 
 
 class FlagPerfEngine(TorchEngine):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from random import SystemRandom
@@ -26,6 +26,7 @@ from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record
 from accelmark.serving.stages import Stages
+from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, LoadStage, RequestRecord
@@ -129,7 +130,7 @@ class EngineClient:
             due_ns = arrivals_ns[-1]
             watch()
         for batch, batch_due_ns, batch_ns, answers in done:
-            for request, answer in zip(batch.requests, answers, strict=True):
+            for request, answer in zip_strict(batch.requests, answers):
                 text = self.decode(answer)
                 ended = _record(request, load.stage, begin_ns, batch_due_ns, batch_due_ns, batch, batch_ns, text)
                 record(request, ended, text)
@@ -167,7 +168,7 @@ class EngineClient:
                 steps.append(tokens)
             end_ns, num_requests = times_ns[-1], num_requests + len(taken)
             answers = torch.stack(steps, 1).tolist()
-            for request, (query, due_ns), answer in zip(batch.requests, taken, answers, strict=True):
+            for request, (query, due_ns), answer in zip_strict(batch.requests, taken, answers):
                 done(query, len(answer))
                 text = self.decode(answer)
                 record(request, _record(request, load.stage, begin_ns, due_ns, sent_ns, batch, times_ns, text), text)

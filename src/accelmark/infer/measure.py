@@ -26,7 +26,7 @@ _MAX_HELD_BYTES: Final = 32 * 2**20
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """The measurements of one phase."""
 

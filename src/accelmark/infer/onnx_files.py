@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from accelmark.infer.engine import CALIBRATION_ITEMS, Engine
 from accelmark.infer.failures import InferenceError
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.requirements import pip_install
 from accelmark.telemetry.host.sysinfo import cpu_features
@@ -64,7 +65,8 @@ def export_onnx(
     weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     batch = torch.export.Dim("batch", min=1)
     logging.getLogger("torch.onnx").setLevel(logging.WARNING)
-    with warnings.catch_warnings(action="ignore"):  # deprecations inside the exporter
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
         torch.onnx.export(
             model,
             inputs,
@@ -129,11 +131,11 @@ def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> d
 
         def __init__(self, names: Sequence[str]) -> None:
             columns = [torch.split(each[:CALIBRATION_ITEMS], 1) for each in engine.request.calibration]
-            self.names, self.items = names, zip(*columns, strict=True)
+            self.names, self.items = names, zip_strict(*columns)
 
         def get_next(self) -> dict[str, Any] | None:
             item = next(self.items, None)
-            return None if item is None else {name: each.numpy() for name, each in zip(self.names, item, strict=True)}
+            return None if item is None else {name: each.numpy() for name, each in zip_strict(self.names, item)}
 
     saturates = on_cpu and platform.machine() == "x86_64" and not _VNNI & cpu_features()
     logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger

@@ -62,7 +62,7 @@ _SYNTHETIC_BATCHES: Final = 32
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineFacts:
     """What the class of an engine states about itself."""
 

@@ -34,6 +34,7 @@ from accelmark.serving.loadgen.mlperf import (
     start_test,
 )
 from accelmark.serving.request import LoadGenSettings
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
 from accelmark.spec.log.serving import SCENARIO_PHASES
 from accelmark.spec.settings.inference import ScenarioName
@@ -258,11 +259,11 @@ class Library:
             size += sum(each.nbytes for each in batch.inputs)
             if count >= _MAX_ITEMS or size >= _MAX_BYTES:
                 break
-        self.unchanged = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip(*unchanged, strict=True)]
-        self.inputs = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip(*inputs, strict=True)]
+        self.unchanged = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip_strict(*unchanged)]
+        self.inputs = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip_strict(*inputs)]
         self.largest_call = largest_call
         room = [torch.zeros(largest_call, *each.shape[1:], dtype=each.dtype) for each in self.inputs]
-        whole = [torch.cat([each, more]) for each, more in zip(self.inputs, room, strict=True)]
+        whole = [torch.cat([each, more]) for each, more in zip_strict(self.inputs, room)]
         warm = min(len(self), checked.settings.batch_size)
         self.process.allocate_inputs(Slots(rows_of(whole), len(whole[0]), 1), (0, warm), whole)
         self.process.allocate_outputs(self.process.answers.rows, largest_call, self.process.concurrency)
@@ -272,7 +273,7 @@ class Library:
                 checked.reference([each[first : first + 64] for each in self.inputs])
                 for first in range(0, len(self), 64)
             ]
-            self.expected = [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
+            self.expected = [torch.cat(outputs) for outputs in zip_strict(*parts)]
 
     def __len__(self) -> int:
         return len(self.inputs[0])
@@ -302,7 +303,7 @@ class Library:
         """Return the duration of a call, after a call of other items and with all inputs copied anew."""
         views = self.process.slots.views(self.process.shared, 0, len(self) + self.largest_call)
         self.process.pick([len(self) - 1] * len(rows))
-        for view, own, other in zip(views, self.inputs, fresh, strict=True):
+        for view, own, other in zip_strict(views, self.inputs, fresh):
             view[known.start : known.stop] = own[known.start : known.stop]
             view[len(self) : len(self) + len(rows)] = other
         indices = list(rows)

@@ -13,6 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from accelmark.spec.backports import zip_strict
+
 _ALIGNMENT = 64
 """Bytes; compiled kernels assume aligned inputs."""
 
@@ -39,7 +41,7 @@ def rows_of(batch: Sequence[Tensor]) -> Rows:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slots:
     """``num_slots`` slots of up to ``slot_items`` items; a slot has an aligned region for each tensor of a batch."""
 
@@ -73,7 +75,7 @@ class Slots:
         tensors: list[Tensor] = []
         regions = self._regions()
         begin = memory.storage_offset() + slot * sum(regions)
-        for (dtype, shape), size, region in zip(self.rows, self.item_bytes(), regions, strict=True):
+        for (dtype, shape), size, region in zip_strict(self.rows, self.item_bytes(), regions):
             rows = memory.as_strided((num_slots, items * size), (sum(regions), 1), begin)
             tensors.append(rows.view(getattr(torch, dtype)).view(num_slots, items, *shape))
             begin += region

@@ -33,6 +33,7 @@ from accelmark.infer.engine import Engine, EngineRequest, check_outputs, check_s
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError, described
 from accelmark.infer.slots import Rows, Slots, mapped, rows_of
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
 
@@ -216,7 +217,7 @@ class Worker:
             raise InferenceError(f"{what}, expected ({len(tokens)}, {length}, vocabulary)", "wrong_shape")
         return [
             [(float(row[range(length), each].sum()), row.argmax(-1).tolist() == each) for each in candidates]
-            for row, candidates in zip(logits.log_softmax(-1), continuations, strict=True)
+            for row, candidates in zip_strict(logits.log_softmax(-1), continuations)
         ]
 
     def answer(self, tokens: list[list[int]], num_tokens: int, stops: list[list[int]]) -> list[list[int]]:
@@ -255,7 +256,7 @@ class Worker:
                     raise IndexError
                 torch.cat(parts, out=target)
         except Exception:
-            for result, size in zip(results, sizes, strict=True):
+            for result, size in zip_strict(results, sizes):
                 check_outputs(result, self.engine.name, size, self.answers.rows)
             raise
 

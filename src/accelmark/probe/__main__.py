@@ -32,7 +32,7 @@ def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -
 
 def _probe(job: JobSpec) -> None:
     import platform
-    from datetime import UTC, datetime
+    from datetime import datetime, timezone
 
     import torch
     import torch.distributed as dist
@@ -61,7 +61,7 @@ def _probe(job: JobSpec) -> None:
             world_size=ranks.world_size,
             hosts=request.hosts,
             framework=f"pytorch {torch.__version__}",
-            measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
             **rates,
             collectives=best_rates(sweep) if "collectives" in request.items else {},
             sweep=sweep,

@@ -66,19 +66,17 @@ def _operation(name: Collective, count: int, device: torch.device) -> Callable[[
     num_ranks, rank = dist.get_world_size(), dist.get_rank()
     whole: Tensor = torch.zeros(count, device=device)
     part: Tensor = torch.zeros(count // num_ranks, device=device)
-    match name:
-        case "all_reduce":
-            return lambda: dist.all_reduce(whole)
-        case "all_gather":
-            return lambda: _all_gather(whole, part)
-        case "reduce_scatter":
-            return lambda: _reduce_scatter(part, whole)
-        case "all_to_all":
-            received = torch.zeros_like(whole)
-            return lambda: dist.all_to_all_single(received, whole)
-        case "point_to_point":
-            ends = {0: lambda: dist.send(whole, num_ranks - 1), num_ranks - 1: lambda: dist.recv(whole, 0)}
-            return ends.get(rank, lambda: None)
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole)
+    if name == "all_gather":
+        return lambda: _all_gather(whole, part)
+    if name == "reduce_scatter":
+        return lambda: _reduce_scatter(part, whole)
+    if name == "all_to_all":
+        received = torch.zeros_like(whole)
+        return lambda: dist.all_to_all_single(received, whole)
+    ends = {0: lambda: dist.send(whole, num_ranks - 1), num_ranks - 1: lambda: dist.recv(whole, 0)}
+    return ends.get(rank, lambda: None)
 
 
 def best_rates(sweep: Sequence[CollectiveTiming]) -> dict[str, Rate]:

@@ -12,6 +12,7 @@ from typing import Final, final
 import torch
 import torch.distributed as dist
 
+from accelmark.frameworks.pytorch.training.platform import device_functions
 from accelmark.spec.errors import first_line
 from accelmark.spec.log.records import Rate
 
@@ -137,7 +138,7 @@ def _bandwidths(moves: _Moves, size: int, device: torch.device, budget_s: float)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timing:
     """Duration of one operation in s, and the number of repetitions that were timed."""
 
@@ -180,4 +181,4 @@ def _time_repetitions(operation: Callable[[], object], device: torch.device, rep
 
 def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+        device_functions(device).synchronize(device)

@@ -66,7 +66,7 @@ def inference_metric_names(name: str) -> list[str]:
 
 
 def _checked(found: Any) -> list[str]:
-    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(value, (int, float)) for value in found.values()):
         raise TypeError(f"metrics() returns {found!r} instead of a dictionary of numbers")
     return list(found)
 

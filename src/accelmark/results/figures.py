@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Literal, final
 
+from accelmark.spec.backports import StrEnum
 from accelmark.spec.number_format import quantity
 
 Measurement = Literal["train", "infer", "generate", "serve", "automl"]
@@ -24,7 +24,7 @@ ALL: Final = (*TRAIN, *INFER, *SERVE)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FigureInfo:
     """The declaration of a figure.
 

@@ -50,7 +50,7 @@ class HostKeyError(HostError):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CommandResult:
     """Exit code and output of a command on a host."""
 

@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, final
 
 import psutil
+from typing_extensions import Self
 
 from accelmark.spec.model import Spec
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, final
 
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import Answer, RequestRecord
 from accelmark.spec.module_command import module_command
@@ -86,12 +87,12 @@ def compare_answers(
         raise RunError(f"the framework could not answer the sampled prompts: {last}")
     with path.open("w", encoding="utf-8") as stream:
         expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())
-        for one, text in zip(sample.answers, expected, strict=True):
+        for one, text in zip_strict(sample.answers, expected):
             stream.write(_answer(one, tokens(one.text), tokens(text)).model_dump_json() + "\n")
 
 
 def _answer(one: Sampled, given: Sequence[int], expected: Sequence[int]) -> Answer:
-    agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(given, expected, strict=False))
+    agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(given, expected))
     return Answer(
         stage=one.record.stage,
         number=one.record.number,

@@ -12,7 +12,7 @@ _HAS_AFFINITY: Final = hasattr(os, "sched_setaffinity")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cores:
     """Cores of a run; both are all cores where they are not divided."""
 

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar, final
 from lm_eval.api.model import TemplateLM
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from accelmark.spec.backports import zip_strict
+
 _MAX_TOKENS: Final = 256
 """Longest answer of a task that states none."""
 _MAX_LENGTH: Final = 2048
@@ -80,8 +82,8 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         for batch in self._batches(shared, lambda key: (len(key[0]), key[1])):
             candidates = [[requests[place][2] for place in shared[key]] for key in batch]
             replies = self._ask("score", tokens=[key[0] for key in batch], continuations=candidates)
-            for key, scores in zip(batch, replies, strict=True):
-                for place, (nats, is_greedy) in zip(shared[key], scores, strict=True):
+            for key, scores in zip_strict(batch, replies):
+                for place, (nats, is_greedy) in zip_strict(shared[key], scores):
                     found[place] = nats, is_greedy
         return found
 
@@ -105,7 +107,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
             rows = self._ask(
                 "answer", tokens=[prompts[place][0] for place in batch], num_tokens=num_tokens, stops=stops
             )
-            for place, row in zip(batch, rows, strict=True):
+            for place, row in zip_strict(batch, rows):
                 end = next((index for index, token in enumerate(row) if token in self._ends), len(row))
                 text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
                 for stop in until:

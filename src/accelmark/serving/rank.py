@@ -104,7 +104,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class _ServingRun:
     """State of the run."""
 

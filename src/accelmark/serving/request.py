@@ -30,7 +30,7 @@ class UnreachableError(RunError):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedRequest:
     """One request of a stage."""
 
@@ -52,7 +52,7 @@ Record = Callable[[PlannedRequest, RequestRecord, str], object]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadGenSettings:
     """Settings of one LoadGen run."""
 
@@ -74,7 +74,7 @@ class LoadGenSettings:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadGenRun:
     """A run of a scenario with token latencies, whose queries are the requests of a stage of the load."""
 
@@ -86,7 +86,7 @@ class LoadGenRun:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Load:
     """What a stage is."""
 
@@ -142,7 +142,7 @@ class Load:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Endpoint:
     """A service with the OpenAI-compatible API."""
 
@@ -210,6 +210,6 @@ def _filled(value: Any, output_tokens: int) -> Any:
         return output_tokens
     if isinstance(value, Mapping):
         return {name: _filled(each, output_tokens) for name, each in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_filled(each, output_tokens) for each in value]
     return value

@@ -66,7 +66,7 @@ class HostSpec(FiniteSpec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ContainerEngine:
     """What runs containers."""
 

@@ -42,7 +42,7 @@ class WriteError(RunError):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """One problem in a file that a user wrote, or on a host.
 

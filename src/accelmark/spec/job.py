@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import Field, PositiveFloat, PositiveInt
+from typing_extensions import Self
 
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
@@ -222,7 +223,7 @@ class ProbeJob(BaseWork):
 
 
 Work = Annotated[
-    TrainJob | InferJob | EvaluateJob | CompareJob | ExternalJob | ServeJob | ProbeJob, Field(discriminator="kind")
+    Union[TrainJob, InferJob, EvaluateJob, CompareJob, ExternalJob, ServeJob, ProbeJob], Field(discriminator="kind")
 ]
 """The work of a job. Each kind has a planner in ``plan/`` and a reader in ``results/``."""
 

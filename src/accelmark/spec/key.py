@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Self
+from typing import Final
 
 from pydantic import Field
+from typing_extensions import Self
 
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import Spec
@@ -60,7 +61,7 @@ class CaseKey(Spec):
         parts = text.split(":")
         if len(parts) > len(_PARTS):
             raise SpecError([Problem(where, text, f"has {len(parts)} parts, expected at most 6", ":".join(_PARTS))])
-        named = dict(zip(_PARTS, parts, strict=False))
+        named = dict(zip(_PARTS, parts))
         names = {part: named[part] for part in _PARTS[:3] if part in named}
         counts = {part: named.get(part, "1") for part in _PARTS[3:]}
         problems = [

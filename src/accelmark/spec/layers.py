@@ -47,7 +47,7 @@ class Provenance(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layer:
     """Settings from one file or from the command line, as ``{dotted key: value}``."""
 
@@ -61,7 +61,7 @@ class Layer:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resolved(Generic[S]):
     """Merged settings, the provenance of each (by dotted key), and notes for the user."""
 

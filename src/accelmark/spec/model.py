@@ -85,7 +85,7 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     sentence = _sentence(item)
     found = item.get("input")
     is_named = isinstance(found, str) and repr(found) in sentence
-    if isinstance(found, str | int | float | bool | None) and not is_named:
+    if isinstance(found, (str, int, float, bool, type(None))) and not is_named:
         sentence = f"{sentence}, found {found!r}"
     return Problem(where, key, sentence.replace("\\\\", "\\"))  # a regular expression as the file has it
 

@@ -130,7 +130,7 @@ def duration_s(value: Any) -> Any:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scale:
     """A unit to show values in, and the divisor that converts to it."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Annotated, Any, Final, Literal, Self, final
+from typing import Annotated, Any, Final, Literal, Union, final
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt
+from typing_extensions import Self
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import nearest
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """Degrees of parallelism.
 
@@ -43,7 +45,7 @@ class Mesh:
 
     def degrees(self) -> dict[str, int]:
         """Return the degree of each axis but ``dp``."""
-        return dict(zip(AXES[1:], astuple(self)[1:], strict=True))
+        return dict(zip_strict(AXES[1:], astuple(self)[1:]))
 
     @property
     def ranks_per_sample(self) -> int:
@@ -101,9 +103,11 @@ def _degree(axis: str, given: object) -> int:
 
 
 _Name = Literal["ddp", "fsdp2", "hsdp", "deepspeed"]
-_Written = _Name | Annotated[str, Field(pattern="=")] | dict[Literal["dp", "pp", "fsdp", "cp", "tp", "ep"], PositiveInt]
+_Written = Union[
+    _Name, Annotated[str, Field(pattern="=")], dict[Literal["dp", "pp", "fsdp", "cp", "tp", "ep"], PositiveInt]
+]
 Parallelism = Annotated[
-    _Name | Mesh, BeforeValidator(_parse, json_schema_input_type=_Written), PlainSerializer(str, return_type=str)
+    Union[_Name, Mesh], BeforeValidator(_parse, json_schema_input_type=_Written), PlainSerializer(str, return_type=str)
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Discriminator, Field, PositiveFloat, Tag
 
@@ -27,12 +27,13 @@ class CaseRequest(FiniteSpec):
 CaseOrKey = Annotated[
     CaseRequest,
     BeforeValidator(
-        lambda given: {"key": given} if isinstance(given, str) else given, json_schema_input_type=CaseRequest | str
+        lambda given: {"key": given} if isinstance(given, str) else given,
+        json_schema_input_type=Union[CaseRequest, str],
     ),
 ]
 ClusterOrFile = Annotated[
-    Annotated[ClusterSpec, Tag("[cluster]")] | Annotated[Path, Tag("[file]")],
-    Discriminator(lambda given: "[file]" if isinstance(given, str | Path) else "[cluster]"),
+    Union[Annotated[ClusterSpec, Tag("[cluster]")], Annotated[Path, Tag("[file]")]],
+    Discriminator(lambda given: "[file]" if isinstance(given, (str, Path)) else "[cluster]"),
 ]
 """A cluster, or the path of a cluster file, as a tagged union for clear error messages."""
 

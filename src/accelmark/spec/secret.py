@@ -60,7 +60,7 @@ def secrets_in(value: Any) -> Iterator[str]:
                 named = (str(text) for key, text in item.items() if is_secret(str(key)))
                 yield from (text for text in named if is_searchable(text) and text != LEFT_OUT)
             yield from secrets_in(item)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for item in value:
             yield from secrets_in(item)
 
@@ -85,4 +85,4 @@ def shown(value: Any, secrets: Iterable[str]) -> Any:
             else shown(item, known)
             for name, item in value.items()
         }
-    return [shown(item, known) for item in value] if isinstance(value, list | tuple) else value
+    return [shown(item, known) for item in value] if isinstance(value, (list, tuple)) else value

@@ -22,7 +22,7 @@ PCI: Final = Path("/sys/bus/pci/devices")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DetectedVendor:
     """One vendor's devices on this machine."""
 

@@ -12,7 +12,7 @@ class SourceError(Exception):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceInfo:
     """Properties of a device that do not change while it is recorded."""
 
@@ -37,7 +37,7 @@ class DeviceInfo:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceSample:
     """One sample of one device; a value that was not read is None."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Literal, final
+
+from accelmark.spec.backports import StrEnum, pairwise
 
 MAX_GAP_S: Final = 3.0
 """Longest interval between two readings over which power is interpolated."""
@@ -34,7 +34,7 @@ class EnergyReason(StrEnum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Energy:
     """Energy of one device over a window."""
 
@@ -72,7 +72,7 @@ def energy(
     if not power and not counter:
         return Energy(None, None, (EnergyReason.NO_POWER,))
     integrated_j, reasons = _integral(power, start_s, end_s, max_gap_s) if power else (None, ())
-    went_back = any(after < before for (_, before), (_, after) in itertools.pairwise(counter))
+    went_back = any(after < before for (_, before), (_, after) in pairwise(counter))
     problems = (EnergyReason.COUNTER_WENT_BACK,) if went_back else _not_covered(counter, start_s, end_s)
     if counter and not problems:  # gaps in the readings of a counter have no effect
         counter_j = _at(counter, end_s) - _at(counter, start_s)
@@ -88,7 +88,7 @@ def integrate(points: Series, start_s: float, end_s: float) -> float:
     """Return the integral of a piecewise linear curve, interpolated at both ends, which its points have to cover."""
     inside = [(t, value) for t, value in points if start_s < t < end_s]
     curve = [(start_s, _at(points, start_s)), *inside, (end_s, _at(points, end_s))]
-    return sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in itertools.pairwise(curve))
+    return sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(curve))
 
 
 def _integral(
@@ -96,7 +96,7 @@ def _integral(
 ) -> tuple[float | None, tuple[EnergyReason, ...]]:
     if problems := _not_covered(power, start_s, end_s):
         return None, problems
-    gaps = (t1 - t0 for (t0, _), (t1, _) in itertools.pairwise(power) if t1 > start_s and t0 < end_s)
+    gaps = (t1 - t0 for (t0, _), (t1, _) in pairwise(power) if t1 > start_s and t0 < end_s)
     too_long = max(gaps, default=0.0) > max_gap_s
     return integrate(power, start_s, end_s), (EnergyReason.GAP_TOO_LONG,) if too_long else ()
 
@@ -107,7 +107,7 @@ def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyRe
 
 
 def _at(points: Series, t: float) -> float:
-    right = bisect.bisect_left(points, t, key=lambda point: point[0])
+    right = bisect.bisect_left(points, (t,))
     if right < len(points) and points[right][0] == t:
         return points[right][1]
     if right in (0, len(points)):

@@ -88,16 +88,15 @@ def last_sample(path: Path) -> dict[str, Any] | None:
             entry = json.loads(line)
         except ValueError:
             continue
-        match entry:
-            case {"footer": _}:
-                return None
-            case {"host": {}}:
-                return dict(entry)
+        if isinstance(entry, dict) and "footer" in entry:
+            return None
+        if isinstance(entry, dict) and isinstance(entry.get("host"), dict):
+            return entry
     return None
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

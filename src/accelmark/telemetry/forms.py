@@ -8,10 +8,11 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Optional, Union
 
 from pydantic import AfterValidator, Field
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.model import Spec
 from accelmark.telemetry.device import DeviceSample
 
@@ -23,7 +24,7 @@ FIELD_NAMES: Final[frozenset[str]] = frozenset(FieldName.__args__)  # type: igno
 
 Row = dict[str, str]
 """Field name -> text, of one device."""
-Values = dict[str, float | str | None]
+Values = dict[str, Optional[Union[float, str]]]
 """Field name -> value in the unit of its name (utilisation 0..1); None where the tool reports none."""
 
 _TEXTS: Final = frozenset({"name", "uuid", "bus_id", "driver"})
@@ -112,7 +113,7 @@ class TableForm(_Form):
             raise UnreadableError(f"its table has {len(body)} lines, not a multiple of {step} lines per device")
         for at in range(0, len(body), step):
             row: Row = {}
-            for pattern, line in zip(self.rows, body[at : at + step], strict=True):
+            for pattern, line in zip_strict(self.rows, body[at : at + step]):
                 row |= _groups(pattern, line)
             yield row
 
@@ -157,7 +158,7 @@ class CsvForm(_Form):
         for cells in filter(any, table):
             if len(cells) != len(names):
                 raise UnreadableError(f"a row has {len(cells)} cells for {len(names)} columns")
-            at = dict(zip(names, cells, strict=True))
+            at = dict(zip_strict(names, cells))
             yield {field: at[column] for field, column in self.columns.items()}
 
 
@@ -200,7 +201,7 @@ class JsonForm(_Form):
         return ((_groups(pattern, key), device) for key, device in held.items() if re.fullmatch(pattern, key))
 
 
-Form = Annotated[TableForm | LinesForm | CsvForm | JsonForm, Field(discriminator="form")]
+Form = Annotated[Union[TableForm, LinesForm, CsvForm, JsonForm], Field(discriminator="form")]
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=lambda pairs: {key.strip(): value for key, value in pairs})
 
 
@@ -228,7 +229,7 @@ def _json_text(device: object, path: str) -> str:
     value = _follow(device, path)
     if value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise UnreadableError(f"{path!r} is not a number or a string")
     return str(value)
 

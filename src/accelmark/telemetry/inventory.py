@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import AccelmarkError, RequestError
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins import catalog
@@ -22,7 +23,7 @@ from accelmark.telemetry.host.power import Rapl, RaplError
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Installed:
     """A framework or engine."""
 
@@ -35,7 +36,7 @@ class Installed:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Support:
     """Whether something works here, and the version or reason."""
 
@@ -45,7 +46,7 @@ class Support:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inventory:
     """The report of ``accelmark doctor``."""
 
@@ -61,7 +62,7 @@ class Inventory:
     def to_json(self) -> dict[str, Any]:
         """Return the inventory as JSON values."""
         values = asdict(self)
-        for entry, found in zip(values["found"], self.found, strict=True):
+        for entry, found in zip_strict(values["found"], self.found):
             entry["hardware"] = found.hardware
             entry["chips"] = [chip and chip.model_dump() for chip in found.chips]
         return values
@@ -149,7 +150,7 @@ def _readable(entry: DetectedVendor) -> Support:
 
 def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Support:
     what = f"MFU on {entry.vendor}"
-    for device, chip in zip(entry.devices, entry.chips, strict=True):
+    for device, chip in zip_strict(entry.devices, entry.chips):
         if chip is None:
             return Support(what, False, f"{device.name}: {spec.unknown_chip}")
         if chip.peaks.bf16 is None and chip.peaks.fp16 is None and chip.peaks.fp32 is None:

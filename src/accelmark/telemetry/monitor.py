@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, final
 
@@ -30,7 +30,7 @@ _STOP_TIMEOUT_S: Final = 15.0
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MonitorStatus:
     """Whether a monitor is writing to a directory."""
 
@@ -131,7 +131,7 @@ def _archive(record: Path) -> None:
     """Rename an existing record by the time of its last line: clocks and devices may have changed since."""
     if not record.exists():
         return
-    ended = f"{record.stem}-{datetime.fromtimestamp(record.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
+    ended = f"{record.stem}-{datetime.fromtimestamp(record.stat().st_mtime, timezone.utc):%Y%m%dT%H%M%SZ}"
     kept, number = record.with_name(f"{ended}{record.suffix}"), 2
     while kept.exists():
         kept, number = record.with_name(f"{ended}-{number}{record.suffix}"), number + 1

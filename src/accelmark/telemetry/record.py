@@ -250,14 +250,11 @@ def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int
 
 def _rounded(value: Any) -> Any:
     """Return ``value`` with all floats in it rounded."""
-    match value:
-        case float():
-            return round(value, 4)
-        case dict():
-            return {name: _rounded(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_rounded(inner) for inner in value]
-    return value
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _lower_priority(cpus: tuple[int, ...]) -> None:

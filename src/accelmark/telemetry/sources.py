@@ -86,7 +86,7 @@ def _import(path: Path) -> ModuleType:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """One reading of all devices, or why it failed."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Literal, final
 
+from accelmark.spec.backports import zip_strict
 from accelmark.telemetry import forms
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.declaration import ToolRule
@@ -84,7 +85,7 @@ def _share_power(
     step = 1 if with_which == "previous" else -1
     shared: list[DeviceInfo] = []
     leader: int | None = None
-    for info, values in list(zip(infos, devices, strict=True))[::step]:
+    for info, values in list(zip_strict(infos, devices))[::step]:
         if values.get("power_w") is not None:
             leader = info.index
         elif leader is not None:

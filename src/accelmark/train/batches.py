@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
@@ -26,7 +27,7 @@ def seed_of(*parts: int) -> int:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Share:
     """One rank's share of the samples of an epoch.
 
@@ -85,7 +86,7 @@ Augment = Callable[[Arrays, np.random.Generator], Arrays]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrayPlace:
     """A rank's place among the ranks that share the data, and the seed that they share."""
 
@@ -265,7 +266,7 @@ class SampleBatches:
             return self._source.read(index, np.random.default_rng(seed_of(self._place.shared_seed, epoch, index)))
 
         found = [self.bad_samples.read(read, index, len(self._source)) for index in indices.tolist()]
-        samples, errors = zip(*found, strict=True)
+        samples, errors = zip_strict(*found)
         batch = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         return batch, {number: error for part in errors for number, error in part.items()}
 

@@ -56,7 +56,7 @@ class ModelSettings:
     def real(self, name: str) -> float:
         """Return one of the case's own numbers."""
         value: Scalar = self.settings.model[name]
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise TypeError(f"model.{name} is {value!r}, not a number")
         return float(value)
 

@@ -15,6 +15,7 @@ from transformers.loss.loss_for_object_detection import generalized_box_iou
 from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.data import Scene
 from accelmark.tasks.detection.pytorch import BoxedSamples, Detection, Labels
 from accelmark.tasks.images.data import Uniform
@@ -47,7 +48,7 @@ class Pyramid(nn.Module):
         """Return features of shape (batch, 2 x width, height / 4, width / 4)."""
         maps = self.backbone(pixel_values).feature_maps
         size = maps[0].shape[-2:]
-        parts = [F.interpolate(layer(each), size) for layer, each in zip(self.lateral, maps, strict=True)]
+        parts = [F.interpolate(layer(each), size) for layer, each in zip_strict(self.lateral, maps)]
         return F.relu(self.shared(F.relu(torch.stack(parts).sum(0))))
 
 

@@ -10,6 +10,8 @@ from typing import Final
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from accelmark.spec.backports import zip_strict
+
 _STAGES: Final = (
     # repeats, kernel, stride, expansion, channels out
     (1, 3, 1, 1, 16),
@@ -34,7 +36,7 @@ class SamePadded(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of ``x``, of size ceil(size / stride)."""
         pad = []
-        for size, kernel, stride in zip(reversed(x.shape[-2:]), self.kernel_size, self.stride, strict=True):
+        for size, kernel, stride in zip_strict(reversed(x.shape[-2:]), self.kernel_size, self.stride):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pad += [total // 2, total - total // 2]
         convolved: Tensor = self._conv_forward(F.pad(x, pad), self.weight, self.bias)

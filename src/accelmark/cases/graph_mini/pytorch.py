@@ -11,6 +11,7 @@ from torch import Tensor
 
 from accelmark.cases.resnet_mini._fashion import MEAN, SIDE, STD, read_split
 from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.graph.data import Ids, Incoming, Relation
 from accelmark.tasks.graph.pytorch import LabelledGraph, NodeClassification
 
@@ -38,8 +39,7 @@ class Case(NodeClassification):
         counts = self.number("train_images"), self.number("eval_images")
         parts = [read_split(self.data_dirs[self.samples], "train"), read_split(self.data_dirs[self.samples], "test")]
         images, labels = (
-            np.concatenate([part[:count] for part, count in zip(each, counts, strict=True)])
-            for each in zip(*parts, strict=True)
+            np.concatenate([part[:count] for part, count in zip_strict(each, counts)]) for each in zip_strict(*parts)
         )
         pixels = torch.from_numpy((images.reshape(-1, SIDE, SIDE) - MEAN) / STD).float()
         small = F.avg_pool2d(pixels, 2).flatten(1)
@@ -48,7 +48,7 @@ class Case(NodeClassification):
         features = (pixels.flatten(1) * seen).numpy()
         relations = map(Relation.parse, self.relations)
         where = str(self.data_dirs[self.samples])
-        return LabelledGraph(where, dict(zip(relations, edges, strict=True)), {self.kind: features}, labels)
+        return LabelledGraph(where, dict(zip_strict(relations, edges)), {self.kind: features}, labels)
 
     def graph(self) -> LabelledGraph:
         """Return the graph of the first images of both splits; it does not depend on the seed."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accelmark.cases.llama_mini._plays import read_plays
+from accelmark.spec.backports import zip_strict
 
 _WEIGHTS: Final = Path(__file__).with_name("weights.safetensors")
 """Weights from a round of ``accelmark train llama_mini``, rounded to bf16, recorded in ``weights.json``."""
@@ -25,9 +26,9 @@ def write_model(directory: Path) -> None:
     weights["lm_head.weight"] = saved["head.weight"]
     for number in range(config["num_hidden_layers"]):
         ours, theirs = f"layers.{number}.", f"model.layers.{number}."
-        for name, rows in zip("qkv", saved[f"{ours}qkv.weight"].chunk(3), strict=True):
+        for name, rows in zip_strict("qkv", saved[f"{ours}qkv.weight"].chunk(3)):
             weights[f"{theirs}self_attn.{name}_proj.weight"] = rows
-        for name, rows in zip(("gate", "up"), saved[f"{ours}gate_up.weight"].chunk(2), strict=True):
+        for name, rows in zip_strict(("gate", "up"), saved[f"{ours}gate_up.weight"].chunk(2)):
             weights[f"{theirs}mlp.{name}_proj.weight"] = rows
         weights[f"{theirs}self_attn.o_proj.weight"] = saved[f"{ours}out.weight"]
         weights[f"{theirs}mlp.down_proj.weight"] = saved[f"{ours}down.weight"]

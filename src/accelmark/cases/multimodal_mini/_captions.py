@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from accelmark.cases.detection_mini._canvases import Canvases
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.conversation.data import END, PLACEHOLDER, Span
 from accelmark.tasks.detection.data import Scene
 
@@ -27,7 +28,7 @@ def caption(scene: Scene) -> str:
     """
     centres = (scene.boxes[:, :2] + scene.boxes[:, 2:]) / 2
     quarters = (centres >= np.array(scene.image.size) / 2).astype(int)
-    found = sorted((down, across, label) for (across, down), label in zip(quarters, scene.labels, strict=True))
+    found = sorted((down, across, label) for (across, down), label in zip_strict(quarters, scene.labels))
     items = ", ".join(f"{_ROWS[down]} {_COLUMNS[across]} {ITEMS[label]}" for down, across, label in found)
     return f"{_COUNTS[len(found) - 1]}: {items}"
 

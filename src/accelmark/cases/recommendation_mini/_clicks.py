@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.recommendation.data import area_under_curve
 from accelmark.train.batches import Arrays
 
@@ -38,7 +39,7 @@ class MadeUpClicks:
         odds = dense @ world.normal(0, 0.3, num_dense) - 1.5
         total, squares = dense @ hidden, dense**2 @ hidden**2
         columns = []
-        for size, each in zip(rows, num_ids, strict=True):
+        for size, each in zip_strict(rows, num_ids):
             weights = 1 / np.arange(10, size + 10)
             ids = random.choice(size, (count, each), p=weights / weights.sum())
             vectors = world.normal(0, 0.4, (size, _WIDTH)).astype(np.float32)[ids].mean(1)

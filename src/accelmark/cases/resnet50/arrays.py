@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.images.arrays import ImageClassification
 from accelmark.tasks.images.data import MEAN, STD, ArrayImages
 from accelmark.train.formulas import conv_flops, dense_flops
@@ -74,7 +75,7 @@ class ResNet50(nn.Module):
         self.embedder, self.pool = ConvNorm(3, 64, 7, 2), nn.MaxPool(3, 2, padding=1)
         self.stages = nn.List([
             Stage(before, width, 2 if stage else 1, count)
-            for stage, (before, width, count) in enumerate(zip((64, *WIDTHS), WIDTHS, blocks, strict=False))
+            for stage, (before, width, count) in enumerate(zip((64, *WIDTHS), WIDTHS, blocks))
         ])  # fmt: skip
         self.classifier = nn.Linear(WIDTHS[-1], num_classes, nn.uniform, bias=True)
 
@@ -128,7 +129,7 @@ class Case(ImageClassification):
         size = -(-self.number("image_size") // 2)
         yield conv_flops(size, 7, 3, 64, is_first=True)
         size, before = -(-size // 2), 64
-        for stage, (width, blocks) in enumerate(zip(WIDTHS, self.blocks, strict=True)):
+        for stage, (width, blocks) in enumerate(zip_strict(WIDTHS, self.blocks)):
             for block in range(blocks):
                 after = -(-size // 2) if stage and not block else size
                 yield conv_flops(size, 1, before, width // 4)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, flip, read_split
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.images.arrays import ImageClassification
 from accelmark.train.batches import Arrays
 from accelmark.train.formulas import conv_flops, dense_flops
@@ -45,7 +46,7 @@ class ResNetMini(nn.Module):
         befores = [widths[0], *widths[:-1]]
         self.blocks = nn.List([
             Block(width if block else before, width, 2 if stage and not block else 1)
-            for stage, (before, width) in enumerate(zip(befores, widths, strict=True))
+            for stage, (before, width) in enumerate(zip_strict(befores, widths))
             for block in range(blocks)
         ])  # fmt: skip
         self.classifier = nn.Linear(widths[-1], NUM_CLASSES, nn.uniform, bias=True)

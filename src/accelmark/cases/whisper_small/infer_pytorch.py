@@ -14,6 +14,7 @@ from transformers import LogitsProcessor, PreTrainedModel, WhisperForConditional
 from accelmark.cases.whisper_small._network import whisper
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_given_weights
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.speech.data import Recordings
 from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Spectra, SpeechToText
@@ -65,10 +66,8 @@ class Transcriber(IterativeModel):
             logits: as returned; not used.
         """
         if tokens is not None:
-            pairs = zip(torch.split(spectra, _COMPARED), torch.split(tokens, _COMPARED), strict=True)
-            found, largest = (
-                torch.cat(parts) for parts in zip(*(self._followed(*each) for each in pairs), strict=True)
-            )
+            pairs = zip_strict(torch.split(spectra, _COMPARED), torch.split(tokens, _COMPARED))
+            found, largest = (torch.cat(parts) for parts in zip_strict(*(self._followed(*each) for each in pairs)))
             return found, largest
         steps = _LargestLogits()
         made = self.pair.generate(spectra, self.length, self.prompt, do_sample=False, logits_processor=[steps])

@@ -20,18 +20,16 @@ def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
     """
     decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else _matrices)
     adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
-    match settings.name:
-        case "sgd":
-            trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
-            return optax.chain(decay, trace)
-        case "adam":
-            return optax.chain(decay, adam)
-        case "adamw":
-            return optax.chain(adam, decay)
-        case "lamb":
-            return optax.chain(adam, decay, optax.scale_by_trust_ratio())
-        case "adagrad":
-            raise RequestError("optimizer.name: adagrad is not written for JAX; take another optimizer")
+    if settings.name == "sgd":
+        trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
+        return optax.chain(decay, trace)
+    if settings.name == "adam":
+        return optax.chain(decay, adam)
+    if settings.name == "adamw":
+        return optax.chain(adam, decay)
+    if settings.name == "lamb":
+        return optax.chain(adam, decay, optax.scale_by_trust_ratio())
+    raise RequestError(f"optimizer.name: {settings.name} is not written for JAX; take another optimizer")
 
 
 def _matrices(parameters: Any) -> Any:

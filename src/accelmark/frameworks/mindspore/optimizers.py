@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.experimental import optim
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings
 
@@ -24,22 +25,20 @@ def build_optimizer(model: nn.Cell, settings: OptimizerSettings) -> Any:
     trainable = list(model.trainable_params())
     decays = [settings.decay_norm_and_bias or parameter.ndim > 1 for parameter in trainable]
     chosen = {
-        decay: [each for each, is_decayed in zip(trainable, decays, strict=True) if is_decayed == (decay > 0)]
+        decay: [each for each, is_decayed in zip_strict(trainable, decays) if is_decayed == (decay > 0)]
         for decay in ((settings.weight_decay, 0.0) if settings.weight_decay else ())
     } or {0.0: trainable}
     groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in chosen.items() if parameters]
     adam: dict[str, Any] = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-    match settings.name:
-        case "sgd":
-            return optim.SGD(groups, settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
-        case "adam":
-            return optim.Adam(groups, **adam)
-        case "adamw":
-            return optim.AdamW(groups, **adam)
-        case other:
-            raise RequestError(
-                f"optimizer.name: {other} is not written for MindSpore; take {', '.join(OPTIMIZER_CLASSES)}"
-            )
+    if settings.name == "sgd":
+        return optim.SGD(groups, settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+    if settings.name == "adam":
+        return optim.Adam(groups, **adam)
+    if settings.name == "adamw":
+        return optim.AdamW(groups, **adam)
+    raise RequestError(
+        f"optimizer.name: {settings.name} is not written for MindSpore; take {', '.join(OPTIMIZER_CLASSES)}"
+    )
 
 
 def clipped(gradients: Sequence[Tensor], largest: float) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from typing import Any, final
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from accelmark.spec.backports import zip_strict
 from accelmark.train.case import ArrayCase, Batch
 
 Gradients = tuple[Tensor, ...]
@@ -37,7 +38,7 @@ class Step:
         if names not in self._evaluations:
             case, model = self._case, self._model
             self._evaluations[names] = compiled(
-                lambda *tensors: case.eval_sums(model, dict(zip(names, tensors, strict=True)))
+                lambda *tensors: case.eval_sums(model, dict(zip_strict(names, tensors)))
             )
         sums: Mapping[str, Tensor] = self._evaluations[names](*batch.values())
         return sums
@@ -48,7 +49,7 @@ class Step:
             case, model = self._case, self._model
 
             def loss(scale: Tensor, *tensors: Tensor) -> Tensor:
-                return case.loss(model, dict(zip(names, tensors, strict=True))) * scale
+                return case.loss(model, dict(zip_strict(names, tensors))) * scale
 
             # Captured with has_aux, MindSpore 2.10 returns gradients of zero.
             graph = ms.value_and_grad(loss, None, self._parameters)

@@ -11,6 +11,7 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
+from accelmark.spec.backports import zip_strict
 from accelmark.train.layers import rotary_angles
 
 Initial = Callable[[int, int], Any]
@@ -116,7 +117,7 @@ class Rotary(Module):
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
-        for name, angles in zip(("cos", "sin"), rotary_angles(width, length), strict=True):
+        for name, angles in zip_strict(("cos", "sin"), rotary_angles(width, length)):
             self.register_buffer(name, paddle.to_tensor(angles), persistable=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:

@@ -25,22 +25,20 @@ def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: flo
     decay = settings.weight_decay
     adam = {"beta1": settings.beta1, "beta2": settings.beta2, "epsilon": settings.eps}
     options: dict[str, Any] = {"learning_rate": settings.lr, "grad_clip": clip}
-    match settings.name:
-        case "adamw":
-            decays = {"weight_decay": decay, "apply_decay_param_fun": lambda name: name not in undecayed}
-            return paddle.optimizer.AdamW(parameters=trainable, **decays, **adam, **options)
-        case "lamb":
-            decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
-            return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
-        case "adam":
-            _add_decay(trainable, undecayed, decay)
-            return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
-        case "sgd":
-            _add_decay(trainable, undecayed, decay)
-            momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
-            return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
-        case "adagrad":
-            raise RequestError("optimizer.name: adagrad is not written for PaddlePaddle; take another optimizer")
+    if settings.name == "adamw":
+        decays = {"weight_decay": decay, "apply_decay_param_fun": lambda name: name not in undecayed}
+        return paddle.optimizer.AdamW(parameters=trainable, **decays, **adam, **options)
+    if settings.name == "lamb":
+        decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
+        return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
+    if settings.name == "adam":
+        _add_decay(trainable, undecayed, decay)
+        return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
+    if settings.name == "sgd":
+        _add_decay(trainable, undecayed, decay)
+        momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
+        return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
+    raise RequestError(f"optimizer.name: {settings.name} is not written for PaddlePaddle; take another optimizer")
 
 
 def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:

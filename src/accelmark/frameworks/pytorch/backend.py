@@ -40,6 +40,7 @@ from accelmark.frameworks.pytorch.training.evaluation import evaluate
 from accelmark.frameworks.pytorch.training.pipeline import PipelineTraining
 from accelmark.frameworks.pytorch.training.platform import (
     DeviceLosses,
+    device_functions,
     device_name,
     forget_peak_memory,
     is_out_of_memory,
@@ -80,7 +81,7 @@ def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InProcess:
     """Settings that a process provides for each of its jobs, as a search does for its trials."""
 
@@ -226,7 +227,7 @@ class PyTorchBackend(RankBackend):
         training.schedule = case.build_schedule(training.optimizer, length, self.steps_per_epoch)
         self._training = training
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
-        if isinstance(training, ZeroTraining | PipelineTraining):
+        if isinstance(training, (ZeroTraining, PipelineTraining)):
             self.step = partial(training.take_step, case)
         if self.clock is not None and isinstance(wrapped, nn.parallel.DistributedDataParallel):
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
@@ -311,7 +312,7 @@ class PyTorchBackend(RankBackend):
     def synchronize(self) -> None:
         """Wait for the device."""
         if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+            device_functions(self._device).synchronize(self._device)
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start an all-reduce on the CPU, independent of the device."""

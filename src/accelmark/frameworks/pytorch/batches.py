@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, Union, final
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.batches import EVALUATION_EPOCH, ArraySource, BadSamples, Share, seed_of
@@ -26,7 +27,7 @@ _reference: Any = StorageWeakRef  # which is untyped, as is share_memory_
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredBatch:
     """A batch in a part of the memory of a worker."""
 
@@ -66,7 +67,7 @@ class BatchMemory:
         if (number := self._part(states.tolist(), end)) is None:
             return batch
         stored = StoredBatch((worker, number), self._parts[number], tuple(places))
-        for view, tensor in zip(_views(stored).values(), batch.values(), strict=True):
+        for view, tensor in zip_strict(_views(stored).values(), batch.values()):
             view.copy_(tensor)
         states[number] = _SENT
         return stored
@@ -113,7 +114,7 @@ def _views(stored: StoredBatch) -> dict[str, Tensor]:
     }
 
 
-_Found = tuple[Batch | StoredBatch, dict[int, str]] | DataError
+_Found = Union[tuple[Union[Batch, StoredBatch], dict[int, str]], DataError]
 """A batch with the errors of samples that were replaced, or the error of one that was not."""
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
 """Augments a training batch, with random numbers from the generator only."""
@@ -332,7 +333,7 @@ def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, T
 
 def _with_room(rows: Tensor, number: int, part: Tensor) -> Tensor:
     """Return ``rows`` with zeros in the row of this number, enlarged where ``part`` does not fit."""
-    sizes = [max(pair) for pair in zip(rows.shape[1:], part.shape, strict=True)]
+    sizes = [max(pair) for pair in zip_strict(rows.shape[1:], part.shape)]
     if sizes != list(rows.shape[1:]):
         smaller, rows = rows, rows.new_zeros(len(rows), *sizes)
         rows[(slice(number), *map(slice, smaller.shape[1:]))] = smaller[:number]

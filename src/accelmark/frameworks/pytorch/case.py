@@ -29,7 +29,7 @@ outputs of all ranks are added up."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PipelineParts:
     """Modules of a model that the stages of a pipeline divide, by name; all others are in every stage.
 
@@ -61,7 +61,7 @@ class Batches(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """The position of this process among those with samples of their own; ranks that share samples are one."""
 

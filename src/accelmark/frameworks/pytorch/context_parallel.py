@@ -7,7 +7,7 @@ no rule for the attention kernels of CPUs, so that it could not be compared with
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.attention.bias import causal_lower_right
+from typing_extensions import Self
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.parallelism import Mesh
 
 
@@ -82,7 +84,7 @@ class SequencePart:
         key, value = self.whole(torch.stack((key, value)), 3)
         length = query.shape[2] // 2
         ends = [length * (number + 1) for number in self._own]
-        given = zip(query.chunk(2, 2), ends, strict=True)
+        given = zip_strict(query.chunk(2, 2), ends)
         return torch.cat([attention(part, key[:, :, :end], value[:, :, :end]) for part, end in given], 2)
 
     def joined(self, output: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ _REPLACED_BY_ENGINES: Final = frozenset({"model_to_ddp", "create_grad_scaler", "
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HookRecord:
     """The location and length of a vendor's hook."""
 

@@ -12,6 +12,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
 from accelmark.train.schedules import learning_rate_factor
@@ -194,7 +195,7 @@ def _spread(ratios: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(ratios.unbind())
     sizes = tuple(each.numel() for each in tensors)
     spread = ratios.repeat_interleave(_repeats(sizes, ratios.device), output_size=sum(sizes))
-    return [part.view_as(each) for part, each in zip(torch.split(spread, list(sizes)), tensors, strict=True)]
+    return [part.view_as(each) for part, each in zip_strict(torch.split(spread, list(sizes)), tensors)]
 
 
 @lru_cache(maxsize=16)

@@ -36,20 +36,19 @@ class Optimizer:
             parameter.assign_sub(rate * self._step(name, gradients[name], parameter, decay))
 
     def _step(self, name: str, gradient: Any, parameter: Any, decay: Any) -> Any:
-        match self._settings.name:
-            case "sgd":
-                return self._momentum(name, gradient + decay)
-            case "adam":
-                return self._adam(name, gradient + decay)
-            case "adamw":
-                return self._adam(name, gradient) + decay
-            case "lamb":
-                step = self._adam(name, gradient) + decay
-                norm, step_norm = tf.norm(parameter), tf.norm(step)
-                usable = (norm > 0) & (step_norm > 0)
-                return step * tf.where(usable, norm / tf.where(usable, step_norm, 1.0), 1.0)
-            case "adagrad":
-                raise RequestError("optimizer.name: adagrad is not written for TensorFlow; take another optimizer")
+        kind = self._settings.name
+        if kind == "sgd":
+            return self._momentum(name, gradient + decay)
+        if kind == "adam":
+            return self._adam(name, gradient + decay)
+        if kind == "adamw":
+            return self._adam(name, gradient) + decay
+        if kind == "lamb":
+            step = self._adam(name, gradient) + decay
+            norm, step_norm = tf.norm(parameter), tf.norm(step)
+            usable = (norm > 0) & (step_norm > 0)
+            return step * tf.where(usable, norm / tf.where(usable, step_norm, 1.0), 1.0)
+        raise RequestError(f"optimizer.name: {kind} is not written for TensorFlow; take another optimizer")
 
     def _momentum(self, name: str, gradient: Any) -> Any:
         settings = self._settings

@@ -11,6 +11,7 @@ from accelmark.frameworks.array_backend import outputs_of_loss
 from accelmark.frameworks.tensorflow.layers import building, named_variables, set_training
 from accelmark.frameworks.tensorflow.optimizers import Optimizer
 from accelmark.frameworks.tensorflow.ranks import Ranks
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.case import ArrayCase, Batch
 
@@ -76,7 +77,7 @@ class Step:
         for batch in batches:
             loss, of_batch = self._gradients(batch, self._scale)
             of_batch = [gradient / len(batches) for gradient in of_batch]
-            gradients = [old + new for old, new in zip(gradients, of_batch, strict=True)] if gradients else of_batch
+            gradients = [old + new for old, new in zip_strict(gradients, of_batch)] if gradients else of_batch
             total += loss / len(batches)
         if self._scale is not None:
             gradients = [each / self._scale for each in gradients]
@@ -87,7 +88,7 @@ class Step:
         if self._settings.gradient_clip_norm is not None:
             factor = tf.minimum(1.0, self._settings.gradient_clip_norm / (norm + 1e-6))
             gradients = [each * factor for each in gradients]
-        named = dict(zip(self.parameters, gradients, strict=True))
+        named = dict(zip_strict(self.parameters, gradients))
         if self._scale is None:
             self._apply(named, rate)
         else:  # a step whose scaled gradients overflowed is skipped

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from accelmark.infer.engine import Engine
 from accelmark.infer.flagperf import adapted
+from accelmark.spec.backports import entry_points
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, file_module, known_engines
 

@@ -31,7 +31,8 @@ class Engine(TorchEngine):
         example = [torch.cat([each, each]) if each.shape[0] == 1 else each for each in self.request.example]
         # A named dimension would have to state the largest batch that the model's kernels allow (65,535 on CUDA).
         shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
-        with torch.inference_mode(), warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the compiler
             program = torch.export.export(self.model_on_device(), tuple(self.to_device(example)), dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         self.keep(path)

@@ -37,7 +37,8 @@ class Engine(TorchEngine):
         self.model = self.model_on_device()
         mode = choice_option(request.options, "mode", _MODES, "default")
         self.compiled: Any = self.model
-        with warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the compiler
             if isinstance(self.model, IterativeModel):
                 for part in self.model.parts():
                     part.compile(mode=mode, dynamic=False)
@@ -57,7 +58,8 @@ class Engine(TorchEngine):
         return self.call(inputs), compiling_s
 
     def _compile(self, inputs: list[Tensor]) -> None:
-        with warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the compiler
             self.call(inputs)
         self.graphs.add(_graph_key(inputs))
 

@@ -9,10 +9,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, from_numpy
 
+from accelmark.frameworks.pytorch.training.platform import device_functions
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.onnx_files import matrix_types, write_fp16, write_int8
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.settings.inference import (
     choice_option,
@@ -167,7 +169,7 @@ class Engine(Base):
         """Compute one batch."""
         if self.binds:
             return self._bound(inputs), 0.0
-        feeds = {name: each.numpy() for name, each in zip(self.inputs, inputs, strict=True)}
+        feeds = {name: each.numpy() for name, each in zip_strict(self.inputs, inputs)}
         return [from_numpy(each) for each in self.session.run(self.outputs, feeds)], 0.0
 
     def _bound(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -176,7 +178,7 @@ class Engine(Base):
         on_device = device.type != "cpu" and self.providers[0] != _CPU
         place = (device.type, device.index or 0) if on_device else ("cpu", 0)
         held = [each.to(device).contiguous() if on_device else each.contiguous() for each in inputs]
-        for name, each in zip(self.inputs, held, strict=True):
+        for name, each in zip_strict(self.inputs, held):
             binding.bind_input(name, *place, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
         key = tuple(each.shape for each in inputs)
         if (known := self.rows.get(key)) is None:
@@ -184,10 +186,10 @@ class Engine(Base):
                 binding.bind_output(name, "cpu")
         else:
             found = [torch.empty(shape, dtype=dtype) for shape, dtype in known]
-            for name, each in zip(self.outputs, found, strict=True):
+            for name, each in zip_strict(self.outputs, found):
                 binding.bind_output(name, "cpu", 0, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
         if on_device:
-            torch.accelerator.synchronize(device)  # PyTorch's copies are on another stream
+            device_functions(device).synchronize(device)  # PyTorch's copies are on another stream
         self.session.run_with_iobinding(binding)
         if known is None:
             found = [from_numpy(each) for each in binding.copy_outputs_to_cpu()]

@@ -13,6 +13,7 @@ from accelmark.frameworks.pytorch.model.cuda_graphs import Compute, GraphCalls
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.settings.inference import number_option, streams_option, switch_option
 
 _FLAGS: Final = {"tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}
@@ -83,7 +84,7 @@ class Engine(Base):
             config.set_flag(flag)
         profile = builder.create_optimization_profile()
         inputs = [network.get_input(index).name for index in range(network.num_inputs)]
-        for name, example in zip(self.named("inputs", inputs), self.request.example, strict=True):
+        for name, example in zip_strict(self.named("inputs", inputs), self.request.example):
             shape = tuple(example.shape)
             profile.set_shape(name, (1, *shape[1:]), shape, shape)
         config.add_optimization_profile(profile)
@@ -146,7 +147,7 @@ class _Context:
         with torch.cuda.stream(self.stream):
             held = [
                 each.to(engine.device, engine.dtypes[name], non_blocking=True).contiguous()
-                for name, each in zip(engine.inputs, inputs, strict=True)
+                for name, each in zip_strict(engine.inputs, inputs)
             ]
             copies = [result.to("cpu", non_blocking=True) for result in self.run(held)]
         self.stream.synchronize()
@@ -155,7 +156,7 @@ class _Context:
     def _enqueue(self, held: list[Tensor]) -> list[Tensor]:
         """Enqueue a call on the current stream; return its outputs on the device."""
         engine, context = self.engine, self.context
-        for name, each in zip(engine.inputs, held, strict=True):
+        for name, each in zip_strict(engine.inputs, held):
             if not context.set_input_shape(name, tuple(each.shape)):
                 raise RuntimeError(f"input {name}: shape {tuple(each.shape)} is not compatible with the engine")
             context.set_tensor_address(name, each.data_ptr())

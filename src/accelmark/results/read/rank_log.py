@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.events import (
     Compiled,
     Evaluation,
@@ -62,7 +63,7 @@ def note_time(times: EventTimes, record: PerfLogRecord) -> None:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Attempt:
     """One process of a rank; a resumed round has several in one log. Times are monotonic milliseconds."""
 
@@ -109,7 +110,7 @@ class Attempt:
 
     def loss_steps(self) -> Iterator[int]:
         """Yield the optimizer step (from 1) of each loss."""
-        for end, count in zip(self.window_steps, self.num_losses, strict=True):
+        for end, count in zip_strict(self.window_steps, self.num_losses):
             yield from range(int(end) - int(count) + 1, int(end) + 1)
 
     @property
@@ -119,7 +120,7 @@ class Attempt:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class RankEnd:
     """The parts of a rank's log that are not merged with those of other ranks."""
 
@@ -138,7 +139,7 @@ class RankEnd:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class MarkedTime:
     """Sums over the windows of a rank that have marks of the step clock, in seconds."""
 
@@ -151,7 +152,7 @@ class MarkedTime:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class OwnTime:
     """Sums over the steps of a rank, without the first of each attempt, in milliseconds."""
 
@@ -187,7 +188,7 @@ class OwnTime:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class TrainLog:
     """The data of one rank that figures are computed from."""
 
@@ -251,29 +252,29 @@ def _read_on(before: TrainLog, path: Path) -> TrainLog:
 
 
 def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
-    match record.event:
-        case Event.STEP_END:
-            _take_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
-        case Event.STEP_TRACED:
-            log.own.take_traced(record.value_as(TracedStep))
-        case Event.EVALUATE:
-            attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
-        case Event.CHECKPOINT:
-            attempt.saved_steps.add(record.value_as(SavedCheckpoint).global_steps)
-        case Event.TRAIN_START:
-            attempt.train_start_ms = record.mono_ms
-        case Event.TRAIN_END:
-            attempt.train_end_ms = record.mono_ms
-        case Event.INIT_END:
-            log.end.started = record.value_as(Started)
-        case Event.FINISHED:
-            log.end.finished = record.value_as(Finished)
-        case Event.COMPILED:
-            log.end.compiled = record.value_as(Compiled)
-        case Event.WARNING:
-            log.end.warnings.append(warning_text(record.value))
-        case Event.BAD_SAMPLE:
-            log.end.bad_samples.append(str(record.value.get("message", dict(record.value))))
+    event = record.event
+    if event == Event.STEP_END:
+        _take_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
+    elif event == Event.STEP_TRACED:
+        log.own.take_traced(record.value_as(TracedStep))
+    elif event == Event.EVALUATE:
+        attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
+    elif event == Event.CHECKPOINT:
+        attempt.saved_steps.add(record.value_as(SavedCheckpoint).global_steps)
+    elif event == Event.TRAIN_START:
+        attempt.train_start_ms = record.mono_ms
+    elif event == Event.TRAIN_END:
+        attempt.train_end_ms = record.mono_ms
+    elif event == Event.INIT_END:
+        log.end.started = record.value_as(Started)
+    elif event == Event.FINISHED:
+        log.end.finished = record.value_as(Finished)
+    elif event == Event.COMPILED:
+        log.end.compiled = record.value_as(Compiled)
+    elif event == Event.WARNING:
+        log.end.warnings.append(warning_text(record.value))
+    elif event == Event.BAD_SAMPLE:
+        log.end.bad_samples.append(str(record.value.get("message", dict(record.value))))
 
 
 def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: float) -> None:
@@ -307,7 +308,7 @@ class EndedStage(NamedTuple):
     mono_s: float
 
 
-@dataclass(slots=True)
+@dataclass
 class ProcessLog:
     """What the logs of inference and serving have in common. Times are monotonic milliseconds."""
 
@@ -334,7 +335,7 @@ class ProcessLog:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class InferLog(ProcessLog):
     """The data of the rank of an inference that figures are computed from."""
 
@@ -361,20 +362,19 @@ class InferLog(ProcessLog):
 
     def take(self, record: PerfLogRecord) -> None:
         """Add an event, those of a phase by phase."""
-        match record.event:
-            case Event.WARMUP:
-                warm_up = record.value_as(WarmUp)
-                self.warm_ups[warm_up.phase] = warm_up
-            case Event.FORWARD:
-                window = record.value_as(ForwardWindow)
-                self.windows.setdefault(window.phase, []).append(window)
-                opened_ms, _ = self.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
-                self.spans_ms[window.phase] = (opened_ms, record.mono_ms)
-            case Event.EVALUATE:
-                evaluation = record.value_as(InferEvaluation)
-                self.evaluations[evaluation.phase] = evaluation
-            case _:
-                ProcessLog.take(self, record)
+        if record.event == Event.WARMUP:
+            warm_up = record.value_as(WarmUp)
+            self.warm_ups[warm_up.phase] = warm_up
+        elif record.event == Event.FORWARD:
+            window = record.value_as(ForwardWindow)
+            self.windows.setdefault(window.phase, []).append(window)
+            opened_ms, _ = self.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
+            self.spans_ms[window.phase] = (opened_ms, record.mono_ms)
+        elif record.event == Event.EVALUATE:
+            evaluation = record.value_as(InferEvaluation)
+            self.evaluations[evaluation.phase] = evaluation
+        else:
+            ProcessLog.take(self, record)
 
     def stage(self, step: InferStep) -> StageEnd | None:
         """Return the end of a step, None where it did not end."""
@@ -387,7 +387,7 @@ class InferLog(ProcessLog):
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class ServeLog(ProcessLog):
     """The events of the rank that loads the server."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Optional
 
 from pydantic import ValidationError
 
 from accelmark.results.read.rank_log import Attempt, read_train_log, warning_text
 from accelmark.results.read.round_dir import NodeDir, node_dirs, rank_logs
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import CheckpointHashes, Evaluated, Event, Replayed, SavedCheckpoint, UpdateSquares
 from accelmark.spec.log.perflog import PerfLogReader
@@ -17,7 +18,7 @@ from accelmark.spec.log.perflog import PerfLogReader
 REEVALUATION_PREFIX: Final = "evaluation-"
 """``<key slug>/evaluation-round<N>`` is next to ``<key slug>/round<N>``."""
 
-Metrics = Mapping[str, float | None]
+Metrics = Mapping[str, Optional[float]]
 
 
 class ReplayedStep(NamedTuple):
@@ -149,7 +150,7 @@ def _merged(
     for rank, tried in attempts.items():
         own = losses.setdefault(rank, {})
         for attempt in tried:
-            own.update(zip(attempt.loss_steps(), attempt.losses, strict=True))
+            own.update(zip_strict(attempt.loss_steps(), attempt.losses))
     found: dict[str | None, list[tuple[int, Replayed]]] = {}
     for rank, value in replayed:
         found.setdefault(value.checkpoint, []).append((rank, value))
@@ -172,7 +173,7 @@ def _unpaired(round_dir: Path, attempts: Sequence[Attempt]) -> Iterator[range]:
     pairs = [(saved.steps[start] + 1, saved.steps[end]) for start, end in known if start is not None]
     listed = [steps for attempt in attempts if (steps := list(attempt.loss_steps()))]
     ends = [*(steps[0] for steps in listed[1:]), *(steps[-1] + 1 for steps in listed[-1:])]
-    for steps, stop in zip(listed, ends, strict=True):
+    for steps, stop in zip_strict(listed, ends):
         if not any(steps[0] <= first and last < stop for first, last in pairs):
             yield range(steps[0], stop)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
 from accelmark.spec.model import Spec, first_error
@@ -36,7 +37,7 @@ _fields_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = operator.attrget
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class LinesReport:
     """Lines of a file of records that could not be read."""
 
@@ -52,7 +53,7 @@ class LinesReport:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Requests:
     """Requests as columns, in the order of ``requests.jsonl``; NaN where a record has null.
 
@@ -118,14 +119,14 @@ def requests_of(records: Iterable[RequestRecord]) -> Requests:
     for record in records:
         rows.append(_fields_of(record))
         gaps.append(np.array(record.gaps_us, dtype=np.int32))
-    columns: dict[str, Any] = dict(zip(_FIELDS, zip(*rows, strict=True) if rows else ((),) * len(_FIELDS), strict=True))
+    columns: dict[str, Any] = dict(zip_strict(_FIELDS, zip_strict(*rows) if rows else ((),) * len(_FIELDS)))
     columns |= {name: np.array(columns[name], dtype=np.int64) for name in ("stage", "number", "prompt")}
     columns |= {name: np.array(columns[name], dtype=np.float64) for name in _FLOATS}
     status, http_status = columns["status"], columns.pop("http_status")
     columns["is_ok"] = np.array([name == "ok" for name in status], dtype=np.bool_)
     columns["status"] = [
         f"{name} {http}" if name == "http_error" and http is not None else name
-        for name, http in zip(status, http_status, strict=True)
+        for name, http in zip_strict(status, http_status)
     ]
     return Requests(
         **columns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Optional
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -15,7 +15,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, NodeExit
 from accelmark.spec.model import first_error
 
-LedgerState = tuple[JobState, str | None]
+LedgerState = tuple[JobState, Optional[str]]
 """A state that the coordinator recorded, and its reason."""
 
 _NODE: Final = re.compile(r"^(?P<host>.+)_noderank(?P<noderank>\d+)$")

@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from pydantic_core import from_json
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.secret import LEFT_OUT
 
@@ -20,7 +21,7 @@ _FEWEST_READINGS: Final = 6
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Samples:
     """The samples of one host, in columns of the length of ``t``; NaN where a value is missing."""
 
@@ -76,7 +77,7 @@ class Samples:
         ages = columns.get("age_s")
         if ages is None:
             return self.t
-        return array("d", [t - (age if age == age else 0.0) for t, age in zip(self.t, ages, strict=True)])
+        return array("d", [t - (age if age == age else 0.0) for t, age in zip_strict(self.t, ages)])
 
     def constant_power(self, index: int) -> str | None:
         """Return what a device's readings of power are where all are equal, so that they are no measurement.
@@ -132,10 +133,10 @@ def _take(samples: Samples, line: bytes) -> bool:
     elif isinstance(entry.get("footer"), dict):
         samples.footer = entry["footer"]
         used = entry["footer"].get("cpu_time_s")
-        samples.cpu_times[-1:] = [used if isinstance(used, int | float) else None]
+        samples.cpu_times[-1:] = [used if isinstance(used, (int, float)) else None]
     elif isinstance(entry.get("note"), dict):
         samples.notes.append(str(entry["note"].get("what")))
-    elif isinstance(entry.get("t"), int | float):
+    elif isinstance(entry.get("t"), (int, float)):
         _append(samples, entry)
     else:
         return False
@@ -162,7 +163,7 @@ def _append(samples: Samples, entry: Mapping[str, Any]) -> None:
 
 def _append_row(columns: dict[str, array[float]], values: Mapping[str, Any], row: int) -> None:
     for name, value in values.items():
-        if name == "index" or not isinstance(value, int | float | None) or isinstance(value, bool):
+        if name == "index" or not isinstance(value, (int, float, type(None))) or isinstance(value, bool):
             continue
         column = columns.get(name)
         if column is None:

@@ -154,7 +154,7 @@ def _of_coordinator(round_dir: Path, host: str, duration_s: float) -> Iterator[s
 
 def _difference(begin: Mapping[str, object], end: Mapping[str, object], field: str) -> float | None:
     first, last = begin.get(field), end.get(field)
-    return last - first if isinstance(first, int | float) and isinstance(last, int | float) else None
+    return last - first if isinstance(first, (int, float)) and isinstance(last, (int, float)) else None
 
 
 _RECORDS_RULE: Final = "records-agree"
@@ -242,7 +242,7 @@ def _is_name(host: Any, directory: str) -> bool:
     return (
         isinstance(host, str)
         and len(host) >= len(directory)
-        and all(one == two or two == "-" for one, two in zip(host, directory, strict=False))
+        and all(one == two or two == "-" for one, two in zip(host, directory))
     )
 
 
@@ -260,7 +260,7 @@ def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str
     if samples.is_edited:
         yield "was edited: its lines do not have the hash that the recorder states at their end"
     t, wall = samples.header.get("t"), samples.header.get("wall")
-    if not isinstance(t, int | float) or not isinstance(wall, int | float):
+    if not isinstance(t, (int, float)) or not isinstance(wall, (int, float)):
         return
     if "INIT_START" in own:
         first = own["INIT_START"][0]

@@ -236,7 +236,7 @@ def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, w
 
 
 def _series(times: Sequence[float], column: Sequence[float]) -> Series:
-    return [(t, number) for t, number in zip(times, column, strict=False) if number == number]
+    return [(t, number) for t, number in zip(times, column) if number == number]
 
 
 def _none(samples: Samples, name: str) -> Integral:

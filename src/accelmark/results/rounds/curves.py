@@ -10,6 +10,7 @@ import numpy as np
 from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.rounds.timeline import Column, Floats, Indices, Timeline
 from accelmark.results.schema import Point, TelemetrySeries
+from accelmark.spec.backports import zip_strict
 
 MAX_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60
@@ -29,7 +30,7 @@ def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
     kept = [0, count - 1]
     lowest = np.where(np.isfinite(values), values, np.inf)
     highest = np.where(np.isfinite(values), values, -np.inf)
-    for begin, end in zip(low.tolist(), high.tolist(), strict=True):
+    for begin, end in zip_strict(low.tolist(), high.tolist()):
         if end > begin:
             kept.append(begin + int(lowest[begin:end].argmin()))
             kept.append(begin + int(highest[begin:end].argmax()))
@@ -66,7 +67,7 @@ def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Poi
     kept = thin(values)
     return tuple(
         Point(step=int(step), time_s=round(time, 4), value=_rounded(value))
-        for step, time, value in zip(steps[kept], times[kept].tolist(), values[kept].tolist(), strict=True)
+        for step, time, value in zip_strict(steps[kept], times[kept].tolist(), values[kept].tolist())
     )
 
 
@@ -91,7 +92,7 @@ def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float,
         edges = np.append(edges, slowest)
     counts, _ = np.histogram(step_ms, bins=edges.astype(np.float64))
     counts[-1] += len(step_ms) - int(counts.sum())
-    return ((round(low, 4), 0), *((round(float(edge), 4), int(n)) for edge, n in zip(edges[1:], counts, strict=True)))
+    return ((round(low, 4), 0), *((round(float(edge), 4), int(n)) for edge, n in zip_strict(edges[1:], counts)))
 
 
 MAX_LINES: Final = 8
@@ -177,7 +178,7 @@ def _series(
     lines = [line for line in lines if np.isfinite(line.values).any()]
     for line in _joined(lines) if len(lines) > MAX_LINES else lines:
         kept = thin(line.values, _MAX_TELEMETRY_POINTS)
-        points = zip(line.times[kept].tolist(), line.values[kept].tolist(), strict=True)
+        points = zip_strict(line.times[kept].tolist(), line.values[kept].tolist())
         yield TelemetrySeries(
             quantity=quantity,
             unit=unit,

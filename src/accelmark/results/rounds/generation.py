@@ -48,7 +48,7 @@ _NAMES: Final = ("body_parameters", "head_parameters", "step_parameters", "atten
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelCosts:
     """Shapes of the model, as the step CREATE reports them, and the chip's peaks."""
 

@@ -5,7 +5,6 @@ Other work is detected on a host before the round, on its devices, and by waits 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.schema import Environment, Finding, JobState, Mark, RoundResult, finding
+from accelmark.spec.backports import pairwise
 from accelmark.spec.job import JobSpec, NodeExit, TrainingWork
 from accelmark.spec.log.events import Finished
 from accelmark.spec.log.inference import InferFinished
@@ -59,7 +59,7 @@ def read_telemetry(
         if not path.is_file():
             missing.append((node, f"{node.host}: telemetry.jsonl is missing"))
             continue
-        is_one_clock = all(earlier < later for (_, earlier), (later, _) in itertools.pairwise(spans))
+        is_one_clock = all(earlier < later for (_, earlier), (later, _) in pairwise(spans))
         earlier = [each.path / path.name for each in before if each.path.name == node.path.name and is_one_clock]
         samples = read_samples(*(record for record in earlier if record.is_file()), path)
         if not len(samples.t):

@@ -36,6 +36,7 @@ from accelmark.results.schema import (
     ratio,
     value,
 )
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck, ScenarioResult
 from accelmark.spec.number_format import limit_percent, percent
@@ -91,7 +92,7 @@ def full_batch_latencies(windows: Iterable[ForwardWindow], batch_size: int) -> l
     return sorted(
         latency
         for window in windows
-        for count, latency in zip(window.items, window.latency_ms, strict=True)
+        for count, latency in zip_strict(window.items, window.latency_ms)
         if count == batch_size
     )
 
@@ -397,7 +398,7 @@ def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
     computed = log.stage(InferStep.INFER if "inference" in log.spans_ms else InferStep.VALIDATE)
     of = ([computed] if computed is not None else []) if is_cpu else log.stages
     reported = [stage.details.get(f"peak_{'host' if is_cpu else 'device'}_memory_mib") for stage in of]
-    peaks = [float(peak) for peak in reported if isinstance(peak, int | float)]
+    peaks = [float(peak) for peak in reported if isinstance(peak, (int, float))]
     used, note = (None, None) if is_cpu else device_memory(hosts, job.device_type)  # others use the host's memory too
     peak = max([*peaks, *([] if used is None else [used])], default=None)
     totals = [

@@ -26,6 +26,7 @@ from accelmark.results.schema import (
     ServingStage,
     TimelineRequest,
 )
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.serving import Answer, LoadStage
 from accelmark.spec.settings.serving import ServeSettings, Slo
 
@@ -451,11 +452,10 @@ def compared_answers(
 ) -> AnswersCompared:
     """Return the agreement of the answers with the framework's: the mean of each answer's share of agreeing tokens."""
     known = set(
-        zip(
+        zip_strict(
             requests.stage[requests.is_ok].tolist(),
             requests.number[requests.is_ok].tolist(),
             requests.prompt[requests.is_ok].tolist(),
-            strict=True,
         )
     )
     shares = [min(answer.num_agreeing / answer.num_tokens, 1.0) for answer in answers if answer.num_tokens > 0]
@@ -545,7 +545,7 @@ def _covered(begins: Floats, ends: Floats, edges: Floats) -> Floats:
     begins, ends = np.sort(begins), np.sort(ends)
     sums = (np.concatenate(([0.0], np.cumsum(times))) for times in (begins, ends))
     before = []
-    for times, summed in zip((begins, ends), sums, strict=True):
+    for times, summed in zip_strict((begins, ends), sums):
         number = np.searchsorted(times, edges, side="right")
         before.append(number * edges - summed[number])
     covered: Floats = np.diff(before[0] - before[1])
@@ -555,5 +555,5 @@ def _covered(begins: Floats, ends: Floats, edges: Floats) -> Floats:
 def _points(stages: Sequence[int], times: Floats, values: Floats) -> tuple[Point, ...]:
     return tuple(
         Point(step=stage, time_s=round(time, 3), value=float(f"{value:.5g}"))
-        for stage, time, value in zip(stages, times.tolist(), values.tolist(), strict=True)
+        for stage, time, value in zip_strict(stages, times.tolist(), values.tolist())
     )

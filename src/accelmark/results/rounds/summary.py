@@ -146,19 +146,18 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
     name = f"{round_dir.parent.name}/{round_dir.name}"
     ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(name)
     nodes = node_dirs(round_dir)
-    match job.work:
-        case InferJob():
-            from accelmark.results.rounds.inference import infer_round
+    if isinstance(job.work, InferJob):
+        from accelmark.results.rounds.inference import infer_round
 
-            return infer_round(round_dir, job, job.work, nodes, ledger)
-        case ServeJob():
-            from accelmark.results.rounds.serving import serve_round
+        return infer_round(round_dir, job, job.work, nodes, ledger)
+    if isinstance(job.work, ServeJob):
+        from accelmark.results.rounds.serving import serve_round
 
-            return serve_round(round_dir, job, job.work, nodes, ledger)
-        case TrainingWork():
-            from accelmark.results.rounds.training import train_round
+        return serve_round(round_dir, job, job.work, nodes, ledger)
+    if isinstance(job.work, TrainingWork):
+        from accelmark.results.rounds.training import train_round
 
-            return train_round(round_dir, job, job.work, nodes, ledger, read_reevaluation(round_dir))
+        return train_round(round_dir, job, job.work, nodes, ledger, read_reevaluation(round_dir))
     raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
 
 

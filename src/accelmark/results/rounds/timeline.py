@@ -6,17 +6,18 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, Union, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, OwnTime, RankEnd, TrainLog, read_train_log
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.integer[Any]]
-Column = Sequence[float] | Floats
+Column = Union[Sequence[float], Floats]
 
 
 _SETTLED: Final = 1.25
@@ -60,7 +61,7 @@ class TimedEvaluation(NamedTuple):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """One round over all its ranks; job-wide times are those of the lead rank.
 
@@ -196,7 +197,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         num_samples=int(windows["samples"][-1:].sum()),
         evaluations=tuple(
             TimedEvaluation((at_ms - start_ms + before_ms) / 1e3, evaluation)
-            for (attempt, start_ms), before_ms in zip(begun, _before_ms(begun), strict=True)
+            for (attempt, start_ms), before_ms in zip_strict(begun, _before_ms(begun))
             for at_ms, evaluation in attempt.evaluations
         ),
         step_ms=np.concatenate(step_ms),
@@ -230,7 +231,7 @@ def _spans(log: TrainLog) -> tuple[tuple[float, float], ...]:
 def _windows(begun: _Begun) -> dict[str, Floats]:
     names = ("steps", "samples", "time_s", "wall_s", "lengths")
     columns: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in names}
-    for (attempt, start_ms), before_ms in zip(begun, _before_ms(begun), strict=True):
+    for (attempt, start_ms), before_ms in zip_strict(begun, _before_ms(begun)):
         columns["steps"].append(np.asarray(attempt.window_steps))
         columns["samples"].append(np.asarray(attempt.window_samples))
         columns["time_s"].append((np.asarray(attempt.window_ms) - start_ms + before_ms) / 1e3)

@@ -39,6 +39,7 @@ from accelmark.results.schema import (
     ratio,
     value,
 )
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 from accelmark.spec.layers import flatten
@@ -92,7 +93,7 @@ def _step_figures(timeline: Timeline, why: str) -> Figures:
     if not len(timeline.step_ms):
         return {name: value(None, why) for name in names}
     percentiles = np.percentile(timeline.step_ms, (50, 90, 99))
-    return {name: value(float(p), "a step's time is not finite") for name, p in zip(names, percentiles, strict=True)}
+    return {name: value(float(p), "a step's time is not finite") for name, p in zip_strict(names, percentiles)}
 
 
 def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> Figures:
@@ -174,7 +175,7 @@ def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:
         return None
     errors = [
         abs(float(timeline.losses[step - 1]) - expected) / abs(expected)
-        for step, expected in zip(reference.steps, reference.loss, strict=True)
+        for step, expected in zip_strict(reference.steps, reference.loss)
     ]
     mean = sum(errors) / len(errors)
     return mean if mean == mean else None
@@ -373,7 +374,7 @@ def slow_steps(timeline: Timeline, hosts: HostSamples) -> tuple[float, dict[str,
     """
     causes: dict[str, int] = defaultdict(int)
     lost_ms = total_ms = 0.0
-    for attempt, warm in zip(timeline.attempts, timeline.warm_ups, strict=True):
+    for attempt, warm in zip_strict(timeline.attempts, timeline.warm_ups):
         steps, waits = (np.asarray(column, dtype=np.float64) for column in (attempt.step_ms, attempt.wait_ms))
         if len(steps) <= warm.num_steps:
             continue
@@ -475,7 +476,7 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
     count = len(timeline.losses)
     steps = sorted({round(step) for step in np.linspace(1, count, min(count, MAX_POINTS))})
     losses = [float(timeline.losses[step - 1]) for step in steps]
-    bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
+    bad = next((step for step, loss in zip_strict(steps, losses) if not math.isfinite(loss)), None)
     if bad is not None:
         raise RunError(f"{round_dir}: the loss of step {bad} is missing or not finite: it cannot be a reference")
     data = {name: str(record["fingerprint"]) for name, record in read_json(round_dir / DATA_FILE).items()}

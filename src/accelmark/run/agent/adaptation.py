@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -38,7 +39,12 @@ _PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input", "instal
 _SHELL_TIMEOUT_S: Final = 120.0
 _BUILD_TIMEOUT_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
-_RESERVED: Final = frozenset({"accelmark", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
+_LIBRARY: Final = sysconfig.get_path("stdlib")
+_STANDARD: Final = getattr(sys, "stdlib_module_names", None) or {  # since Python 3.10
+    *sys.builtin_module_names,
+    *(module.name for module in pkgutil.iter_modules([_LIBRARY, f"{_LIBRARY}/lib-dynload"])),
+}
+_RESERVED: Final = frozenset({"accelmark", "sitecustomize", "usercustomize", *_STANDARD})
 """Module names that no package for the ranks may install: it would be imported in place of the real module."""
 _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"

@@ -17,7 +17,7 @@ _EVENT: Final = PERFLOG_PREFIX.encode()
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class _Activity:
     """The last activity of a rank."""
 
@@ -29,7 +29,7 @@ class _Activity:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class LimitChecker:
     """Checks the limits of one job against the files in its node directory."""
 

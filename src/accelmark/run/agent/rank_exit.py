@@ -49,7 +49,7 @@ _NODE_CAUSES: Final[tuple[NodeState, ...]] = ("failed", "lost", "timed_out", "ca
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogEnd:
     """The end of a rank's log."""
 
@@ -63,7 +63,7 @@ class LogEnd:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Termination:
     """Why the node agent terminated the ranks."""
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from accelmark.run.agent.rank_exit import escaped_line, read_log_end, tail
 from accelmark.run.onhost.checks import kernel_messages
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import decode_line
@@ -52,7 +53,7 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
     stacks = _stacks(node_dir, processes)
     with ThreadPoolExecutor(len(processes) or 1) as pool:
         answers = pool.map(lambda one: _collectives(node_dir, *one), processes.items())
-        collectives = dict(zip(processes, answers, strict=True))
+        collectives = dict(zip_strict(processes, answers))
     ranks = tuple(
         RankStall(
             rank=rank,

@@ -129,7 +129,7 @@ class AgentTask(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeJob:
     """A job on one of its hosts, as the coordinator passes it to a launcher."""
 

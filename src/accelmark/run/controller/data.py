@@ -48,7 +48,7 @@ _FileState = tuple[str, int, int, int]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DataFetcher:
     """Fetches missing data into the cache, and verifies every file once per run, and again where one was changed.
 

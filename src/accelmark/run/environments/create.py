@@ -33,8 +33,8 @@ fi
 command -v "$2" >/dev/null || {
   echo "there is no $2: set python in the cluster file to the Python that makes the environment, or omit it" >&2; exit 4
 }
-"$2" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "$2 is older than Python 3.11: set python in the cluster file" >&2; exit 4
+"$2" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || {
+  echo "$2 is older than Python 3.9: set python in the cluster file" >&2; exit 4
 }
 clear=
 [ -f "$1/pyvenv.cfg" ] || clear=--clear  # what is left of a removal that was interrupted

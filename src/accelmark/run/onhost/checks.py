@@ -25,6 +25,8 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108  where ranks share memory
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 KERNEL_LOG = "/dev/kmsg"
 KILLED_FOR_MEMORY = "ut of memory: Killed process"
+_TYPES = ["eval_type_backport"] if sys.version_info < (3, 10) else []
+"""Module with which pydantic reads types of Python 3.10."""
 CONNECT_S = 10.0
 """Time for a connection to a service that a job asks."""
 
@@ -162,7 +164,7 @@ def probe(request: dict[str, Any]) -> dict[str, object]:
         "refusals": {url: why for url in request["urls"] if (why := refusal(url)) is not None},
         "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
         "missing_files": [path for path in request["files"] if not os.path.exists(path)],
-        "lacking_modules": lacking(request["modules"]),
+        "lacking_modules": lacking([*request["modules"], *_TYPES]),
         "engine_problem": engine(request["engine"]) if request["engine"] else None,
         "held_by": holder() if request["is_locked"] else None,
         "sees_lock": sees_lock(request["locked_file"]) if request["locked_file"] else None,

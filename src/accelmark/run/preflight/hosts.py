@@ -382,7 +382,7 @@ def _failed(error: HostError) -> Problem:
 def _advice(done: CommandResult) -> str:
     """Return what to do about a probe that failed; only a Python that is missing or too old is blamed on Python."""
     if done.code in (126, 127) or b"SyntaxError" in done.err:
-        return "set python in the cluster file to a Python 3.11 or newer of that host"
+        return "set python in the cluster file to a Python 3.9 or newer of that host"
     return f"correct that on the host; its last lines: {'; '.join(done.output.strip().splitlines()[-3:])}"
 
 

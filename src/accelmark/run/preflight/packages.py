@@ -27,9 +27,17 @@ from accelmark.spec.plugins.requirements import (
 from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.telemetry.detect import default_vendor
 
-OLDEST_PYTHON: Final = (3, 11)
+OLDEST_PYTHON: Final = (3, 9)
+"""Of agents and ranks. The coordinator's is in :mod:`accelmark.cli`."""
 _IMPORT_TIMEOUT_S: Final = 300.0
-_RANK_NEEDS: Final = ("numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML")
+_RANK_NEEDS: Final = (
+    "numpy",
+    "packaging",
+    "psutil",
+    "pydantic>=2.9",
+    "PyYAML",
+    'eval_type_backport; python_version < "3.10"',
+)
 RANK_NEEDS: Final = tuple(Need(requirement=one, needed_by="AccelMark") for one in _RANK_NEEDS)
 """What AccelMark itself needs in the environment of a framework."""
 
@@ -83,7 +91,7 @@ def package_problems(
         is_here: the host is this machine.
     """
     create = create_command(framework.name, environment, is_here=is_here)
-    all_lacking = missing(needs, facts.versions.get, installed)
+    all_lacking = missing(needs, facts.versions.get, installed, facts.python)
     for item in all_lacking:
         if item.need.sdk:
             yield Problem("", "", describe([item]), f"install {item.requirement} from {item.need.sdk}")
@@ -94,7 +102,9 @@ def package_problems(
         yield Problem("", "", describe(lacking), hint)
     if environment is not None and facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
-        yield Problem("", "", f"{facts.executable} is Python {version}, 3.11 is needed", create)
+        yield Problem(
+            "", "", f"{facts.executable} is Python {version}, {'.'.join(map(str, OLDEST_PYTHON))} is needed", create
+        )
     yield from broken_imports(facts, framework, create)
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -49,7 +49,7 @@ class RunEvent(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobStatus:
     """The current state of a job."""
 
@@ -66,7 +66,7 @@ class JobStatus:
 
 def utc_now() -> str:
     """Return the current UTC time, ISO 8601, in milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_events(path: Path) -> list[RunEvent]:

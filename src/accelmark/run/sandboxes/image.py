@@ -38,7 +38,7 @@ Availability = Literal["found", "absent", "unknown"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImageRecipe:
     """How to obtain an image on a host."""
 

@@ -24,7 +24,7 @@ _DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModuleCommand:
     """A module of AccelMark to run in a sandbox, and what it needs there."""
 

@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import IO, Final, Self, cast, final
+from typing import IO, Final, cast, final
+
+from typing_extensions import Self
 
 from accelmark.serving.client.messages import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
 from accelmark.serving.cores import started_on
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage
 from accelmark.spec.module_command import module_command
@@ -211,7 +214,7 @@ class Client:
                 num_left -= message is None
                 if isinstance(message, Ended):
                     self._take(message)
-        for process, pipe in zip(self._processes, self._inputs, strict=True):
+        for process, pipe in zip_strict(self._processes, self._inputs):
             process.kill()
             process.wait()
             with contextlib.suppress(BrokenPipeError):  # what it did not read

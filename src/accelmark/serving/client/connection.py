@@ -34,7 +34,7 @@ class NotSentError(Exception):
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Response:
     """What arrived for one request. Times are of ``time.monotonic_ns``."""
 

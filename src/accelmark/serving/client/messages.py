@@ -7,7 +7,7 @@ to the line ``null``. It sends each request that ended, and :class:`Done` at the
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Union
 
 from pydantic import Field, TypeAdapter
 
@@ -69,7 +69,7 @@ class Done(Spec):
     """CPU time of the process in the stage."""
 
 
-FromClient = Annotated[Ready | Ended | Done, Field(discriminator="kind")]
+FromClient = Annotated[Union[Ready, Ended, Done], Field(discriminator="kind")]
 FROM_CLIENT: Final[TypeAdapter[FromClient]] = TypeAdapter(FromClient)
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final, final
 
 from accelmark.serving.client.connection import Connections, NotSentError, Response
@@ -19,6 +18,7 @@ from accelmark.serving.client.messages import Done, Ended, Request, StageOrder
 from accelmark.serving.client.stream import Stream, has_output, read_stream
 from accelmark.serving.loadgen import mlperf
 from accelmark.serving.request import LoadGenRun
+from accelmark.spec.backports import pairwise
 from accelmark.spec.log.serving import RequestRecord, RequestStatus
 
 _LAG_PERIOD_S: Final = 0.01
@@ -33,7 +33,7 @@ Sendable = tuple[Request, bytes]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Exchange:
     """A request with what arrived for it; times are of ``time.monotonic_ns``."""
 
@@ -83,21 +83,21 @@ class StageRunner:
         try:
             await _sleep_until(begin_ns)
             cpu_s = time.process_time()
-            async with asyncio.TaskGroup() as beside:
-                sampling = beside.create_task(_sample_lag(lags_s))
-                recording = beside.create_task(self._record_all())
-                order = self._order
-                if order.loadgen is not None:
-                    self._start(self._send_for(order.loadgen))
-                elif order.slots is None:
-                    self._start(self._send_when_due())
-                for _ in range(order.slots or 0):
-                    self._start(self._send_in_turn())
-                while self._tasks:
-                    await asyncio.wait(self._tasks)
-                await self._ended.join()
-                sampling.cancel()
-                recording.cancel()
+            beside = [asyncio.create_task(work) for work in (_sample_lag(lags_s), self._record_all())]
+            for task in beside:
+                task.add_done_callback(raise_failure)
+            order = self._order
+            if order.loadgen is not None:
+                self._start(self._send_for(order.loadgen))
+            elif order.slots is None:
+                self._start(self._send_when_due())
+            for _ in range(order.slots or 0):
+                self._start(self._send_in_turn())
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._ended.join()
+            for task in beside:
+                task.cancel()
         finally:
             gc.enable()
         lags_s.sort()
@@ -177,9 +177,8 @@ class StageRunner:
         status: RequestStatus | None = None
         error = None
         try:
-            async with asyncio.timeout(self._order.timeout_s):
-                await self._connections.post(body, response)
-        except TimeoutError:
+            await asyncio.wait_for(self._connections.post(body, response), self._order.timeout_s)
+        except asyncio.TimeoutError:
             status, error = "timed_out", f"no end within {self._order.timeout_s:g} s"
         except NotSentError as found:
             status, error = "dropped", str(found)

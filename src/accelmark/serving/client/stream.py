@@ -12,6 +12,8 @@ from typing import Any, Final, final
 
 from pydantic_core import from_json
 
+from accelmark.spec.backports import zip_strict
+
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _EVENTS_AT_ONCE: Final = 64
@@ -23,7 +25,7 @@ _QUEUE_TIME: Final = ("metrics", "queue_time_ms")
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Stream:
     """Content of a stream of completions."""
 
@@ -63,7 +65,7 @@ class Stream:
             self.server_error = str(message or error)
             return
         choices = event.get("choices") or ()
-        if not isinstance(choices, list | tuple) or not all(isinstance(choice, dict) for choice in choices):
+        if not isinstance(choices, (list, tuple)) or not all(isinstance(choice, dict) for choice in choices):
             raise _MalformedError("choices: is not a list of JSON objects")
         for choice in choices:
             if text := _text_of(choice):
@@ -74,7 +76,7 @@ class Stream:
             self.usage_input = _count(usage, "prompt_tokens", self.usage_input)
             self.usage_output = _count(usage, "completion_tokens", self.usage_output)
         section, name = _QUEUE_TIME
-        if isinstance(metrics := event.get(section), dict) and isinstance(waited := metrics.get(name), int | float):
+        if isinstance(metrics := event.get(section), dict) and isinstance(waited := metrics.get(name), (int, float)):
             self.queue_ms = float(waited)
 
     def add_plain(self, event: Any, arrived_ns: int) -> bool:
@@ -106,7 +108,7 @@ async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> St
     stream = Stream()
     events = _events(pieces, arrivals_ns)
     while batch := list(islice(events, _EVENTS_AT_ONCE)):
-        for (payload, arrived_ns), value in zip(batch, _values([payload for payload, _ in batch]), strict=True):
+        for (payload, arrived_ns), value in zip_strict(batch, _values([payload for payload, _ in batch])):
             if stream.add_plain(value, arrived_ns):
                 continue
             if payload.strip() == b"[DONE]":

@@ -24,7 +24,7 @@ class _TraceLine(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Due:
     """When a request is due, and what a trace says about it."""
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Optional, final
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from accelmark.spec.settings.serving import Arrival, ServeSettings
 RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[RequestRecord]]]
 """Runs one stage; returns it with the records of its requests."""
 
-Pair = tuple[int, int] | None
+Pair = Optional[tuple[int, int]]
 """Lengths of the prompts and answers of a stage; None: as the settings of prompts state them."""
 
 _WARMUP_CONCURRENCY: Final = 4

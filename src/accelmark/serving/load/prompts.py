@@ -43,7 +43,7 @@ class PromptModel(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prompt:
     """A prompt with the requested length of its answer."""
 
@@ -221,7 +221,7 @@ class FilePrompts:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Entry:
     content: str | tuple[Message, ...]
     output_tokens: int | None

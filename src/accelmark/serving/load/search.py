@@ -18,7 +18,7 @@ FIRST_SHARE: Final = 0.5
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RateSearch:
     """Result of a search."""
 

@@ -41,7 +41,7 @@ class Query(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadGenLog:
     """The results in LoadGen's log."""
 
@@ -74,7 +74,7 @@ class LoadGenLog:
     def number(self, key: str) -> float | None:
         """Return a number, or None where the log has none."""
         value = self.values.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def latencies_ms(self, *, per_query: bool) -> dict[str, float]:
         """Return LoadGen's latency percentiles of samples, or of queries."""

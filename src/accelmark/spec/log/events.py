@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
+from accelmark.spec.backports import StrEnum
 from accelmark.spec.model import Spec
 
 

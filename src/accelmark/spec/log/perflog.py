@@ -89,20 +89,17 @@ def encode_line(event: str, value: Mapping[str, Any], metadata: Mapping[str, Any
 
 def _finite(item: Any) -> Any:
     """Return ``item`` with null for NaN and infinity; it equals ``item`` if there is none."""
-    match item:
-        case float():
-            return item if math.isfinite(item) else None
-        case Mapping():
-            return {name: _finite(part) for name, part in item.items()}
-        case tuple():
-            return tuple(map(_finite, item))
-        case list():
-            return [_finite(part) for part in item]
-    return item
+    if isinstance(item, float):
+        return item if math.isfinite(item) else None
+    if isinstance(item, Mapping):
+        return {name: _finite(part) for name, part in item.items()}
+    if isinstance(item, tuple):
+        return tuple(map(_finite, item))
+    return [_finite(part) for part in item] if isinstance(item, list) else item
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PerfLogRecord:
     """One decoded event."""
 
@@ -162,7 +159,7 @@ def _decode(text: bytes) -> PerfLogRecord | None:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class ReadReport:
     """Counts of what :class:`PerfLogReader` read."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from pydantic import Field
+from typing_extensions import Self
 
 from accelmark.spec.model import Spec
 

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
 from pydantic import Field, model_validator
 
+from accelmark.spec.backports import entry_points
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.model import Spec, parse, read_value, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
@@ -136,7 +136,7 @@ class FolderRef(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Folder:
     """The folder of a plug-in, and where it was found."""
 

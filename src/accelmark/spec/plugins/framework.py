@@ -8,10 +8,12 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol, Self, final
+from typing import Final, Literal, Protocol, final
 
 from pydantic import Field
+from typing_extensions import Self
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
 from accelmark.spec.model import Spec
 from accelmark.spec.parallelism import has_part
@@ -116,7 +118,7 @@ class Server(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostPlace:
     """One host's part in a job: the arguments of a framework's launch."""
 
@@ -142,7 +144,7 @@ class HostPlace:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Launch:
     """The process that starts all ranks of a job on one host, and ends when they have ended."""
 
@@ -154,7 +156,7 @@ class Launch:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceSupport:
     """Whether the installed framework can use a device type, and the version or reason."""
 
@@ -208,7 +210,7 @@ class FrameworkLaunch(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankPlace:
     """A rank's place in its job."""
 
@@ -221,9 +223,9 @@ class RankPlace:
     def from_environment(cls) -> Self:
         """Read :data:`RANK_VARIABLES`; without them, return the place of a single rank."""
         return cls(
-            *(int(os.environ.get(name, default)) for name, default in zip(RANK_VARIABLES, astuple(cls()), strict=True))
+            *(int(os.environ.get(name, default)) for name, default in zip_strict(RANK_VARIABLES, astuple(cls())))
         )
 
     def variables(self) -> dict[str, str]:
         """Return :data:`RANK_VARIABLES` with the values of this rank."""
-        return dict(zip(RANK_VARIABLES, map(str, astuple(self)), strict=True))
+        return dict(zip_strict(RANK_VARIABLES, map(str, astuple(self))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ class Need(Spec):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Missing:
     """A requirement that is not met."""
 
@@ -73,20 +72,26 @@ def distributions(needs: Iterable[Need]) -> list[str]:
 
 
 def missing(
-    needs: Iterable[Need], version_of: Callable[[str], str | None] = installed_version, given: Sequence[str] = ()
+    needs: Iterable[Need],
+    version_of: Callable[[str], str | None] = installed_version,
+    given: Sequence[str] = (),
+    python: Sequence[int] = sys.version_info,
 ) -> list[Missing]:
     """Return the requirements that are not met.
 
-    ``version_of`` returns the installed version of a package; ``given`` will be installed before the ranks start.
+    ``version_of`` returns the installed version of a package; ``given`` will be installed before the ranks start;
+    ``python`` is the version of their Python.
     """
     from packaging.utils import canonicalize_name
 
     brought = set(map(canonicalize_name, given))
+    place = {"python_version": f"{python[0]}.{python[1]}"}
 
     def is_met(one: Requirement) -> bool:
         version = version_of(one.name)
         installed = version is not None and one.specifier.contains(version, prereleases=True)
-        return installed or canonicalize_name(one.name) in brought
+        is_needed = one.marker is None or one.marker.evaluate(place)
+        return installed or not is_needed or canonicalize_name(one.name) in brought
 
     found: dict[str, Missing] = {}
     for need in dict.fromkeys(needs):
@@ -184,12 +189,16 @@ def _own_extra(extra: str) -> Iterator[Requirement]:
     from packaging.requirements import Requirement
 
     try:
+        import tomllib  # Python 3.11
+
         project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
-    except (OSError, KeyError, ValueError):
+    except (ImportError, OSError, KeyError, ValueError):
         for one in map(Requirement, importlib.metadata.requires(_OWN) or ()):
             marker = one.marker
-            is_base = marker is None or marker.evaluate({"extra": ""})
-            if is_base == (not extra) and (marker is None or marker.evaluate({"extra": extra})):
+            if marker is None or "extra" not in str(marker):
+                if not extra:
+                    yield one
+            elif extra and marker.evaluate({"extra": extra}):
                 one.marker = None
                 yield one
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -57,11 +57,11 @@ class SettingFlag(Spec):
 
 
 def _arguments_alone(given: Any) -> Any:
-    return {"arguments": given} if isinstance(given, list | tuple) else given
+    return {"arguments": given} if isinstance(given, (list, tuple)) else given
 
 
 FlagOrArguments = Annotated[
-    SettingFlag, BeforeValidator(_arguments_alone, json_schema_input_type=SettingFlag | list[str])
+    SettingFlag, BeforeValidator(_arguments_alone, json_schema_input_type=Union[SettingFlag, list[str]])
 ]
 
 

@@ -6,19 +6,19 @@ import ast
 import math
 import operator
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from accelmark.spec.backports import StrEnum
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.settings.training import Scalar
 
 InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
 ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]
-EngineOption = Scalar | tuple[Scalar, ...]
+EngineOption = Union[Scalar, tuple[Scalar, ...]]
 OptimizeFor = Literal["latency", "throughput"]
 
 
@@ -68,13 +68,12 @@ def calculate(text: str) -> float:
 
 
 def _value(node: ast.expr) -> float:
-    match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return float(number)
-        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
-            return _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            return float(_OPERATORS[type(sign)](_value(left), _value(right)))
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return float(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
+        return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return float(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
     raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Optional, Union
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -12,7 +12,7 @@ from accelmark.spec.parallelism import Mesh, Parallelism
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Compile = Literal["off", "default", "reduce-overhead", "max-autotune"]
 Checkpointing = Literal["off", "full", "selective"]
-Scalar = bool | int | float | str | None
+Scalar = Optional[Union[bool, int, float, str]]
 
 TYPE_OF_PRECISION: Final = {
     "fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.images.data import opened_image
 
@@ -91,7 +92,7 @@ class Conversations:
         if (count := sum(value.count(PLACEHOLDER) for _, value in turns)) != has_image:
             raise DataError(f"{self.where(index)}: has {count} times {PLACEHOLDER} and {int(has_image)} images")
         text, answers = _SYSTEM, []
-        for (_, question), (_, answer) in zip(turns[::2], turns[1::2], strict=True):
+        for (_, question), (_, answer) in zip_strict(turns[::2], turns[1::2]):
             if PLACEHOLDER in question:
                 question = f"{PLACEHOLDER}\n{question.replace(PLACEHOLDER, '').strip()}"
             text += f"USER: {question} ASSISTANT: "

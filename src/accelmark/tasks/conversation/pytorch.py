@@ -26,6 +26,7 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.conversation.data import END, MEAN, PLACEHOLDER, STD, Conversations, ImageTexts
 from accelmark.tasks.images.pytorch_networks import ByteImageNetwork
@@ -102,7 +103,7 @@ class Answers:
                 ids += [IMAGE] * self._features
                 labels += [IGNORED] * self._features
             found = self._tokenizer.encode(part, add_special_tokens=not begin)
-            for token, (first, last) in zip(found.ids, found.offsets, strict=True):
+            for token, (first, last) in zip_strict(found.ids, found.offsets):
                 is_answer = any(begin + first < end and begin + last > start for start, end in answers)
                 ids.append(token)
                 labels.append(token if is_answer else IGNORED)

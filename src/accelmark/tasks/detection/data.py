@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scene:
     """An image with ``n`` boxes."""
 

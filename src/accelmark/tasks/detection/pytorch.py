@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.data import BoxedImages, Scene, Scenes, centred
 from accelmark.tasks.detection.metrics import box_precision
 from accelmark.tasks.images.data import MEAN, STD, Uniform
@@ -139,7 +140,7 @@ class Detection(DenseTask):
         counts = batch["count"].tolist()
         labels = [
             {"class_labels": label[:count], "boxes": boxes[:count]}
-            for label, boxes, count in zip(batch["label"], batch["boxes"], counts, strict=True)
+            for label, boxes, count in zip_strict(batch["label"], batch["boxes"], counts)
         ]
         loss: Tensor = model(batch["image"], batch["mask"], labels)["loss"]
         return loss

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from accelmark.spec.errors import DataError
 from accelmark.train.batches import Arrays
@@ -32,7 +33,7 @@ class Relation(NamedTuple):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Incoming:
     """The edges of a relation by target: those into node i come from ``sources[starts[i]:starts[i + 1]]``.
 
@@ -59,7 +60,7 @@ class Incoming:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Neighbourhood:
     """Sampled nodes and edges around seeds, by hop.
 

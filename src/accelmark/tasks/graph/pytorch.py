@@ -86,7 +86,7 @@ class NodeClassifier(nn.Module):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LabelledGraph:
     """Edges, features of each type's nodes, and the classes of the nodes of one type; arrays may be memory-mapped."""
 

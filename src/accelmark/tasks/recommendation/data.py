@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.train.batches import Arrays
 
@@ -58,15 +59,15 @@ class ClickLog:
     def read(self, start: int, stop: int) -> Arrays:
         """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
         parts = []
-        for number, (first, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
+        for number, (first, end) in enumerate(zip_strict(self._starts[:-1], self._starts[1:])):
             chosen = slice(max(start, first) - first, min(stop, end) - first)
             if max(start, first) < min(stop, end):
                 label, dense, *tables = self._days[number]
                 ids = np.concatenate([table[chosen] for table in tables], 1)
                 self._check(ids, number, chosen.start)
                 parts.append((np.array(dense[chosen], np.float32), ids, label[chosen, 0].astype(np.float32)))
-        joined = [np.concatenate(each) for each in zip(*parts, strict=True)]
-        return dict(zip(("dense", "ids", "label"), joined, strict=True))
+        joined = [np.concatenate(each) for each in zip_strict(*parts)]
+        return dict(zip_strict(("dense", "ids", "label"), joined))
 
     def _check(self, ids: npt.NDArray[np.int32], day: int, first: int) -> None:
         outside = (ids < 0) | (ids >= self._limits)
@@ -90,7 +91,7 @@ def _opened(labels: Path, num_dense: int, num_ids: Sequence[int]) -> list[Any]:
     for number in range(len(num_ids)):
         names.append(f"{archive.name}: {number}.npy")
         arrays.append(_mapped(archive, f"{number}.npy"))
-    for name, array, width in zip(names, arrays, widths, strict=True):
+    for name, array, width in zip_strict(names, arrays, widths):
         if array.shape != (len(arrays[0]), width):
             expected = f"expected {(len(arrays[0]), width)}, as many samples as in {labels.name}"
             raise DataError(f"{labels.parent / name}: has shape {array.shape}; {expected}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import ClassVar, Protocol, final
 
 import numpy as np
@@ -16,6 +15,7 @@ from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
 from accelmark.frameworks.pytorch.model.deep_cross_network import DeepCrossNetwork
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
+from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.recommendation.data import ClickLog, area_under_curve
@@ -112,7 +112,7 @@ class ClickPrediction(TrainCase):
     def synthetic_batch(self, size: int) -> Batch:
         """Return random features and ids; every other sample is a click."""
         random = generator_for(self.place.seed)
-        pairs = zip(self.numbers("table_rows"), self.numbers("table_ids"), strict=True)
+        pairs = zip_strict(self.numbers("table_rows"), self.numbers("table_ids"))
         return {
             "dense": torch.rand(size, self.number("num_dense"), generator=random) * 5,
             "ids": torch.cat([torch.randint(rows, (size, ids), generator=random) for rows, ids in pairs], 1).int(),

@@ -25,7 +25,7 @@ _EPSILON: Final = 1e-4
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rollouts:
     """Answers of the policy, group after group; tensors have the shape (answers, answer length) unless stated."""
 

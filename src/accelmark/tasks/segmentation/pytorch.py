@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.metrics import mean_overlap
 from accelmark.tasks.images.data import Uniform
 from accelmark.tasks.images.pytorch_networks import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
@@ -100,7 +101,7 @@ class Segmentation(DenseTask):
         """Return for each image and class the common pixels, those of the class and those found, at the file's size."""
         scores = self.scores(model, batch["image"]).float()
         rows = []
-        for image, segments, sizes in zip(scores, batch["segments"], batch["sizes"].tolist(), strict=True):
+        for image, segments, sizes in zip_strict(scores, batch["segments"], batch["sizes"].tolist()):
             height, width, *whole = sizes
             visible = _at_size(image[None], batch["image"].shape[2:])[:, :, :height, :width]
             found = _at_size(visible, whole)[0].argmax(0) + 1
@@ -146,7 +147,7 @@ class MaskClassification(Segmentation):
         if batch["image"].is_meta:
             return sum_of_outputs(model, batch["image"])
         present = [segments[segments > 0].unique() for segments in batch["segments"]]
-        pairs = zip(batch["segments"], present, strict=True)
+        pairs = zip_strict(batch["segments"], present)
         masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
         found = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
         loss: Tensor = found.loss.sum()

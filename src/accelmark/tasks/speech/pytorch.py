@@ -14,6 +14,7 @@ from transformers import WhisperFeatureExtractor
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.speech.data import RATE_HZ, Recordings, Utterances
@@ -160,9 +161,9 @@ class SpeechToLetters(TaskFamily):
         frames = self._frames(model, batch)
         scores = logits.float().log_softmax(-1).transpose(0, 1)
         loss = F.ctc_loss(scores, batch["letters"], frames, batch["count"], reduction="sum", zero_infinity=True)
-        best = [row[:count] for row, count in zip(logits.argmax(-1).tolist(), frames.tolist(), strict=True)]
+        best = [row[:count] for row, count in zip_strict(logits.argmax(-1).tolist(), frames.tolist())]
         if self._references is None or "index" not in batch:
-            pairs = zip(batch["letters"].tolist(), batch["count"].tolist(), strict=True)
+            pairs = zip_strict(batch["letters"].tolist(), batch["count"].tolist())
             references = [_text(row[:count]) for row, count in pairs]
         else:
             references = [self._references.row(index)[0].upper() for index in batch["index"].tolist()]
@@ -181,7 +182,7 @@ class SpeechToLetters(TaskFamily):
 
 def greedy_text(best: Sequence[int]) -> str:
     """Return the text of the likeliest letter of each frame: repetitions are one letter, blanks none."""
-    pairs = zip(best, [0, *best[:-1]], strict=True)
+    pairs = zip_strict(best, [0, *best[:-1]])
     return _text([letter for letter, before in pairs if letter != before])
 
 

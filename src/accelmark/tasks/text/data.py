@@ -9,6 +9,7 @@ from typing import Final, Protocol, final
 
 import numpy as np
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, nearest
 
 _CHUNK: Final = 1 << 24
@@ -67,7 +68,7 @@ class Parallel:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = [Lines(path) for path in paths]
-        counts = {str(path): len(file) for path, file in zip(paths, self._files, strict=True)}
+        counts = {str(path): len(file) for path, file in zip_strict(paths, self._files)}
         if len(set(counts.values())) != 1:
             found = ", ".join(f"{path}: {count:,}" for path, count in counts.items())
             raise DataError(f"parallel files have different numbers of lines: {found}")

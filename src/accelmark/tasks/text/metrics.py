@@ -9,6 +9,8 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from accelmark.spec.backports import zip_strict
+
 
 class TextScore(Protocol):
     """A score whose statistics add up over samples."""
@@ -23,7 +25,7 @@ class TextScore(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bleu:
     """Corpus BLEU in per cent (Papineni et al. 2002), computed by sacrebleu with its defaults (tokens ``13a``)."""
 
@@ -56,7 +58,7 @@ class Rouge1:
         from rouge_score.rouge_scorer import RougeScorer
 
         scorer = RougeScorer(["rouge1"], use_stemmer=True)
-        pairs = zip(hypotheses, references, strict=True)
+        pairs = zip_strict(hypotheses, references)
         total = sum(float(scorer.score(reference, hypothesis)["rouge1"].fmeasure) for hypothesis, reference in pairs)
         return {"rouge1": 100 * total, "samples": float(len(references))}
 
@@ -66,7 +68,7 @@ class Rouge1:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WordErrors:
     """Word error rate: substituted, deleted and inserted words over words of the references.
 
@@ -77,7 +79,7 @@ class WordErrors:
 
     def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return errors and words."""
-        pairs = [tuple(map(self._words, pair)) for pair in zip(hypotheses, references, strict=True)]
+        pairs = [tuple(map(self._words, pair)) for pair in zip_strict(hypotheses, references)]
         errors = sum(edit_distance(given, wanted) for given, wanted in pairs)
         return {"word_errors": float(errors), "words": float(sum(len(wanted) for _, wanted in pairs))}
 
@@ -95,7 +97,7 @@ class CharacterErrors:
 
     def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return errors and characters."""
-        errors = sum(edit_distance(given, wanted) for given, wanted in zip(hypotheses, references, strict=True))
+        errors = sum(edit_distance(given, wanted) for given, wanted in zip_strict(hypotheses, references))
         return {"character_errors": float(errors), "characters": float(sum(map(len, references)))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from accelmark.tasks.text.metrics import TextScore
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncoderConfig:
     """Dimensions of the encoder."""
 

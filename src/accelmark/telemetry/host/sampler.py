@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostSample:
     """One sample of a host; rates are since the previous sample. A value that was not read is None."""
 

@@ -126,10 +126,11 @@ def _virtualisation() -> str | None:
 
 
 def _os_name() -> str:
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        return f"{platform.system()} {platform.release()} ({sys.platform})"
+    for line in (_text(Path("/etc/os-release")) or "").splitlines():
+        name, _, value = line.partition("=")
+        if name == "PRETTY_NAME":
+            return value.strip("\"'")
+    return f"{platform.system()} {platform.release()} ({sys.platform})"
 
 
 def _khz(path: Path) -> float | None:

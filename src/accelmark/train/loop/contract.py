@@ -12,7 +12,7 @@ from accelmark.spec.log.events import EndReason, Started, TracedStep, UpdateSqua
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Progress:
     """Progress of training: everything in a checkpoint except tensors."""
 
@@ -36,7 +36,7 @@ class ForeignStateError(RunError):
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Replay:
     """Optimizer steps that were repeated from a checkpoint or from the initial weights."""
 

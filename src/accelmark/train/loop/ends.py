@@ -20,7 +20,7 @@ _LATE: Final = 1e15
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class End:
     """Why training ended; ``message`` says what to do if it did not complete."""
 
@@ -57,7 +57,7 @@ def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vote:
     """What a rank contributes to the decision to end; :class:`Agreement` joins the votes of all ranks."""
 

@@ -15,7 +15,7 @@ from accelmark.train.schedules import learning_rate_factor, needs_length
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochSize:
     """Samples of an optimizer step over all ranks, and steps of an epoch."""
 

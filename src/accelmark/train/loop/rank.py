@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, final
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Evaluated, Event, Replayed
@@ -42,7 +43,7 @@ RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankOutcome:
     """How the work of a rank ended."""
 
@@ -57,7 +58,7 @@ class RankOutcome:
 def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
     """Run this rank's part of a job; returns the exit code of its process, 0 only when the work completed."""
     work = job.work
-    train = work.train if isinstance(work, EvaluateJob | CompareJob) else work
+    train = work.train if isinstance(work, (EvaluateJob, CompareJob)) else work
     if not isinstance(train, TrainJob):
         raise RequestError(f"job.json: a training rank cannot do work of kind {work.kind!r}")
     train = train if job.seed is None else train.with_seed(job.seed)
@@ -247,9 +248,9 @@ def _outlier(
             return None
     if len(moved) < 3 or not all(moved):
         return None
-    around = [math.sqrt(one * other) for one, other in zip(moved, moved[2:], strict=False)]
+    around = [math.sqrt(one * other) for one, other in zip(moved, moved[2:])]
     around = [moved[1], *around, moved[-2]]
-    farther = [each / other for each, other in zip(moved, around, strict=True)][len(before) :]
+    farther = [each / other for each, other in zip_strict(moved, around)][len(before) :]
     number = max(range(len(farther)), key=farther.__getitem__)
     return pairs[number] if farther[number] > _OUTLIER_RATIO else None
 

@@ -17,7 +17,7 @@ from accelmark.train.loop.window import first_nonfinite
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class RunTotals:
     """Totals of a rank; all times are readings of ``time.monotonic``."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, final
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.events import StepWindow
 from accelmark.train.loop.contract import LossReader, StepClock
 
@@ -50,7 +51,7 @@ SLOW: Final = 1.5
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowPosition:
     """The position in training at which a window closed."""
 
@@ -61,7 +62,7 @@ class WindowPosition:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClosedWindow:
     """A closed window; the device may not have computed all of its figures yet."""
 
@@ -134,9 +135,7 @@ class Window:
             elapsed_ms = self._clock.elapsed_ms
             step_ms = tuple(round(elapsed_ms(start, end), 4) for start, _, end in closed.marks)
             if all(own_end is not None for _, own_end, _ in closed.marks):
-                own_ms = tuple(
-                    round(self._own_ms(mark, total), 4) for mark, total in zip(closed.marks, step_ms, strict=True)
-                )
+                own_ms = tuple(round(self._own_ms(mark, total), 4) for mark, total in zip_strict(closed.marks, step_ms))
             span_ms = round(elapsed_ms(closed.marks[0][0], closed.marks[-1][2]), 4)
             self._clock.release([mark for marks in closed.marks for mark in _flat(marks)])
         position = closed.position
@@ -169,7 +168,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def _flat(marks: Iterable[Any]) -> Iterator[Any]:
     for mark in marks:
-        if isinstance(mark, list | tuple):
+        if isinstance(mark, (list, tuple)):
             yield from _flat(mark)
         elif mark is not None:
             yield mark

@@ -80,7 +80,7 @@ def _first(values: Mapping[str, Any], *names: str, divisor: float = 1.0) -> floa
         raise KeyError(names[0])
     for name in names:
         value = values.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return value / divisor
     return None
 

@@ -42,7 +42,7 @@ def with_attention(autocast: Autocast, first: str) -> Autocast:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttentionCall:
     """Arguments of a call that determine its kernel."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, Self, final
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import Self
 
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.spec.errors import RequestError, first_line
@@ -17,22 +18,11 @@ from accelmark.spec.log.perflog import EventLog
 
 Checkpointing = Literal["off", "full", "selective"]
 
-_aten = torch.ops.aten
-_SAVED: Final = frozenset(
-    {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten.baddbmm.default,
-        _aten.convolution.default,
-        _aten._scaled_mm.default,
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
-        _aten._scaled_dot_product_fused_attention_overrideable.default,
-    }
-)
+_SAVED: Final = (
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+)  # fmt: skip
 """Operators whose outputs selective checkpointing keeps: they take most of the time of a block."""
 
 
@@ -50,7 +40,14 @@ def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compi
 
 def _wrapped_forward(forward: Callable[..., Any], checkpointing: Checkpointing, mode: str | None) -> Callable[..., Any]:
     if checkpointing == "selective":
-        contexts = partial(create_selective_checkpoint_contexts, _policy)
+        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # PyTorch 2.5
+
+        saved = {getattr(torch.ops.aten, name).default for name in _SAVED if hasattr(torch.ops.aten, name)}
+
+        def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+        contexts = partial(create_selective_checkpoint_contexts, policy)
 
         def recomputed(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
@@ -58,10 +55,6 @@ def _wrapped_forward(forward: Callable[..., Any], checkpointing: Checkpointing, 
         return recomputed if mode is None else torch.compile(recomputed, mode=mode)
     compiled = forward if mode is None else torch.compile(forward, mode=mode)
     return partial(checkpoint, compiled, use_reentrant=False) if checkpointing == "full" else compiled
-
-
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @final

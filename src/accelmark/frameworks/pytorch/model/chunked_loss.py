@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from accelmark.spec.backports import zip_strict
+
 CHUNK_TOKENS: Final = 2048
 """Tokens whose logits are in memory at once: 0.3 GB of fp32 for 32,000 tokens of vocabulary."""
 
@@ -41,7 +43,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # Summed over chunks in fp32: in bf16, later chunks would be rounded away.
         trains_weight = ctx.needs_input_grad[1]
         weight_grad = torch.zeros(weight.shape if trains_weight else (), dtype=torch.float32, device=weight.device)
-        for part, expected in zip(hidden.split(chunk), labels.split(chunk), strict=True):  # type: ignore[no-untyped-call]
+        for part, expected in zip_strict(hidden.split(chunk), labels.split(chunk)):  # type: ignore[no-untyped-call]
             log_probabilities = F.log_softmax((part @ weight.t()).float(), -1)
             total = total + F.nll_loss(log_probabilities, expected, reduction="sum")
             gradient = log_probabilities.exp_()

@@ -12,6 +12,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 
 Compute = Callable[[list[Tensor]], list[Tensor]]
@@ -22,7 +23,7 @@ _WARM_UPS: Final = 3
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Recording:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -51,7 +52,7 @@ class GraphCalls:
         recording = self.recordings.get(key)
         if recording is None:
             recording = self.recordings[key] = self._record(inputs)
-        for held, each in zip(recording.inputs, inputs, strict=True):
+        for held, each in zip_strict(recording.inputs, inputs):
             held.copy_(each, non_blocking=True)
         recording.graph.replay()
         return recording.outputs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
+from accelmark.spec.backports import pairwise
 
 
 def layers(widths: Sequence[int]) -> nn.Sequential:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.state import Training, local
 from accelmark.frameworks.pytorch.training.platform import random_state, restore_random_state, seed_everything
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
@@ -228,7 +229,7 @@ class Checkpoints:
         found = [0.0, 0.0, 0.0]
         try:
             saved = self._saved_parameters(end)
-            for (name, part), old in zip(self._training.trained_parts().items(), before, strict=True):
+            for (name, part), old in zip_strict(self._training.trained_parts().items(), before):
                 start = old.cpu().double()
                 replayed, trained = part.cpu().double() - start, saved[name].double() - start
                 for index, change in enumerate((replayed, trained, replayed - trained)):
@@ -303,7 +304,7 @@ class Checkpoints:
         parameters = {name: named[name] for name in training.optimizer_names()}
         state = read_optimizer(newest / _SHARDS, parameters, rest)
         own = training.optimizer.state_dict()["param_groups"]
-        groups = [{**saved, "params": group["params"]} for saved, group in zip(rest["param_groups"], own, strict=True)]
+        groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(rest["param_groups"], own)]
         training.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _barrier(self, group: dist.ProcessGroup | None = None) -> None:

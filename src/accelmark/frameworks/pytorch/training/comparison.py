@@ -77,7 +77,7 @@ def _tensors(given: Any) -> Iterator[Tensor]:
     """Yield the tensors in the outputs of a model: a tensor, or sequences and mappings of them."""
     if isinstance(given, Tensor):
         yield given
-    elif isinstance(given, Mapping | tuple | list):
+    elif isinstance(given, (Mapping, tuple, list)):
         for value in given.values() if isinstance(given, Mapping) else given:
             yield from _tensors(value)
 

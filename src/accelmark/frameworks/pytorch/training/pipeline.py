@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from accelmark.frameworks.pytorch.hooks import AUTOCAST_DTYPES, Hooks
 from accelmark.frameworks.pytorch.mesh.sharding import Received
@@ -46,7 +47,7 @@ class _Stage(nn.Module):
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class PipelineTraining(Training):
     """Training of this rank's stage. Every stage has the batches, and the last one the results."""
 

@@ -33,6 +33,11 @@ _MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors", "deepspeed")
 
 
+def device_functions(device: str | torch.device) -> Any:
+    """Return ``torch.accelerator``; before PyTorch 2.6 the device's module, which has functions of the same names."""
+    return getattr(torch, "accelerator", None) or torch.get_device_module(device)
+
+
 def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
     """Return this rank's device and make it the current one.
 
@@ -43,20 +48,17 @@ def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
         importlib.import_module(job.framework_module)
     if job.device_type == "cpu":
         return torch.device("cpu")
-    current = torch.accelerator.current_accelerator()
-    if current is None or current.type != job.device_type or not torch.accelerator.is_available():
-        kind = None if current is None else current.type
-        found = "finds only the CPU" if kind is None else f"finds {kind!r}"
-        found = "is built for it but finds none" if kind == job.device_type else found
+    module: Any = getattr(torch, job.device_type, None)
+    if module is None or not module.is_available():
         raise RequestError(
-            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and PyTorch {torch.__version__} {found}; "
+            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and PyTorch {torch.__version__} finds none; "
             "check the driver and that the installed PyTorch is the vendor's build"
         )
-    count = torch.accelerator.device_count()
+    count = module.device_count()
     if ranks.local_rank >= count:
         raise RequestError(f"local rank {ranks.local_rank} has no device: {count} {job.device_type} visible here")
     device = torch.device(job.device_type, ranks.local_rank)
-    torch.get_device_module(device).set_device(device)
+    module.set_device(device)
     return device
 
 
@@ -105,7 +107,7 @@ def lock_pages(device: torch.device, memory: torch.Tensor) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory of the device or of the host is exhausted."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)

@@ -24,6 +24,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from accelmark.spec.backports import zip_strict
+
 _MODEL: Final = "model."
 _STATE: Final = "optimizer."
 _SCALAR: Final = "scalar."
@@ -148,9 +150,7 @@ class _Reader(HuggingFaceStorageReader):
         found: dict[str, Any] = metadata.state_dict_metadata
         for name, tensor in self._tensors.items():
             # A saved tensor that is larger keeps its size: load() refuses it.
-            if name in found and all(
-                part <= whole for part, whole in zip(found[name].size, tensor.size(), strict=True)
-            ):
+            if name in found and all(part <= whole for part, whole in zip_strict(found[name].size, tensor.size())):
                 found[name].size = tensor.size()
         return metadata
 

@@ -6,14 +6,16 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from accelmark.frameworks.pytorch.hooks import AUTOCAST_DTYPES
 from accelmark.frameworks.pytorch.state import Training
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import TrainSettings, ZeroSettings
 
@@ -24,7 +26,7 @@ OWN_PART_UNKNOWN: Final = "DeepSpeed exchanges gradients in hooks of its own, wh
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class ZeroTraining(Training):
     """Training whose model is a ``DeepSpeedEngine``; ``optimizer`` is the one that the engine steps.
 
@@ -109,7 +111,7 @@ class ZeroTraining(Training):
 
         state: dict[int, dict[str, Any]] = {}
         param_groups: list[dict[str, Any]] = []
-        for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
+        for group, parameters in zip_strict(self.optimizer.param_groups, self.groups):
             numbers = range(len(state), len(state) + len(parameters))
             state |= {number: {} for number in numbers}
             options = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
@@ -130,7 +132,7 @@ class ZeroTraining(Training):
     @torch.no_grad()
     def load_optimizer_state(self, saved: Mapping[str, Any]) -> None:
         """Load what :meth:`optimizer_state` returns. All ranks call it together."""
-        for group, found in zip(self.optimizer.param_groups, saved["param_groups"], strict=True):
+        for group, found in zip_strict(self.optimizer.param_groups, saved["param_groups"]):
             group.update({name: value for name, value in found.items() if name != "params"})
         self.optimizer.state.clear()
         parameters = list(self._parameters())

@@ -13,6 +13,7 @@ from torch import Tensor
 from accelmark.infer.engine import DTYPES, EngineRequest
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.failures import InferenceError
+from accelmark.spec.backports import zip_strict
 
 _DTYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "INT32": torch.int32, "INT8": torch.int8, "BOOL": torch.bool}
 
@@ -61,7 +62,7 @@ class Engine(Base):
         if DTYPES[self.request.precision] is torch.float16:
             config.set_flag(rt.BuilderFlag.FP16)
         inputs = {each.name: each for each in map(network.get_input, range(network.num_inputs))}
-        for name, example in zip(self.named("inputs", list(inputs)), self.request.example, strict=True):
+        for name, example in zip_strict(self.named("inputs", list(inputs)), self.request.example):
             inputs[name].shape = rt.Dims(list(example.shape))
         plan = builder.build_serialized_network(network, config)
         if plan is None:
@@ -74,7 +75,7 @@ class Engine(Base):
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
         with torch.cuda.stream(self.stream):
-            for index, each in zip(self.inputs, inputs, strict=True):
+            for index, each in zip_strict(self.inputs, inputs):
                 self.buffers[index].copy_(each, non_blocking=True)
             addresses = [buffer.data_ptr() for buffer in self.buffers]
             if not self.context.execute_async_v2(addresses, self.stream.cuda_stream):

@@ -12,6 +12,7 @@ from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
+from accelmark.spec.backports import zip_strict
 
 
 class Engine(Base):
@@ -31,7 +32,7 @@ class Engine(Base):
         graph = onnx.load(str(self.onnx_file()))
         weights = {each.name for each in graph.graph.initializer}
         self.inputs = self.named("inputs", [each.name for each in graph.graph.input if each.name not in weights])
-        shapes = {name: tuple(each.shape) for name, each in zip(self.inputs, request.example, strict=True)}
+        shapes = {name: tuple(each.shape) for name, each in zip_strict(self.inputs, request.example)}
         module, parameters = relay.frontend.from_onnx(graph, shapes)
         generation = os.environ.get("XPUSIM_DEVICE_MODEL", "KUNLUN1")[-1]
         target = f"llvm -acc=xpu{generation}"
@@ -48,7 +49,7 @@ class Engine(Base):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch; the copies to and from the device are part of it."""
-        for name, each in zip(self.inputs, inputs, strict=True):
+        for name, each in zip_strict(self.inputs, inputs):
             self.machine.set_one_input("main", name, each.numpy())
         self.machine.run()
         return [from_numpy(each.numpy()) for each in self.machine.get_outputs()], 0.0
