@@ -258,8 +258,8 @@ class PyTorchBackend(RankBackend):
             pass  # an earlier process trained them
         self._close_feed()
         move = mover(self._device, channels_last=settings.channels_last)
-        if self._device.type == "cpu" or settings.loader.synthetic:
-            batches = map(move, batches)
+        if self._device.type == "cpu" or settings.loader.synthetic or not hasattr(torch, "accelerator"):
+            batches = map(move, batches)  # before PyTorch 2.6 a stream cannot be entered, so copies do not overlap
         else:
             if settings.loader.pin_memory is not False:
                 batches = map(pinned, batches)

@@ -10,7 +10,6 @@ from typing import Final, TypeVar, final
 import torch
 
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.training.platform import device_functions
 from accelmark.train.batches import steps_of_synthetic_epoch
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class CopyStream:
     def send(self, batches: Iterator[Batch], move: Callable[[Batch], Batch]) -> Iterator[tuple[Batch, torch.Event]]:
         """Yield moved batches, each with the event of its arrival; runs in a thread of its own."""
         # A data set on the device may still be on its way there.
-        self._stream.wait_stream(device_functions(self._stream.device).current_stream(self._stream.device))
+        self._stream.wait_stream(torch.accelerator.current_stream(self._stream.device))
         with self._stream:
             for batch in batches:
                 yield move(batch), self._stream.record_event()
@@ -57,7 +56,7 @@ class CopyStream:
     def receive(self, sent: Iterator[tuple[Batch, torch.Event]]) -> Iterator[Batch]:
         """Yield batches that the device may use: its current stream waits for their arrival."""
         for batch, arrived in sent:
-            current = device_functions(self._stream.device).current_stream(self._stream.device)
+            current = torch.accelerator.current_stream(self._stream.device)
             current.wait_event(arrived)
             for tensor in batch.values():
                 tensor.record_stream(current)

@@ -75,7 +75,7 @@ def missing(
     needs: Iterable[Need],
     version_of: Callable[[str], str | None] = installed_version,
     given: Sequence[str] = (),
-    python: Sequence[int] = sys.version_info,
+    python: Sequence[int] = sys.version_info[:2],
 ) -> list[Missing]:
     """Return the requirements that are not met.
 
@@ -189,7 +189,7 @@ def _own_extra(extra: str) -> Iterator[Requirement]:
     from packaging.requirements import Requirement
 
     try:
-        import tomllib  # Python 3.11
+        import tomllib  # noqa: TID251 - an older Python reads the installed metadata
 
         project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
     except (ImportError, OSError, KeyError, ValueError):
