@@ -98,10 +98,9 @@ def chosen_kernels(calls: Iterable[AttentionCall], device: torch.device, forward
             sizes = (call.query, call.key, call.value)
             query, key, value = (torch.empty(size, device=device, dtype=dtype, requires_grad=True) for size in sizes)
             mask = None if call.mask is None else torch.empty(call.mask, device=device, dtype=dtype)
+            grouped = {"enable_gqa": True} if call.enable_gqa else {}
             try:
-                number = torch._fused_sdp_choice(
-                    query, key, value, mask, call.dropout, call.is_causal, enable_gqa=call.enable_gqa
-                )
+                number = torch._fused_sdp_choice(query, key, value, mask, call.dropout, call.is_causal, **grouped)
             except (RuntimeError, NotImplementedError):
                 return ()
         names.add(SDPBackend(number).name.lower().removesuffix("_attention"))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 CAUSAL: Final = "accelmark_causal"
 """Name of :func:`causal_attention` in a configuration's ``attn_implementation``."""
+_GROUPS_HEADS: Final = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
+"""Whether the kernels take fewer heads of keys than of queries (since PyTorch 2.5)."""
 
 
 def causal_attention(
@@ -79,14 +81,12 @@ def _attend(
         mask = None if mask is None else F.pad(mask, (1, 0, 1, 0), value=True)
     if mask is None and query.shape[2] != key.shape[2]:
         mask = causal_lower_right(query.shape[2], key.shape[2])
-    output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and not _GROUPS_HEADS:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    grouped = {"enable_gqa": True} if groups > 1 and _GROUPS_HEADS else {}
+    output: Tensor = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, **grouped
     )
     return output[:, :, 1:, :width] if has_sink else output
 
