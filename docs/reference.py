@@ -23,7 +23,7 @@ from accelmark.explain.support import case_support
 from accelmark.explain.terms import all_terms
 from accelmark.results.figures import FIGURE_GROUPS, FIGURES, title_of
 from accelmark.spec.number_format import quantity
-from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.spec.plugins.catalog import folders, load_case, load_framework
 
 _ROOT: Final = Path(__file__).parents[1]
 _SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
@@ -208,10 +208,24 @@ def _versions() -> str:
         for folder in folders("frameworks").values()
         if (folder.path / "constraints.txt").is_file()
     )
+    specs = map(load_framework, sorted(folders("frameworks")))
+    needs = (
+        (
+            spec.title,
+            ", ".join(f"`{key}={value}`" for key, value in rule.when.items()),
+            ", ".join(rule.requires),
+            rule.instead,
+        )
+        for spec in specs
+        for rule in spec.setting_requires
+    )
     parts = [
         f"# Versions\n\nThis is AccelMark {accelmark.__version__}.\n",
         "## Frameworks\n\nThe versions that were tried together. `accelmark env create NAME` installs them.\n",
         _table("Framework", "Versions", rows=pins),
+        "## Settings that need more than their framework\n\nA run that has not what its settings need is refused "
+        "before it starts.\n",
+        _table("Framework", "Setting", "Needs", "Set instead", rows=needs),
         "## Cases\n\nResults compare only where the version of the case is the same.\n",
         _table("Case", "Version", rows=cases),
     ]

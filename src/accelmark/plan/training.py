@@ -48,8 +48,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         requires = {f"trainer {trainer.name}": trainer.requires}
     elif is_known:
         request.problems.extend(_setting_problems(request, resolved))
-        name = str(settings.parallelism)
-        requires = {f"parallelism {name}": load_framework(key.framework).parallelism_requires.get(name, ())}
+        requires = load_framework(key.framework).needs_of(lambda name: resolved.provenance[name].value)
     else:
         requires = {}
     if case.units_per_sample_key is not None:

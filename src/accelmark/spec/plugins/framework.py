@@ -35,11 +35,22 @@ def collectives_address(node_dir: Path, rank: int) -> str:
     return f"\0accelmark-{hashlib.sha256(str(node_dir).encode()).hexdigest()[:32]}-rank{rank}"
 
 
+class SettingNeeds(Spec):
+    """What training settings need beyond a framework's ``requires``: packages, or a newer version of the framework."""
+
+    when: dict[str, Scalar] = Field(min_length=1)
+    """Dotted setting -> value; all have to match. ``parallelism`` matches its name, or an axis that a mesh has."""
+    requires: tuple[str, ...]
+    """Requirements as pip takes them: ``torch>=2.8``."""
+    instead: str
+    """What to set where they are not met: ``parallelism=ddp``."""
+
+
 class RefusedSettings(Spec):
     """A combination of training settings that a framework does not support."""
 
     when: dict[str, Scalar] = Field(min_length=1)
-    """Dotted setting -> value; all have to match. ``parallelism`` matches its name, or an axis that a mesh has."""
+    """As in :class:`SettingNeeds`."""
     unless: dict[str, Scalar] = Field(default_factory=dict)
     """Exceptions: dotted setting -> value; one match suffices."""
     unless_capability: str | None = None
@@ -49,14 +60,14 @@ class RefusedSettings(Spec):
 
     def applies(self, value_of: Callable[[str], object], capabilities: Collection[str]) -> bool:
         """Whether settings with these values are refused on a device with these capabilities."""
-
-        def is_set(key: str, value: Scalar) -> bool:
-            found = value_of(key)
-            return has_part(found, str(value)) if key == "parallelism" else found == value
-
-        matches = all(is_set(key, value) for key, value in self.when.items())
         excepted = self.unless_capability in capabilities
-        return matches and not excepted and not any(is_set(key, value) for key, value in self.unless.items())
+        unless = any(_is_set(value_of, *item) for item in self.unless.items())
+        return all(_is_set(value_of, *item) for item in self.when.items()) and not excepted and not unless
+
+
+def _is_set(value_of: Callable[[str], object], key: str, value: Scalar) -> bool:
+    actual = value_of(key)
+    return has_part(actual, str(value)) if key == "parallelism" else actual == value
 
 
 class FrameworkSpec(Spec):
@@ -95,8 +106,8 @@ class FrameworkSpec(Spec):
     a variable that is already set is not changed."""
     parallelism: tuple[str, ...] = ("ddp",)
     """Values of the setting ``parallelism`` that the framework supports: names, and axes of a mesh."""
-    parallelism_requires: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Value of ``parallelism`` -> requirements beyond the framework's own."""
+    setting_requires: tuple[SettingNeeds, ...] = ()
+    """What some settings need, each with what to set instead."""
     refused_settings: tuple[RefusedSettings, ...] = ()
     """Combinations of settings that planning rejects."""
     requires: tuple[str, ...] = ()
@@ -105,6 +116,14 @@ class FrameworkSpec(Spec):
     def ranks_per_host(self, num_devices: int) -> int:
         """Return the number of ranks on a host where a job uses ``num_devices`` devices."""
         return num_devices if self.processes == "device" else 1
+
+    def needs_of(self, value_of: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
+        """Return {setting, with what to set instead: requirements} of the settings with these values."""
+        return {
+            f"{', '.join(f'{key}={value_of(key)}' for key in rule.when)} (or set {rule.instead})": rule.requires
+            for rule in self.setting_requires
+            if all(_is_set(value_of, *item) for item in rule.when.items())
+        }
 
 
 class Server(Spec):

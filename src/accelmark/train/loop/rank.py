@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Final, NoReturn, final
 
@@ -25,8 +26,9 @@ from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, T
 from accelmark.spec.log.events import Evaluated, Event, Replayed
 from accelmark.spec.log.perflog import EventLog, PerfLogWriter
 from accelmark.spec.model import parse
-from accelmark.spec.plugins.catalog import find, folder_module
+from accelmark.spec.plugins.catalog import find, folder_module, load_framework
 from accelmark.spec.plugins.framework import BACKEND_FILE, STACKS_SIGNAL, RankPlace
+from accelmark.spec.plugins.requirements import Need, require_all
 from accelmark.train.loop.checkpoint_writer import hash_of
 from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, EvaluationObserver
@@ -129,7 +131,13 @@ def end_process(code: int) -> NoReturn:
 
 
 def open_backend(job: JobSpec, train: TrainJob, log: EventLog) -> Backend:
-    """Import the backend of the job's framework, and create it for this rank."""
+    """Import the backend of the job's framework, and create it for this rank.
+
+    Raises:
+        RequestError: a setting needs a newer version of the framework.
+    """
+    needs = load_framework(job.framework).needs_of(lambda name: reduce(getattr, name.split("."), train.settings))
+    require_all(Need(requirement=one, needed_by=by) for by, requires in needs.items() for one in requires)
     module = folder_module(find("frameworks", job.framework, "job.json"), BACKEND_FILE)
     backend: Backend = module.open_backend(job, train, RankPlace.from_environment(), log)
     return backend
