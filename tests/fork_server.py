@@ -75,7 +75,8 @@ class Forked:
     ) -> None:
         self.args = command
         self.returncode: int | None = None
-        _, _, module, *arguments = command
+        _, option, *words = command  # ``python -m MODULE``, or ``python -c CODE MODULE`` of module_command
+        module, *arguments = words[1:] if option == "-c" else words
         request: dict[str, object] = {"module": module, "arguments": arguments, "environment": dict(environment)}
         request |= {"imports": list(imports), "descriptors": list(pass_fds), "parent": os.getpid()}
         self.pid: int = _server().ask(request, [*pass_fds, log.fileno()])

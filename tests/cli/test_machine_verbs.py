@@ -50,7 +50,7 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
         assert (
             "running as process" in _call("monitor", "start", "--vendor", "cpu", "-l", logs, "--interval", "0.1").output
         )
-        first = json.loads(_call("monitor", "status", "--log-path", logs, "--json").output)
+        first = json.loads(_call("monitor", "-o", "status", "--log", logs, "--json").output)
         assert (first["running"], first["vendor"]) == (True, "cpu")
         assert isinstance(_call("monitor", "start", "--vendor", "cpu", "-l", logs).exception, RequestError)
         second = json.loads(_call("monitor", "restart", "--vendor", "cpu", "-l", logs, "--json").output)

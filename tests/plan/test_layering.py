@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
+from accelmark.plan.adaptation import (
+    Capabilities,
+    adaptation_files,
+    host_capabilities,
+    requirements_file,
+    vendor_layers,
+)
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.vendor import CapabilityFile
@@ -35,6 +41,21 @@ def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scal
     }
     applied = {file.file.rpartition("/")[2]: file.reason for file in files if file.applied}
     assert applied["config_amx_bf16.yaml"] == "the device has amx_bf16 (/proc/cpuinfo)"
+
+
+def test_files_may_lie_in_the_folder_config_as_in_flagperf(folder: Path) -> None:
+    (folder / "config").mkdir()
+    for name in ("config.yaml", "config_X1x2x8.yaml"):
+        (folder / name).rename(folder / "config" / name)
+    (folder / "config" / "environment_variables.sh").touch()
+    (folder / "config" / "requirements.txt").write_text("acme==1.0\n")
+    layers, _ = vendor_layers([folder], "acme", KEY, HERE, "config")
+    names = [layer.name.rpartition(f"{folder.name}/")[2] for layer in layers]
+    assert names == ["config/config.yaml", "config_amx_bf16.yaml", "config_fp8.yaml", "config/config_X1x2x8.yaml"]
+    contents = adaptation_files(folder)
+    assert contents is not None
+    assert (contents.has_environment, contents.requirements) == (True, ("acme==1.0",))
+    assert requirements_file(folder) == folder / "config" / "requirements.txt"
 
 
 def test_a_file_of_an_extension_is_stronger_than_the_vendors_own(folder: Path) -> None:

@@ -18,6 +18,8 @@ from accelmark.spec.settings.training import TYPE_OF_PRECISION, Scalar
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Duration of the measured pass from which its rates are steady, by the size of a case."""
+PUBLISHED_S: Final = (600.0, 86_400.0)
+"""Limits of the total time of a round whose result FlagPerf publishes."""
 MAX_DECLARED_SHARE: Final = 0.01
 """Share of the measured calls' time that an engine may declare as not inference without making the result OPEN."""
 
@@ -196,6 +198,10 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
     if rate and entry.result.num_samples / rate < least_s:
         expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase inference_duration_s"
         yield finding("warning", "enough-duration", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
+    total_s = entry.result.value_of(FigureName.E2E_TIME)
+    if total_s and entry.reference.size == "standard" and not PUBLISHED_S[0] < total_s < PUBLISHED_S[1]:
+        expected = "more than 10 minutes and less than 24 hours, FlagPerf's rule: set repeat or inference_duration_s"
+        yield finding("info", "published-duration", expected, f"the run took {total_s:,.0f} s")
 
 
 @for_each(_engines)

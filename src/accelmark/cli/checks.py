@@ -28,7 +28,7 @@ from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import find, folders, hooks_file, load_case, load_server, load_vendor
+from accelmark.spec.plugins.catalog import allowed_hooks, find, folders, hooks_file, load_case, load_server, load_vendor
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.settings.inference import InferCaseSpec
@@ -41,7 +41,7 @@ _READ: Final = (
     "config*.yaml", "infer*.yaml", "serve*.yaml", "environment_variables.sh", "requirements.txt", "extern", "csrc",
     "README.md", "__*",
 )  # fmt: skip
-"""Names in a vendor's folder for a case that have a meaning."""
+"""Names in a vendor's folder for a case, or its ``config/``, that have a meaning."""
 _FILE: Final = "case.yaml"
 _INFER: Final = "infer_pytorch.py"
 _TIMEOUT_S: Final = 600.0
@@ -193,12 +193,13 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
     except AccelmarkError as error:
         what, _, do = str(error).partition("; ")
         yield Check("missing", f"{where}: {what}", do)
-    for path in sorted(folder.iterdir()):
+    for path in sorted([*(path for path in folder.iterdir() if path.name != "config"), *folder.glob("config/*")]):
         # Which files apply beneath an infer_*.yaml depends on the device.
         if path.match("config*.yaml") or path.match("serve*.yaml") or path.name == "infer.yaml":
-            yield from _settings_checks(path, f"{where}/{path.name}", case)
+            yield from _settings_checks(path, f"{where}/{path.relative_to(folder)}", case)
         elif not any(path.match(pattern) for pattern in _READ):
-            yield Check("advice", f"{where}/{path.name} is not read", f"names that are: {', '.join(_READ)}")
+            what = f"{where}/{path.relative_to(folder)} is not read"
+            yield Check("advice", what, f"names that are: {', '.join(_READ)}")
     contents = adaptation_files(folder)
     if contents is not None and (folder / "csrc").is_dir() and not contents.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
@@ -378,15 +379,6 @@ def _parsed(file: Path, where: str, do: str) -> ast.Module | Check:
         return Check("missing", f"no {where}", do)
     except SyntaxError as error:
         return Check("missing", f"{where}:{error.lineno}: {error.msg}", "correct the file")
-
-
-def allowed_hooks(framework: str) -> tuple[str, ...]:
-    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py``, or nothing, without importing the framework."""
-    file = hooks_file(framework)
-    for node in ast.parse(file.read_text(encoding="utf-8")).body if file is not None else ():
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED_HOOKS" and node.value is not None:
-            return tuple(ast.literal_eval(node.value))
-    return ()
 
 
 def required_methods(framework: str) -> tuple[str, ...]:

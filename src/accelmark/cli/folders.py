@@ -304,8 +304,8 @@ def import_files(
         list[Path],
         Argument(
             metavar="FILE",
-            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configuration.yaml; result/run<time> of "
-            "FlagPerf; for claims: MLPerf's result files and summaries, FlagPerf's READMEs.",
+            help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configuration.yaml; training/VENDOR or "
+            "result/run<time> of FlagPerf; for claims: MLPerf's result files and summaries, FlagPerf's READMEs.",
         ),
     ],
     out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
@@ -322,6 +322,7 @@ def import_files(
     """
     from accelmark.compat.flagperf.convert import convert
     from accelmark.compat.flagperf.old_run import is_run, read_run
+    from accelmark.compat.flagperf.tree import convert_tree, is_tree
 
     if origin == _CLAIMS:
         texts = _claims(files, url)
@@ -339,8 +340,14 @@ def import_files(
         run = Path(results[-1]).parent
         write_manifest(run)
         return Output({"written": results}, lambda: typer.echo(f"wrote {run}\nNext:  accelmark report {run}"))
-    converted = convert(files, is_open=is_open)
-    written = _written(_files(converted), out, force=force)
+    texts: dict[str, str] = {}
+    if any(is_tree(file) for file in files):
+        if len(files) > 1:
+            raise RequestError("a vendor's directory of FlagPerf is imported alone")
+        texts, converted = convert_tree(files[0], out.absolute().name, is_open=is_open)
+    else:
+        converted = convert(files, is_open=is_open)
+    written = _written(texts | _files(converted), out, force=force)
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
     return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
 
@@ -385,7 +392,7 @@ def _show_import(converted: Converted, written: Sequence[str]) -> None:
         typer.echo("not converted, or changed:")
     for item in converted.left_over:
         options.echo_wrapped(f"  {item}")
-    if converted.configs:
+    if any("/" not in name for name in converted.configs):
         place = f"vendors/{converted.cluster.get('vendor', '<vendor>')}/cases/<case>-<framework>/"
         options.echo_wrapped(f"runs read {', '.join(converted.configs)} from {place} of a clone or of your own vendor")
     for path in written:

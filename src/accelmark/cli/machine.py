@@ -210,12 +210,19 @@ def preflight(
     return Output(content, show, EXIT_OK if is_ready else EXIT_FAILED)
 
 
+MonitorOperation = Literal["start", "stop", "restart", "status"]
+
+
 def monitor(
     operation: Annotated[
-        Literal["start", "stop", "restart", "status"], Argument(metavar="start|stop|restart|status", help="Operation.")
-    ],
+        MonitorOperation | None, Argument(metavar="start|stop|restart|status", help="Operation.")
+    ] = None,
+    option: Annotated[
+        MonitorOperation | None,
+        Option("--operation", "-o", metavar="OPERATION", help="The operation, as FlagPerf's monitors take it."),
+    ] = None,
     vendor: options.Vendor = None,
-    log_path: Annotated[Path, Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
+    log_path: Annotated[Path, Option("--log-path", "--log", "-l", help="Directory for the logs.")] = Path("logs"),
     interval: Annotated[float, Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -224,6 +231,9 @@ def monitor(
     from accelmark.telemetry import monitor as recorder
     from accelmark.telemetry.detect import default_vendor
 
+    if (operation is None) == (option is None):
+        raise RequestError("name one operation: start, stop, restart or status")
+    operation = operation or option
     log_path, was_running = log_path.absolute(), False
     starts = operation in ("start", "restart")
     if vendor is not None:

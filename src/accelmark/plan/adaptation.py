@@ -34,16 +34,22 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
         sha256=tree_hash(folder),
         extern={name: _lines(path, "#") for name, path in _files(folder / "extern") if path.suffix == ".py"},
         kernels={name: _lines(path, "//") for name, path in _files(csrc) if path.name not in BUILD_FILES},
-        requirements=_requirements(folder / REQUIREMENTS_FILE),
-        has_environment=(folder / ENVIRONMENT_FILE).is_file(),
+        requirements=_requirements(configuration_file(folder, REQUIREMENTS_FILE)),
+        has_environment=configuration_file(folder, ENVIRONMENT_FILE).is_file(),
         has_build=any((csrc / name).is_file() for name in ("setup.py", "pyproject.toml")),
     )
 
 
 def requirements_file(*folders: Path | None) -> Path | None:
     """Return the first ``requirements.txt`` of ``folders``: that of a vendor's folder replaces the case's own."""
-    files = (folder / REQUIREMENTS_FILE for folder in folders if folder is not None)
+    files = (configuration_file(folder, REQUIREMENTS_FILE) for folder in folders if folder is not None)
     return next(filter(Path.is_file, files), None)
+
+
+def configuration_file(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, or in its ``config/``, as FlagPerf has it, where that has it."""
+    inside = folder / "config" / name
+    return inside if inside.is_file() else folder / name
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
@@ -93,16 +99,17 @@ def vendor_layers(
 ) -> tuple[list[Layer], tuple[LayerFile, ...]]:
     """Return the vendor's layers for ``key``, weakest first, and which files were applied.
 
-    ``<stem>.yaml`` applies at every scale, ``<stem>_<capability>.yaml`` where the device has the capability (several in
-    alphabetical order), ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale; ``stem`` is ``config`` or ``infer``. The
+    Files are in the folder or in its ``config/``. ``<stem>.yaml`` applies at every scale,
+    ``<stem>_<capability>.yaml`` where the device has the capability (several in alphabetical order),
+    ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale; ``stem`` is ``config`` or ``infer``. The
     folders ``adaptations``, weakest first, need not exist; files of the second and later ones are named with their
     directory. Raises SpecError if a file that applies cannot be read.
     """
     scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
     files: list[tuple[tuple[int, int], LayerFile, Path]] = []
     for place, folder in enumerate(adaptations):
-        for path in sorted(folder.glob(f"{stem}*.yaml")):
-            name = f"vendors/{vendor}/cases/{folder.name}/{path.name}"
+        for path in sorted([*folder.glob(f"{stem}*.yaml"), *folder.glob(f"config/{stem}*.yaml")]):
+            name = f"vendors/{vendor}/cases/{path.relative_to(folder.parent).as_posix()}"
             name += f" in {folder.parents[3]}" if place else ""
             suffix = path.stem.removeprefix(stem)
             if not suffix:

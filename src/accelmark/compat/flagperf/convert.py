@@ -73,7 +73,7 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
             for line, module in parsed.taken_whole.items()
         ]
     result.cluster = cluster_of(given, result.left_over)
-    conversion = _Conversion(result, parse_cluster(result.cluster, "the cluster in these files"), is_open=is_open)
+    conversion = Conversion(result, parse_cluster(result.cluster, "the cluster in these files"), is_open=is_open)
     conversion.entries = entries_of(cases, conversion.cluster, result.left_over)
     conversion.take_configs(configs)
     conversion.take_inference(inference)
@@ -84,7 +84,7 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
 
 @final
 @dataclass(slots=True)
-class _Conversion:
+class Conversion:
     """Settings of cases on their way to the keys of a run file."""
 
     result: Converted

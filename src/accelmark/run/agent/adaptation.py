@@ -76,8 +76,9 @@ def apply_adaptation(
     """
     began = time.monotonic()
     site, record, ready = node_dir / SITE_DIRECTORY, AdaptationRecord(), dict(environment)
-    if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
-        ready, record = _source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
+    scripts = [place / _ENVIRONMENT_FILE for place in (folder / "config", folder)] if folder is not None else []
+    if script := next(filter(Path.is_file, scripts), None):
+        ready, record = _source(script, node_dir, environment, framework.reserved_variables)
     if requirements is not None and not requirements.is_file():
         raise RunError(f"{requirements}: not found on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -409,6 +410,15 @@ def hooks_file(framework: str) -> Path | None:
     """Return the file of a framework that lists what vendors may replace, or None if it has no hooks."""
     file = find("frameworks", framework).path / "hooks.py"
     return file if file.is_file() else None
+
+
+def allowed_hooks(framework: str) -> tuple[str, ...]:
+    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py``, or nothing, without importing the framework."""
+    file = hooks_file(framework)
+    for node in ast.parse(file.read_text(encoding="utf-8")).body if file is not None else ():
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED_HOOKS" and node.value is not None:
+            return tuple(ast.literal_eval(node.value))
+    return ()
 
 
 def load_launch(name: str) -> FrameworkLaunch:
