@@ -13,7 +13,6 @@ import multiprocessing
 import random
 import re
 import resource
-import shlex
 import sys
 import tempfile
 import threading
@@ -40,12 +39,12 @@ LOG = b"nothing to do\n"
 
 
 async def _answer(process: asyncssh.SSHServerProcess[bytes]) -> None:
-    argv = shlex.split(process.command or "")
-    verb = argv[5] if len(argv) > 5 and argv[1] == "-I" else None  # see accelmark.run.onhost.command
+    # The end of what accelmark.run.onhost.command returns: PYTHON -I -S -c 'PROGRAM' VERB ARGUMENT ...
+    verb, *arguments = (process.command or "").rpartition("' ")[2].split()
     if verb == "probe":
         await process.stdin.readline()
         process.stdout.write(json.dumps(FACTS).encode() + b"\n")
-    elif verb == "follow" and (steady := _STEADY.search(argv[6])) is not None:
+    elif verb == "follow" and (steady := _STEADY.search(arguments[0])) is not None:
         request = json.loads(await process.stdin.readline())
         await _steady(process, float(request["poll_s"]), int(steady["seconds"]), int(steady["ranks"]))
     elif verb == "follow":
