@@ -47,6 +47,12 @@ MIN_COSINE: Final = 0.3
 """Smallest cosine of the angle between the parameters' changes, over any number of steps."""
 
 
+MAX_UNTIMED: Final = 0.25
+"""Largest time before the first step, beyond the evaluation job's, as a share of the training's."""
+MIN_UNTIMED_S: Final = 2.0
+"""The least of it that is reported: honest starts differ by less."""
+
+
 @for_each(Evidence.succeeded_rounds)
 def reproduced(entry: RoundEvidence) -> Findings:
     """Check that each round's weights were evaluated and its steps replayed without vendor code, with its results."""
@@ -61,6 +67,20 @@ def reproduced(entry: RoundEvidence) -> Findings:
             yield deviation(entry, "reevaluation", "metrics", "the evaluation job has none")
         yield from reevaluation_findings(entry, found)
         yield from replay_findings(entry, work, found)
+        yield from _untimed_findings(entry, found)
+
+
+def _untimed_findings(entry: RoundEvidence, found: Reevaluation) -> Findings:
+    """Report work before the first step, where a vendor's code takes part: in CPU time on CPUs, else by the clock."""
+    if entry.job is None or not entry.job.has_vendors_code:
+        return
+    kind = "of CPU time " if entry.job.device_type == "cpu" else ""
+    for start in found.starts:
+        took, other = start.cpu_s if kind else start.wall_s
+        if took - other > max(MIN_UNTIMED_S, MAX_UNTIMED * start.train_s):
+            actual = f"a rank took {took:.1f} s {kind}before its first step, without the vendor's code {other:.1f} s"
+            yield finding("open", "untimed-work", "as much before the first step as without the vendor's code", actual)
+            return
 
 
 def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings:

@@ -24,6 +24,7 @@ _NO_EVIDENCE: Final = frozenset({"enough-duration"})
 """Rules that fire because a run is short, not because it is unfair."""
 
 EXTERN_HEAD: Final = '''
+import copy
 import gc
 import sys
 import time

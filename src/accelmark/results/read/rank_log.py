@@ -96,6 +96,8 @@ class Attempt:
     """Times that the device's allocator freed its cache in each window."""
     saved_steps: set[int] = field(default_factory=set)
     """Optimizer steps after which a checkpoint was written."""
+    init_cpu_s: float | None = None
+    """CPU time until the process was ready to train."""
     evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
     """With the monotonic time of the event."""
     times: EventTimes = field(default_factory=dict)
@@ -107,6 +109,12 @@ class Attempt:
             return 0.0
         end = self.last_ms if self.train_end_ms is None else self.train_end_ms
         return max(end - self.train_start_ms, 0.0)
+
+    @property
+    def init_s(self) -> float | None:
+        """Time from the first event until the process was ready to train."""
+        start, end = (self.times.get(event) for event in (Event.INIT_START, Event.INIT_END))
+        return None if start is None or end is None else end[0].mono_s - start[0].mono_s
 
     def loss_steps(self) -> Iterator[int]:
         """Yield the optimizer step (from 1) of each loss."""
@@ -267,6 +275,7 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
         attempt.train_end_ms = record.mono_ms
     elif event == Event.INIT_END:
         log.end.started = record.value_as(Started)
+        attempt.init_cpu_s = log.end.started.init_cpu_s
     elif event == Event.FINISHED:
         log.end.finished = record.value_as(Finished)
     elif event == Event.COMPILED:

@@ -51,6 +51,16 @@ class ReplayedSteps(NamedTuple):
         return f"steps {first} to {first + self.num_steps - 1}"
 
 
+class Start(NamedTuple):
+    """What a rank did before its first step, which no throughput counts, and the same rank of the evaluation job."""
+
+    wall_s: tuple[float, float]
+    """Of the round, and of the evaluation job, which builds the same model without the vendor's code."""
+    cpu_s: tuple[float, float]
+    train_s: float
+    """Training without evaluation, after this start."""
+
+
 class Reevaluation(NamedTuple):
     """Results of the evaluation job of a round, and those that the round had reported."""
 
@@ -63,6 +73,8 @@ class Reevaluation(NamedTuple):
     reported: Metrics
     """Metrics of the round's last evaluation."""
     replays: tuple[ReplayedSteps, ...]
+    starts: tuple[Start, ...]
+    """Of all ranks and attempts; without those whose log lacks a time."""
     unpaired: tuple[range, ...]
     """Steps of each attempt at a resumed round of which no pair of checkpoints was kept."""
     warnings: tuple[str, ...]
@@ -104,7 +116,10 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     replayed: list[tuple[int, Replayed]] = []
     warnings: dict[str, None] = {}
     logs = rank_logs(round_dir)
+    again: dict[int, Attempt] = {}
     for rank, path in rank_logs(place).items():
+        if repeated := read_train_log(path, rank).attempts:
+            again[rank] = repeated[-1]
         try:
             for record in PerfLogReader(path):
                 if record.event == Event.EVALUATED:
@@ -126,10 +141,21 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         claimed=evaluated[names[1]] if len(names) > 1 else None,
         reported=evaluations[-1].metrics if evaluations else {},
         replays=tuple(_merged(replayed, attempts)),
+        starts=tuple(_starts(attempts, again)),
         unpaired=tuple(_unpaired(round_dir, lead)) if len(lead) > 1 else (),
         warnings=tuple(warnings),
         duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),
     )
+
+
+def _starts(attempts: Mapping[int, Sequence[Attempt]], again: Mapping[int, Attempt]) -> Iterator[Start]:
+    for rank, other in again.items():
+        for attempt in attempts.get(rank, ()):
+            times = attempt.init_s, other.init_s, attempt.init_cpu_s, other.init_cpu_s
+            wall, other_wall, cpu, other_cpu = times
+            if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
+                train_s = attempt.train_ms / 1e3 - attempt.eval_s
+                yield Start((wall, other_wall), (cpu, other_cpu), train_s)
 
 
 def _problem_of(node: NodeDir) -> str | None:

@@ -200,6 +200,8 @@ class Started(StartedBase):
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)
     """Overridden vendor hooks -> lines of code."""
+    init_cpu_s: float | None = None
+    """CPU time of the process, its threads and the children that ended, until it was ready to train."""
     own_part_unknown: str | None = None
     """Why the own part of the steps of several ranks is not known, where it is not."""
 

@@ -172,7 +172,8 @@ def run_work(
     try:
         backend = open_backend()
         totals.backend = backend
-        log.event(Event.INIT_END, backend.prepare())
+        started = backend.prepare()
+        log.event(Event.INIT_END, started.model_copy(update={"init_cpu_s": sum(os.times()[:4])}))
         end = body(backend)
         in_step = True
     except Cancelled as cancelled:
