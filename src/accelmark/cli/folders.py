@@ -340,14 +340,14 @@ def import_files(
         run = Path(results[-1]).parent
         write_manifest(run)
         return Output({"written": results}, lambda: typer.echo(f"wrote {run}\nNext:  accelmark report {run}"))
-    texts: dict[str, str] = {}
+    copied: dict[str, str] = {}
     if any(is_tree(file) for file in files):
         if len(files) > 1:
             raise RequestError("a vendor's directory of FlagPerf is imported alone")
-        texts, converted = convert_tree(files[0], out.absolute().name, is_open=is_open)
+        copied, converted = convert_tree(files[0], out.absolute().name, is_open=is_open)
     else:
         converted = convert(files, is_open=is_open)
-    written = _written(texts | _files(converted), out, force=force)
+    written = _written(copied | _files(converted), out, force=force)
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
     return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
 

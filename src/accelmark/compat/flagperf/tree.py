@@ -29,14 +29,14 @@ def is_tree(path: Path) -> bool:
     return path.is_dir() and any(case_of_folder(folder) for folder in path.glob("*-*/config"))
 
 
-def convert_tree(path: Path, name: str, *, is_open: bool = False) -> tuple[dict[str, str], Converted]:
-    """Return the files of a vendor's folder ``name``, and its configurations with what was not converted.
+def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dict[str, str], Converted]:
+    """Return the files of the folder of ``vendor``, and its configurations with what was not converted.
 
     A vendor that AccelMark does not ship also gets a ``vendor.yaml`` to complete. Raises SpecError if a file cannot be
     read or parsed.
     """
     result = Converted()
-    vendor = TABLES["vendors"].get(name, name)
+    vendor = TABLES["vendors"].get(vendor, vendor)
     cluster = ClusterSpec(vendor=vendor if vendor in folders("vendors") else None)
     conversion = Conversion(result, cluster, is_open=is_open)
     texts: dict[str, str] = {}
@@ -58,14 +58,13 @@ def convert_tree(path: Path, name: str, *, is_open: bool = False) -> tuple[dict[
                 result.left_over += config.unread(with_common=(folder / "config" / "config_common.py").is_file())
                 if values := conversion.config_alone(config):
                     result.configs[f"{place}/config/{config.name}"] = values
-        for text in _COPIED:
-            if (folder / "config" / text).is_file():
-                texts[f"{place}/config/{text}"] = read_text(folder / "config" / text)
+        for name in _COPIED:
+            texts |= _copied(folder / "config" / name, f"{place}/config/{name}", result)
         texts |= _copied(folder / "csrc", f"{place}/csrc", result)
         texts |= _copied(folder / "README.md", f"{place}/README.md", result)
-        for file, text in _copied(folder / "extern", f"{place}/{_PORT}", result).items():
-            texts[file] = text
-            result.left_over.append(Problem(f"{folder.name}/extern", Path(file).name, _to_port(text, framework)))
+        for name, text in _copied(folder / "extern", f"{place}/{_PORT}", result).items():
+            texts[name] = text
+            result.left_over.append(Problem(f"{folder.name}/extern", Path(name).name, _to_port(text, framework)))
     for folder in sorted((path / _IMAGES).glob("*/")):
         texts |= _copied(folder, f"images/{folder.name}", result)
     texts |= _copied(path / "README.md", "README.md", result)
@@ -73,7 +72,7 @@ def convert_tree(path: Path, name: str, *, is_open: bool = False) -> tuple[dict[
     if monitor is not None:
         texts[monitor.name] = read_text(monitor)
     if cluster.vendor is None:
-        texts["vendor.yaml"] = _vendor_yaml(name, monitor, result)
+        texts["vendor.yaml"] = _vendor_yaml(vendor, monitor, result)
     elif monitor is not None:
         what = f"vendor {vendor} has telemetry of its own; this file is not read"
         result.left_over.append(Problem(str(monitor), "", what))
