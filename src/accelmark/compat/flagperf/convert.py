@@ -112,7 +112,8 @@ class Conversion:
             if files.setdefault(config.name, file) != file:
                 what = f"would become {config.name}, as {files[config.name]} does"
                 raise SpecError([Problem(file, "", what, "import one at a time, each with an --out of its own")])
-            self.result.configs[config.name] = self.config_alone(config)
+            if values := self.config_alone(config):
+                self.result.configs[config.name] = values
 
     def config_alone(self, config: Config) -> Values:
         """Return the settings of a configuration that no key of ``CASES`` uses, for a vendor's folder of the case."""
@@ -129,7 +130,7 @@ class Conversion:
         try:
             resolve(_LEAST, [Layer(config.parsed.file, values)], mutable=(), is_open=True)
         except SpecError as error:
-            for dotted, problem in {problem.key: problem for problem in error.problems}.items():
+            for dotted, problem in {problem.key: problem for problem in error.problems if problem.key in taken}.items():
                 del values[dotted]
                 self.result.left_over.append(taken[dotted].left(f"does not fit {dotted}: {problem.what}"))
         what = "which case it is for is not known: that its settings may change was not checked"
