@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from accelmark.automl.controller.cluster import initialised
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.compat.aiperf import load_search
 from accelmark.spec.errors import SpecError
@@ -124,6 +126,15 @@ def test_aiperfs_servers_are_the_hosts_of_the_search_with_their_devices(tmp_path
     text = AIPERF.replace("trialConcurrency: 2", "trialConcurrency: 3").replace("--slave 2", "--slave 3")
     with pytest.raises(SpecError, match="trialConcurrency: must be the number of servers, 2"):
         load_search(written(tmp_path, text), servers)
+
+
+def test_a_hosts_script_sets_the_variables_of_its_ray(tmp_path: Path) -> None:
+    script = tmp_path / "it's an init.sh"
+    script.write_text("echo loaded\nexport ACME_HOME=/opt/acme\n")
+    done = subprocess.run(
+        initialised(script, ["env", "EXTRA=$x y", "printenv", "ACME_HOME", "EXTRA"]), capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("/opt/acme\n$x y\n", "loaded\n")
 
 
 def test_a_cluster_file_names_the_hosts_of_either_kind_of_search(tmp_path: Path) -> None:

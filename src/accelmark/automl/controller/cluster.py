@@ -9,7 +9,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -28,8 +28,6 @@ from accelmark.spec.errors import RunError
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
 _MODULE: Final = "accelmark.automl.trial.ray_node"
-_INITIALISED: Final = '. "$0" >&2 && exec "$@"'
-"""A script for bash: read the file of the first argument, then become the command of the others."""
 _TOKEN: Final = secrets.token_hex(32)
 """One for all clusters of this process, since Ray keeps the first that it reads."""
 
@@ -109,6 +107,11 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
             loop.close()
 
 
+def initialised(script: Path, command: Sequence[str]) -> list[str]:
+    """Return the command that reads a shell script, whose output goes to the errors, and then becomes ``command``."""
+    return ["bash", "-c", '. "$0" >&2 && exec "$@"', str(script), *command]
+
+
 async def _start(nodes: AsyncExitStack, cluster: SshCluster, host: str | None, request: Mapping[str, object]) -> None:
     """Start ``ray_node`` on a host, or for None on this machine; ``nodes`` closes its input, which ends Ray."""
     place: Host = SubprocessHost(HostSpec(address="localhost"))
@@ -124,7 +127,7 @@ async def _start(nodes: AsyncExitStack, cluster: SshCluster, host: str | None, r
             variables = {**cluster.environment.get(host, {}), "PYTHONPATH": str(code)}
             python = ["env", *(f"{variable}={value}" for variable, value in variables.items()), cluster.python]
             if cluster.init_script is not None:
-                python = ["bash", "-c", _INITIALISED, str(cluster.init_script), *python]
+                python = initialised(cluster.init_script, python)
         line = json.dumps(request).encode() + b"\n"
         await nodes.enter_async_context(place.running([*python, "-m", _MODULE], line, _START_S))
     except HostError as error:
