@@ -183,7 +183,7 @@ def run(
     texts = [f"{key}={_as_yaml(value)}" for key, value in (settings or {}).items()]
     plan = plan_request(request.model_copy(update=changed), texts, synthetic=synthetic, base=base)
     plan = plan.model_copy(update={"offline": offline})
-    place = Path(out) if out is not None else default_path(plan.name, datetime.now(UTC))
+    place = Path(out) if out is not None else default_path(plan.name, datetime.now(UTC), request.runs or Path("runs"))
     outcome = coordinator.start(plan, place, DataFetcher(offline), run_preflight, as_json=False)
     return load(outcome.directory)
 

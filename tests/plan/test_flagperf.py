@@ -263,6 +263,7 @@ def test_the_training_examples_of_the_documents_run_as_they_are_written(tmp_path
     plan = plan_request(
         read_run_file(file), (), synthetic=False, where=str(file), base=tmp_path, allow_missing_data=True
     )
+    assert read_run_file(file).runs == Path("/home/FlagPerf/training/result")
     origin = plan.jobs[0].job.provenance["batch_size"]
     assert (origin.value, origin.layer) == (12, str(file))
 

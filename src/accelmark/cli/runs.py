@@ -180,11 +180,10 @@ def run(
         base=file.parent,
         allow_missing_data=dry_run or commands,
     )
-    runs = None if request.runs is None else file.parent / request.runs.expanduser()
     execute(
         plan,
         out,
-        runs=runs,
+        runs=request.runs,
         offline=offline,
         dry_run=dry_run or commands,
         with_commands=commands,
@@ -347,7 +346,7 @@ def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any
 
 
 def read_run_file(path: Path) -> RunSpec:
-    """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
+    """Read a run file; its directories of data and runs are relative to it. Raises SpecError with all problems."""
     from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.catalog import add_plugins
@@ -358,9 +357,10 @@ def read_run_file(path: Path) -> RunSpec:
     values = read_yaml(path)
     if "hosts" in values and "cases" not in values:
         raise SpecError([Problem(str(path), "", "is a cluster file", "name it as 'cluster' in a run file")])
-    for case in values.get("cases") or []:
-        if isinstance(case, dict) and isinstance(case.get("data"), str):
-            case["data"] = str(path.parent / Path(case["data"]).expanduser())
+    paths = [(case, "data") for case in values.get("cases") or [] if isinstance(case, dict)]
+    for part, key in [*paths, (values, "runs")]:
+        if isinstance(part.get(key), str):
+            part[key] = str(path.parent / Path(part[key]).expanduser())
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
