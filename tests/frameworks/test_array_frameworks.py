@@ -136,7 +136,7 @@ def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(
 
 
 def test_memory_that_does_not_suffice_is_named_with_what_to_do(framework: str, plays: Path, tmp_path: Path) -> None:
-    over = {**SMALL, "model.intermediate_size": 1 << 34}
+    over = {**SMALL, "model.intermediate_size": 1 << 29}
     events = run_job(rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, over))
     (finished,) = values(events, "FINISHED")
     assert finished["end_reason"] == "out_of_memory", finished["message"]

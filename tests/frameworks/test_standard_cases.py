@@ -40,8 +40,10 @@ COUNTED = {
     "jax": """
 import jax
 from flax import nnx
-with layers.building(0, jax.numpy.bfloat16):
-    model = nnx.eval_shape(case.build_model)
+def build():
+    with layers.building(0, jax.numpy.bfloat16):
+        return case.build_model()
+model = nnx.eval_shape(build)
 parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.split(model, nnx.Param, ...)[1]))
 """,
     "mindspore": """
