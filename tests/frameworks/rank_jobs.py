@@ -75,11 +75,15 @@ def stop_job(job: Path, num_ranks: int) -> str:
 def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
     """Run the ranks of a job in the environment, and return rank 0's events."""
     command, variables = _command(job, num_ranks)
-    log = job.parent / "rank0.out.log"
-    log.unlink(missing_ok=True)
+    (job.parent / "rank0.out.log").unlink(missing_ok=True)
     done = subprocess.run(command, env=variables, cwd=job.parent, timeout=timeout_s, check=False, capture_output=True)
-    assert log.is_file(), done.stderr.decode()
-    lines = log.read_text(encoding="utf-8").splitlines()
+    assert (job.parent / "rank0.out.log").is_file(), done.stderr.decode()
+    return rank_events(job, 0)
+
+
+def rank_events(job: Path, rank: int) -> Events:
+    """Return the events of a rank of a job that has run."""
+    lines = (job.parent / f"rank{rank}.out.log").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
     return [(event["event"], event["value"]) for event in events]
 

@@ -15,6 +15,7 @@ from tests.frameworks.rank_jobs import (
     Events,
     final_state,
     losses,
+    rank_events,
     rank_job,
     run_job,
     stop_job,
@@ -75,7 +76,8 @@ def test_two_ranks_train_as_one_with_the_same_global_batch(
     job = rank_job(framework, tmp_path / "two", "llama_mini", {"shakespeare": plays}, {**SMALL, "batch_size": 4})
     events = run_job(job, num_ranks=2)
     assert values(events, "INIT_END")[0]["world_size"] == 2
-    np.testing.assert_allclose(losses(events), losses(one_rank[1]), rtol=2e-5)
+    of_ranks = [losses(rank_events(job, rank)) for rank in range(2)]  # JAX's are global, Paddle's are each rank's own
+    np.testing.assert_allclose(np.mean(of_ranks, axis=0), losses(one_rank[1]), rtol=2e-5)
     ours, theirs = final_state(job, 6), final_state(one_rank[0], 6)
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
