@@ -141,6 +141,34 @@ def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here
     assert replayed["update"]["replayed"] == replayed["update"]["saved"] > 0
 
 
+def test_a_frozen_parameter_that_is_replaced_and_a_changed_momentum_are_seen(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {
+        **BASE,
+        "optimizer.momentum": 0.9,
+        "checkpoint.every_steps": 7,
+        "checkpoint.keep": 2,
+        "model.frozen": True,
+    }
+    run_here(make_job(tmp_path, settings))
+    job, file = make_job(tmp_path, settings), tmp_path / "checkpoints" / "step000000014" / "weights.pt"
+    assert isinstance(job.work, TrainJob)
+    first = ReplayedPair(start=None, end=None, first_step=1, num_steps=1)
+    last = ReplayedPair(start="step000000007", end="step000000014", first_step=8, num_steps=7)
+    work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(first, last))
+    state = torch.load(file, weights_only=True)
+    for values in state["optimizer"]["state"].values():
+        values["momentum_buffer"] *= 3
+    torch.save(state, file)
+    _, replayed = run_here(job.model_copy(update={"work": work})).values("REPLAYED")
+    assert replayed["update"]["difference"] == 0
+    found = replayed["state"]["momentum_buffer"]
+    assert found["difference"] == pytest.approx(4 * found["replayed"])
+    state["model"]["stem.weight"] += 1
+    torch.save(state, file)
+    replaced = run_here(job.model_copy(update={"work": work})).finished()
+    assert "stem.weight" in str(replaced.message)
+
+
 def test_training_goes_on_while_a_checkpoint_is_written(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

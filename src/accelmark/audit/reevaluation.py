@@ -45,6 +45,9 @@ NORM_TOLERANCE: Final = 0.15
 """Largest relative difference of the norms of the parameters' changes, over any number of steps."""
 MIN_COSINE: Final = 0.3
 """Smallest cosine of the angle between the parameters' changes, over any number of steps."""
+BUFFERS_TOLERANCE: Final = 0.3
+OPTIMIZER_TOLERANCE: Final = 2.0
+"""Largest norm of the difference of buffers and of each kind of optimizer state, over that of the replayed one."""
 
 
 MAX_UNTIMED: Final = 0.25
@@ -129,6 +132,7 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
     for replay in found.replays:
         yield from _loss_findings(entry, replay, tolerance)
         yield from _update_findings(entry, replay, tolerance)
+        yield from _state_findings(entry, replay)
 
 
 def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
@@ -148,7 +152,6 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
         yield deviation(entry, "replayed-update", "", f"the parameters' change over {replay.what} is not finite or 0")
         return
     difference = math.sqrt(update.difference / update.replayed)
-    norms = math.sqrt(update.saved / update.replayed)
     if replay.num_steps <= NUM_CLOSE_STEPS:
         if difference > tolerance.update:
             actual = f"the parameters' change over {replay.what} differs by {percent(difference, 3)} from the replay's"
@@ -156,11 +159,21 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
                 entry, "replayed-update", f"equal within {limit_percent(tolerance.update)} ({tolerance.origin})", actual
             )
         return
-    cosine = (update.saved + update.replayed - update.difference) / (2 * update.replayed * norms) if norms else 0.0
-    if abs(norms - 1) > NORM_TOLERANCE or cosine < MIN_COSINE:
-        actual = f"the parameters' change over {replay.what} is {norms:.2f} times the replay's, cosine {cosine:.2f}"
+    if abs(update.norms - 1) > NORM_TOLERANCE or update.cosine < MIN_COSINE:
+        size = f"{update.norms:.2f} times the replay's, cosine {update.cosine:.2f}"
+        actual = f"the parameters' change over {replay.what} is {size}"
         expected = f"within {limit_percent(NORM_TOLERANCE)} of it, cosine at least {MIN_COSINE:g}"
         yield deviation(entry, "replayed-update", expected, actual)
+
+
+def _state_findings(entry: RoundEvidence, replay: ReplayedSteps) -> Findings:
+    """Compare buffers and optimizer state at the end: later steps go on from them, and the evaluation uses buffers."""
+    for kind, squares in replay.state.items():
+        limit = BUFFERS_TOLERANCE if kind == "buffers" else OPTIMIZER_TOLERANCE
+        difference = math.sqrt(squares.difference / squares.replayed) if squares.replayed else squares.difference
+        if not difference <= limit:
+            actual = f"{kind} after {replay.what} differ by {percent(difference, 3)} from the replay's"
+            yield deviation(entry, "replayed-update", f"equal within {limit_percent(limit)}", actual)
 
 
 def loss_difference(steps: Iterable[ReplayedStep]) -> float:

@@ -78,7 +78,9 @@ class Case(TrainCase):
         return corners[y] + torch.randn(count, self.features, generator=generator), y
 
     def build_model(self) -> nn.Module:
-        return Model(self.features, self.number("width"), float(self.settings.model["dropout"] or 0))
+        model = Model(self.features, self.number("width"), float(self.settings.model["dropout"] or 0))
+        model.stem.requires_grad_(not self.settings.model.get("frozen"))
+        return model
 
     def train_batches(self) -> Batches:
         x, y = self._points(self.number("samples"), 1)

@@ -295,9 +295,15 @@ class PyTorchBackend(RankBackend):
         """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
         progress = Progress() if start is None else self.checkpoints.load_for_replay(start)
         before = [part.clone() for part in self._training.trained_parts().values()]
+        sums = self.checkpoints.frozen_sums() if start is None else {}
         replay = repeat_steps(self, progress, num_steps)
+        if start is None:
+            self.checkpoints.frozen = [
+                name for name, value in self.checkpoints.frozen_sums().items() if value == sums[name]
+            ]
         if end is not None:
             replay.update = self.checkpoints.compare(end, before)
+            replay.state = self.checkpoints.compare_state(end)
         return replay
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Final, NamedTuple, Optional
 
@@ -38,6 +40,8 @@ class ReplayedSteps(NamedTuple):
     steps: tuple[ReplayedStep, ...]
     update: UpdateSquares | None
     """Summed over the ranks; None where only losses were compared."""
+    state: Mapping[str, UpdateSquares]
+    """The same of buffers and of each kind of the optimizer's state."""
 
     @property
     def num_steps(self) -> int:
@@ -187,7 +191,10 @@ def _merged(
             for step, loss in enumerate(value.losses, start=value.first_step)
         ]
         updates = [value.update for _, value in values if value.update is not None]
-        yield ReplayedSteps(start, tuple(steps), _sum(updates) if updates else None)
+        state: dict[str, UpdateSquares] = {}
+        for _, value in values:
+            state |= {name: state[name] + own if name in state else own for name, own in value.state.items()}
+        yield ReplayedSteps(start, tuple(steps), reduce(operator.add, updates) if updates else None, state)
 
 
 def _unpaired(round_dir: Path, attempts: Sequence[Attempt]) -> Iterator[range]:
@@ -202,14 +209,6 @@ def _unpaired(round_dir: Path, attempts: Sequence[Attempt]) -> Iterator[range]:
     for steps, stop in zip_strict(listed, ends):
         if not any(steps[0] <= first and last < stop for first, last in pairs):
             yield range(steps[0], stop)
-
-
-def _sum(updates: Sequence[UpdateSquares]) -> UpdateSquares:
-    return UpdateSquares(
-        replayed=sum(each.replayed for each in updates),
-        saved=sum(each.saved for each in updates),
-        difference=sum(each.difference for each in updates),
-    )
 
 
 def saved_checkpoints(round_dir: Path) -> SavedCheckpoints:

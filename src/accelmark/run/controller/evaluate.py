@@ -29,9 +29,9 @@ from accelmark.spec.module_command import module_command
 
 MOST_DRAWN: Final = 128
 """Most steps that are replayed of pairs of checkpoints, which have at most as many."""
-MOST_REPLAYED: Final = 8 + 3 * MOST_DRAWN
-"""Most steps that are replayed after a round: the first, those up to the final weights, of drawn pairs, and of one that
-stands out."""
+MOST_REPLAYED: Final = 8 + 4 * MOST_DRAWN
+"""Most steps that are replayed after a round: the first, those up to the final weights, of drawn pairs, of one that
+stands out, and of that before it."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -225,6 +226,25 @@ class UpdateSquares(Spec):
     difference: float
     """Of the difference between the two."""
 
+    @property
+    def norms(self) -> float:
+        """Norm of the saved over that of the replayed; infinite where that is 0."""
+        return math.sqrt(self.saved / self.replayed) if self.replayed else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the two; 0 where one is 0."""
+        product = math.sqrt(self.saved * self.replayed)
+        return (self.saved + self.replayed - self.difference) / (2 * product) if product else 0.0
+
+    def __add__(self, other: UpdateSquares) -> UpdateSquares:
+        """Return the sums of two ranks."""
+        return UpdateSquares(
+            replayed=self.replayed + other.replayed,
+            saved=self.saved + other.saved,
+            difference=self.difference + other.difference,
+        )
+
 
 class Replayed(Spec):
     """The value of ``REPLAYED``: optimizer steps repeated without vendor hooks."""
@@ -239,6 +259,9 @@ class Replayed(Spec):
     """Loss of each step on this rank."""
     update: UpdateSquares | None = None
     """null without ``end``."""
+    state: dict[str, UpdateSquares] = Field(default_factory=dict)
+    """The same of the values of ``buffers`` and of each kind of the optimizer's state; empty without ``end``, and where
+    the state is sharded."""
 
 
 class SavedCheckpoint(Spec):

@@ -44,6 +44,8 @@ class Replay:
     losses: list[float] = field(default_factory=list)
     update: UpdateSquares | None = None
     """None without a checkpoint to compare with."""
+    state: dict[str, UpdateSquares] = field(default_factory=dict)
+    """Of the other values at the end: ``buffers``, and each kind of the optimizer's state by its name."""
 
 
 class StepClock(Protocol):

@@ -196,9 +196,9 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
         if hash_of(directory / name) != sha256:
             raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
     first = [_replay(replay, directory, backend, log) for replay in work.replays][:1]
-    outlier = _outlier(first, work.others, directory, backend)
-    if outlier is not None and outlier not in work.replays:
-        _replay(outlier, directory, backend, log)
+    for outlier in _outliers(first, work.others, directory, backend):
+        if outlier not in work.replays:
+            _replay(outlier, directory, backend, log)
     for name in work.weights:
         began = time.monotonic()
         metrics = backend.evaluate(directory / name)
@@ -231,6 +231,7 @@ def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog
         first_step=done.first_step,
         losses=tuple(done.losses),
         update=done.update,
+        state=done.state,
     )
     log.event(Event.REPLAYED, replayed)
     return _distance(done, pair)
@@ -240,13 +241,14 @@ def _distance(replay: Replay, pair: ReplayedPair) -> float:
     return math.sqrt(replay.update.saved) / pair.num_steps if replay.update is not None else 0.0
 
 
-def _outlier(
+def _outliers(
     before: list[float], pairs: Sequence[ReplayedPair], directory: Path, backend: Backend
-) -> ReplayedPair | None:
-    """Return the pair in which the parameters moved farthest a step compared with the pairs next to it.
+) -> Sequence[ReplayedPair]:
+    """Return the pair in which parameters moved farthest a step compared with the pairs next to it, and that before.
 
-    Weights from elsewhere, loaded once between two checkpoints, show in this way. ``before`` is the distance in the
-    first steps. None where the distances change smoothly.
+    Weights from elsewhere, loaded once between two checkpoints, show in this way; an optimizer's state that carries
+    the weights elsewhere shows at the end of the pair before. ``before`` is the distance in the first steps. Empty
+    where the distances change smoothly.
     """
     moved = [*before]
     for pair in pairs:
@@ -254,14 +256,14 @@ def _outlier(
         try:
             moved.append(_distance(backend.replay(start, 0, end), pair))
         except ForeignStateError:
-            return None
+            return ()
     if len(moved) < 3 or not all(moved):
-        return None
+        return ()
     around = [math.sqrt(one * other) for one, other in zip(moved, moved[2:])]
     around = [moved[1], *around, moved[-2]]
     farther = [each / other for each, other in zip_strict(moved, around)][len(before) :]
     number = max(range(len(farther)), key=farther.__getitem__)
-    return pairs[number] if farther[number] > _OUTLIER_RATIO else None
+    return pairs[max(number - 1, 0) : number + 1] if farther[number] > _OUTLIER_RATIO else ()
 
 
 def _end_of(error: Exception, backend: Backend | None) -> End:

@@ -68,6 +68,8 @@ class Checkpoints:
         self._background = BackgroundWriter() if settings.checkpoint.asynchronous else None
         self._group: dist.ProcessGroup | None = None
         """The ranks that share this rank's directory, from the first checkpoint on."""
+        self.frozen: list[str] = []
+        """Parameters that steps from the initial weights left alone, and that every loaded checkpoint has to have."""
         self._random: dict[str, Any] | None = None
         """Loaded states of the random generators, until they are restored."""
 
@@ -238,6 +240,34 @@ class Checkpoints:
             raise unreadable(end, error) from error
         return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
 
+    @torch.no_grad()
+    def frozen_sums(self) -> dict[str, float]:
+        """Return the sum of each parameter that is not trained, which shows whether steps change it."""
+        named = self._training.original.named_parameters()
+        return {name: float(local(each).double().sum()) for name, each in named if not each.requires_grad}
+
+    @torch.no_grad()
+    def compare_state(self, end: Path) -> dict[str, UpdateSquares]:
+        """Compare buffers and optimizer state with those of the checkpoint ``end``; empty where they are sharded."""
+        if self._settings.has_shards:
+            return {}
+        saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
+        pairs = [("buffers", each, saved["model"].get(name)) for name, each in self._training.original.named_buffers()]
+        states = saved["optimizer"]["state"]
+        for number, values in self._training.optimizer_state()["state"].items():
+            theirs = states.get(number, {})  # of one name in another implementation of SGD
+            pairs += [
+                (name, each, theirs.get(name, next(iter(theirs.values()), None))) for name, each in values.items()
+            ]
+        found: dict[str, UpdateSquares] = {}
+        for kind, replayed, trained in pairs:
+            if isinstance(replayed, Tensor) and replayed.is_floating_point() and isinstance(trained, Tensor):
+                own, other = local(replayed).cpu().double(), trained.double()
+                squares = [float(each.square().sum()) for each in (own, other, own - other)]
+                value = UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
+                found[kind] = found[kind] + value if kind in found else value
+        return found
+
     def restore_random(self) -> None:
         """Restore the random generators from the loaded checkpoint."""
         if self._random is not None:
@@ -290,6 +320,11 @@ class Checkpoints:
             return
         training = self._training
         state = torch.load(newest / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
+        parameters = dict(training.original.named_parameters()) if self.frozen else {}
+        for name in self.frozen:
+            own, saved = local(parameters[name]).cpu(), state["model"][name]
+            if own.shape == saved.shape and not torch.equal(own, saved):
+                raise RunError(f"{newest}: the frozen parameter {name} is not the case's")
         training.load_model_state(state["model"])
         training.load_optimizer_state(state["optimizer"])
 
