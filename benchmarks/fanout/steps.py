@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import final
 
+from accelmark.plan.plan import Plan
 from accelmark.run.launchers import plan_of_hosts
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import put_files
@@ -67,7 +68,8 @@ async def together(cluster: ClusterSpec, home: Path, mark: str) -> Phases:
     phases = Phases()
     async with _connections(cluster) as hosts:
         with phases.timed("preflight"):
-            await asyncio.gather(*(_check(host, cluster) for host in hosts))
+            plan = plan_of_hosts(cluster)
+            await asyncio.gather(*(_check(host, cluster.python, plan) for host in hosts))
         with phases.timed("launch"):
             await asyncio.gather(*(_launch(host, cluster.python, mark) for host in hosts))
         with phases.timed("collection"):
@@ -86,10 +88,10 @@ async def _connections(cluster: ClusterSpec) -> AsyncIterator[list[SshConnection
         await asyncio.gather(*(host.close() for host in hosts))
 
 
-async def _check(host: SshConnection, cluster: ClusterSpec) -> None:
-    done = await host.run(command(cluster.python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
+async def _check(host: SshConnection, python: str, plan: Plan) -> None:
+    done = await host.run(command(python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
     facts = HostFacts.model_validate_json(done.out)
-    problems = problems_of_host(HostState(host.name, facts, plan_of_hosts(cluster), work_directory=str(WORK)))
+    problems = problems_of_host(HostState(host.name, facts, plan, work_directory=str(WORK)))
     assert not [problem for problem in problems if problem.severity == "error"], problems
 
 
