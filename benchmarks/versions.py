@@ -32,15 +32,15 @@ _CASES: Final[dict[str, dict[str, Any]]] = {
     "inductor": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "inductor", "max_batches": 4}},
     "translation_mini (transformers)": {"key": "translation_mini:pytorch:CPU:1:1", "settings": _SHORT},
 }
-_EXPECTED: Final = {"target-reached", "declared-open"}
-"""Rules that a short training breaks."""
+_EXPECTED: Final = {"target-reached", "whole-evaluation", "declared-open"}
+"""Rules that a short run breaks."""
 _TABLE: Final = Path(__file__).with_name("versions.md")
 _HEAD: Final = f"""\
 # Older Pythons and PyTorches
 
 `make test-versions`. Agents and coordinator ran on this machine's Python; ranks, evaluation and replay on the row's.
 *passed*: the short training was stopped, resumed, evaluated and replayed outside, and the audit found nothing but the
-missed target; the inference answered as the framework. Python 3.9 has no transformers 5.
+missed target and the part of the data; the inference answered as the framework. Python 3.9 has no transformers 5.
 
 | Python | PyTorch | Date | {" | ".join(_CASES)} |
 |---|---|---|{"---|" * len(_CASES)}

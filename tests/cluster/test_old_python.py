@@ -40,4 +40,5 @@ def test_agents_and_ranks_run_on_the_python_of_the_hosts(
     (agent,) = {json.loads(path.read_text())["python"] for path in round_dir.glob("n*/sys_info.json")}
     assert agent.startswith("3.9"), agent
     (summary,) = json.loads((run / "summary.json").read_text())["cases"]
-    assert summary["verdict"] == "VALID", summary["findings"]
+    rules = {finding["rule"] for finding in summary["findings"] if finding["severity"] in ("error", "open")}
+    assert rules == {"telemetry-present"}, summary["findings"]  # the made-up vendor has no monitor of its devices
