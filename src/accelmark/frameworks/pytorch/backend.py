@@ -55,7 +55,7 @@ from accelmark.frameworks.pytorch.training.platform import (
     set_precision,
     set_threads,
 )
-from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange, has_marks
+from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, TrainJob
@@ -72,7 +72,6 @@ from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
 from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 
-_UNMARKED: Final = "FSDP2's exchanges can be marked from PyTorch 2.9 on"
 _SPLIT: Final = "ranks that share layers (tp, pp, cp, ep) wait for each other within a step, where waits are not marked"
 
 
@@ -187,15 +186,10 @@ class PyTorchBackend(RankBackend):
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions=library_versions(),
-            own_part_unknown=self._own_part_unknown(),
+            own_part_unknown=(
+                OWN_PART_UNKNOWN if settings.parallelism == "deepspeed" else _SPLIT if mesh.shares_layers else None
+            ),
         )
-
-    def _own_part_unknown(self) -> str | None:
-        if self.settings.parallelism == "deepspeed":
-            return OWN_PART_UNKNOWN
-        if self._case.place.mesh.shares_layers:
-            return _SPLIT
-        return _UNMARKED if self.settings.has_shards and not has_marks() else None
 
     def _join(self) -> dist.ProcessGroup | None:
         if self._in_process is not None:
@@ -239,8 +233,7 @@ class PyTorchBackend(RankBackend):
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
-        is_divided = self.settings.has_shards and self.world_size > 1 and not mesh.shares_layers
-        if self.clock is not None and is_divided and has_marks():
+        if self.clock is not None and self.settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
         directory = CheckpointDirectory(self.job.checkpoint_dir, self.place, self.exchange_max)
         self.checkpoints = Checkpoints(directory, self.settings, training, case.place, self.place)

@@ -17,13 +17,6 @@ _reduce_scatter: Final[Callable[..., Any]] = getattr(dist, "reduce_scatter_singl
 """Under the names that they have from PyTorch 2.13 on."""
 
 
-def has_marks() -> bool:
-    """Return whether FSDP2 takes collectives of others, as from PyTorch 2.9 on."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return hasattr(FSDPModule, "set_custom_all_gather")
-
-
 @final
 class ShardExchange:
     """The collectives of FSDP2 and the exchanges of embedding tables, marked in the streams that they run in.
