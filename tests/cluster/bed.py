@@ -182,7 +182,7 @@ class Bed:
                 with contextlib.suppress(OSError):
                     text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     if text and "sshd" not in text.split(" ")[0] and "dockerd" not in text and "containerd" not in text:
-                        found[int(pid)] = f"n{number}: {text[:200]}"
+                        found[int(pid)] = f"n{number}: {text[:600]}"
         return found
 
     def down(self) -> None:
