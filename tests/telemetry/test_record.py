@@ -122,7 +122,7 @@ def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Pat
     write_tool(tool, "#!/bin/sh\nexit 3\n")
     until(lambda: num_lines(tmp_path, "exited with status 3") >= 1)
     stop(process, tmp_path)
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert f"sleep {marker}" not in left
 
 
