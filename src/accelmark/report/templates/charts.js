@@ -28,7 +28,7 @@
     }
     root.dataset.charts = String(document.querySelectorAll(".chart .plot .main-svg").length > 0);
   };
-  addEventListener("load", async () => {
+  addEventListener("load", () => requestIdleCallback(async () => {  // the page is shown first
     const packed = document.getElementById("plotly");
     if (!packed) return;
     const bytes = Uint8Array.from(atob(packed.textContent), (sign) => sign.charCodeAt(0));
@@ -36,7 +36,7 @@
     script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
     packed.replaceWith(script);
     document.dispatchEvent(new Event("charts"));
-  });
+  }));
   draw();
   document.addEventListener("charts", () => draw());
   addEventListener("beforeprint", () => draw(680));
