@@ -139,10 +139,15 @@ def test_a_hosts_script_sets_the_variables_of_its_ray(tmp_path: Path) -> None:
 
 def test_a_cluster_file_names_the_hosts_of_either_kind_of_search(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.yaml"
-    cluster.write_text("launcher: ssh\nvendor: nvidia\nhosts: [{address: n1, user: me}, {address: n2}]\n")
+    hosts = "hosts: [{address: n1, user: me}, {address: n2, port: 2222}]"
+    cluster.write_text(f"launcher: ssh\nvendor: nvidia\npython: /opt/python\n{hosts}\n")
     for text in (AIPERF, OURS):
-        config, _ = load_search(written(tmp_path, text), cluster)
-        assert config.cluster.model_dump()["hosts"] == ("me@n1", "n2")
+        config, unused = load_search(written(tmp_path, text), cluster)
+        assert config.cluster.model_dump(include={"hosts", "python"}) == {
+            "hosts": ("me@n1", "n2"),
+            "python": "/opt/python",
+        }
+        assert [line.split(": ")[1] for line in unused if line.startswith("cluster.yaml")] == ["vendor", "port"]
     assert load_search(written(tmp_path, AIPERF), cluster)[0].training.devices_per_trial == 8
 
 

@@ -18,7 +18,7 @@ from tests.plan.test_flagperf import left_in, site
         ("max_steps = -5", "does not fit end.max_steps: input should be greater than 0, found -5"),
         ("warmup = 500", "does not fit schedule.warmup_ratio"),
         ("seed = 1.5", "does not fit seed"),
-        ("lr = '0.1'", "is no number: '0.1'"),
+        ("lr = '0.1'", "is not a number: '0.1'"),
         ("fp16 = 'O2'", "is neither True nor False: 'O2'"),
         ("amp = False", "False does not say which precision it is instead"),
         ("eval_steps = None", "is None: the case's own value stays"),

@@ -47,9 +47,8 @@ MIN_COSINE: Final = 0.3
 """Smallest cosine of the angle between the parameters' changes, over any number of steps."""
 BUFFERS_TOLERANCE: Final = 0.3
 OPTIMIZER_TOLERANCE: Final = 2.0
-"""Largest norm of the difference of buffers and of each kind of optimizer state, over that of the replayed one."""
-
-
+"""Largest norm of the difference of buffers and of each kind of optimizer state, over that of the replayed one. Margins
+over 0.10 and 0.54, the largest of the few honest runs measured (SGD in fp32, 128 steps)."""
 MAX_UNTIMED: Final = 0.25
 """Largest time before the first step, beyond the evaluation job's, as a share of the training's."""
 MIN_UNTIMED_S: Final = 2.0

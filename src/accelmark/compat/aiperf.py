@@ -46,6 +46,8 @@ _LEAST_RESNET_SIDE: Final = 64
 _DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 """AIPerf's variable of device indices."""
 _COLOURS: Final = 3
+_OF_CLUSTER_FILES: Final = ("python", "ssh_config", "work_directory")
+"""Keys of a cluster file that a search's cluster has, too."""
 _INIT_SCRIPT: Final = "server_env_init.sh"
 _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
@@ -85,7 +87,11 @@ def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
         loaded = None
     if not isinstance(loaded, list):
         hosts = [f"{host.user}@{host.address}" if host.user else host.address for host in read_cluster(path).hosts]
-        return SshCluster(kind="ssh", hosts=tuple(hosts)), []
+        known = {name: loaded[name] for name in _OF_CLUSTER_FILES if name in loaded}
+        keys = dict.fromkeys([*loaded, *(key for host in loaded.get("hosts", ()) for key in host)])
+        left = [key for key in keys if key not in {"launcher", "hosts", "address", "user", "label", *known}]
+        unused = [f"{path.name}: {key}: has no effect on a search; OpenSSH's configuration can have it" for key in left]
+        return SshCluster.model_validate({"kind": "ssh", "hosts": hosts, **known}), unused
     cards: dict[str, dict[str, str]] = {}
     unused: list[str] = []
     for number, server in enumerate(loaded):

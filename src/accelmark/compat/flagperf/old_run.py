@@ -153,7 +153,7 @@ def _round(folder: Path) -> RoundResult:
 
 
 def _events(log: Path) -> Iterator[_Event]:
-    """Yield the events of a log; lines that are no JSON are skipped. FlagPerf writes NaN, and values may be missing."""
+    """Yield the events of a log; lines that are not JSON are skipped. FlagPerf writes NaN; values may be missing."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         start = line.find(PERFLOG_PREFIX)
         try:

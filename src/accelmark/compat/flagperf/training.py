@@ -104,7 +104,7 @@ def _take_number(item: Given, taken: dict[str, Given]) -> str:
     if item.value is None:
         return "is None: the case's own value stays"
     if not isinstance(item.value, int | float) or isinstance(item.value, bool) or not math.isfinite(item.value):
-        return f"is no number: {item.value!r}"
+        return f"is not a number: {item.value!r}"
     return _take(_NUMBERS[item.key], item, taken)
 
 

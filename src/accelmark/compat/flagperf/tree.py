@@ -90,7 +90,7 @@ def _vendor_yaml(name: str, monitor: Path | None, result: Converted) -> str:
 
 
 def _copied(source: Path, target: str, result: Converted) -> dict[str, str]:
-    """Return the text files at or below ``source`` by their names below ``target``; list those that are no text."""
+    """Return the text files at or below ``source`` by their names below ``target``; list binary files."""
     texts: dict[str, str] = {}
     for file in [source] if source.is_file() else sorted(source.rglob("*")):
         if not file.is_file() or "__pycache__" in file.parts:
@@ -110,7 +110,7 @@ def _to_port(text: str, framework: str) -> str:
     try:
         names = list(_functions(ast.parse(text)))
     except (SyntaxError, ValueError):
-        return "is no Python 3"
+        return "is not valid Python 3"
     hooks = [name for name in names if name in allowed_hooks(framework)]
     if not hooks:
         return "has no function with the name of a hook; it is needed only where a hook uses it"

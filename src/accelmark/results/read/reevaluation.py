@@ -155,11 +155,9 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
 def _starts(attempts: Mapping[int, Sequence[Attempt]], again: Mapping[int, Attempt]) -> Iterator[Start]:
     for rank, other in again.items():
         for attempt in attempts.get(rank, ()):
-            times = attempt.init_s, other.init_s, attempt.init_cpu_s, other.init_cpu_s
-            wall, other_wall, cpu, other_cpu = times
+            wall, cpu, other_wall, other_cpu = attempt.init_s, attempt.init_cpu_s, other.init_s, other.init_cpu_s
             if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
-                train_s = attempt.train_ms / 1e3 - attempt.eval_s
-                yield Start((wall, other_wall), (cpu, other_cpu), train_s)
+                yield Start((wall, other_wall), (cpu, other_cpu), attempt.train_ms / 1e3 - attempt.eval_s)
 
 
 def _problem_of(node: NodeDir) -> str | None:

@@ -199,10 +199,10 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
     key = case.key
     name = f"{key.model}:{key.framework}" if case.role is None else f"{case.role}: {key.model}:{key.framework}"
     place = f"{key.hardware} {case.variant}" if case.variant else f"{key.hardware}:{key.nnodes}:{key.nproc}"
-    beneath = ", ".join(filter(None, (place, marks_text(case.marks))))
+    below = ", ".join(filter(None, (place, marks_text(case.marks))))
     return (
         Text(sign, style=style),
-        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim"), (f"\n{beneath}", "dim")),
+        Text.assemble(name, (f" ×{case.num_rounds}" if case.num_rounds > 1 else "", "dim"), (f"\n{below}", "dim")),
         Text(_judgement(case).replace(", ", "\n"), style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged if case.state == "succeeded" else None]),
         Text(_figure(case, _SPEED[case.task])),
