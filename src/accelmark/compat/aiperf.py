@@ -90,8 +90,9 @@ def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
         known = {name: loaded[name] for name in _OF_CLUSTER_FILES if name in loaded}
         keys = dict.fromkeys([*loaded, *(key for host in loaded.get("hosts", ()) for key in host)])
         left = [key for key in keys if key not in {"launcher", "hosts", "address", "user", "label", *known}]
-        unused = [f"{path.name}: {key}: has no effect on a search; OpenSSH's configuration can have it" for key in left]
-        return SshCluster.model_validate({"kind": "ssh", "hosts": hosts, **known}), unused
+        why = "has no effect on a search; OpenSSH's configuration can have it"
+        cluster = SshCluster.model_validate({"kind": "ssh", "hosts": hosts, **known})
+        return cluster, [f"{path.name}: {key}: {why}" for key in left]
     cards: dict[str, dict[str, str]] = {}
     unused: list[str] = []
     for number, server in enumerate(loaded):
