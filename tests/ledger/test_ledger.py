@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from accelmark.audit.verify import verify_run
 from accelmark.cli.main import app
+from accelmark.ledger import check
 from accelmark.ledger.check import add_bundle, add_result, check_ledger, withdraw
 from accelmark.ledger.record import SIGNERS, parties, read_ledger
 from accelmark.report.ledger_page import render_ledger
@@ -172,6 +174,31 @@ def test_a_better_figure_with_a_right_name_is_found_by_the_bundle(bundles: Path,
     path.with_name(f"{path.stem[:-16]}{hashlib.sha256(text.encode()).hexdigest()[:16]}.json").write_text(text)
     (problem,) = check_ledger(ledger).problems
     assert "another record: cases" in problem
+
+
+def test_a_verdict_of_another_version_is_kept_but_no_new_record_may_rely_on_it(
+    bundles: Path, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(bundles / "unsigned", run)
+    summary = run / "summary.json"
+    summary.write_text(summary.read_text().replace('"INVALID"', '"VALID"', 1))
+    (run / "MANIFEST.sha256").unlink()
+    packed = tmp_path / f"other{SUFFIX}"
+    write_bundle(run, packed)
+    with pytest.raises(RunError, match="with the AccelMark that ran"):
+        add_bundle(ledger, packed, by="Alice")
+    with monkeypatch.context() as patch:  # the version that ran gives this verdict
+        patch.setattr(check, "verify_run", lambda *given: verify_run(*given)._replace(verdict_differences=()))
+        add_bundle(ledger, packed, by="Alice")
+    checked = check_ledger(ledger)
+    assert (checked.problems, checked.num_verified, checked.num_other_version) == ([], 1, 1)
+    commands = (["init"], ["commit", "--allow-empty", "-m", "first"], ["add", "."])
+    for command in commands:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", ledger, *who, *command], check=True, capture_output=True)
+    (problem,) = check_ledger(ledger, since="HEAD").problems
+    assert "recomputed INVALID" in problem
 
 
 def test_records_are_only_added(bundles: Path, ledger: Path) -> None:

@@ -184,13 +184,18 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
         rounds=ordered,
         num_planned=num_planned,
         reference=reference,
-        source=_read(SourceRecord, run_dir / SOURCE_FILE),
+        source=source_of(run_dir),
         planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
         not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
         registration=_read(Registration, run_dir / REGISTRATION_FILE),
         plan_file=_plan_file(run_dir / "plan.json"),
         vendor_copies=_vendor_copies(run_dir / VENDOR_CODE_DIR / "cases"),
     )
+
+
+def source_of(run_dir: Path) -> SourceRecord | None:
+    """Return the record of the AccelMark that ran; None if it cannot be read."""
+    return _read(SourceRecord, run_dir / SOURCE_FILE)
 
 
 def _vendor_copies(cases: Path) -> dict[str, str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.audit.evidence import ReferenceFolders, RoundEvidence
+from accelmark.audit.evidence import ReferenceFolders, RoundEvidence, source_of
+from accelmark.audit.provenance import own_hash
 from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
 from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation, reevaluation_dir
@@ -44,11 +45,20 @@ class Verification(NamedTuple):
     """Recomputed."""
     changed: tuple[str, ...]
     """Files that differ from the manifest."""
-    differences: tuple[str, ...]
-    """Stored results that differ from the recomputed ones."""
+    figure_differences: tuple[str, ...]
+    """Stored figures and facts of rounds that differ from the recomputed ones."""
+    verdict_differences: tuple[str, ...]
+    """Stored findings and verdicts that differ. A later AccelMark may judge the same figures differently."""
     num_figures: int
     """Figures that were recomputed and compared."""
     signature: SignatureState
+    is_same_version: bool
+    """Whether the files of the AccelMark that ran are those of this one."""
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Stored results that differ from the recomputed ones."""
+        return (*self.figure_differences, *self.verdict_differences)
 
     @property
     def is_intact(self) -> bool:
@@ -108,25 +118,25 @@ def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
     changed = tuple(check_manifest(run_dir))
     stored = load_summary(run_dir / SUMMARY_FILE)
     summary, rounds = gather(run_dir, audit_case, round_result)
-    differences: list[str] = []
-    for name, result in rounds.items():
-        differences += _round_differences(run_dir / name, name, result)
-    differences += _summary_differences(stored, summary)
+    source = source_of(run_dir)
+    same = source is not None and source.sha256 == own_hash()
+    figures, verdicts = list(_summary_differences(stored, summary)), list(_verdict_differences(stored, summary))
+    for name, computed in rounds.items():
+        try:
+            before = load_round(run_dir / name / RESULT_FILE)
+        except RunError as error:
+            figures.append(str(error))
+            continue
+        facts = _round_facts(computed)
+        if not same:  # a later AccelMark may have figures that this run's had not
+            facts = {fact: value for fact, value in facts.items() if fact in _round_facts(before)}
+        figures += _differences(name, _round_facts(before), facts)
+        # Texts of findings change between versions of AccelMark; rules and severities do not.
+        verdicts += _differences(name, _finding_counts(before), _finding_counts(computed), absent=0)
     num_figures = sum(len(result.figures) for result in rounds.values())
     num_figures += sum(len(case.figures) for case in summary.cases)
     signature = check_signature(run_dir, MANIFEST_FILE, trust)
-    return Verification(summary, changed, tuple(differences), num_figures, signature)
-
-
-def _round_differences(round_dir: Path, name: str, computed: RoundResult) -> Iterator[str]:
-    try:
-        stored = load_round(round_dir / RESULT_FILE)
-    except RunError as error:
-        yield str(error)
-        return
-    yield from _differences(name, _round_facts(stored), _round_facts(computed))
-    # Texts of findings change between versions of AccelMark; rules and severities do not.
-    yield from _differences(name, _finding_counts(stored), _finding_counts(computed), absent=0)
+    return Verification(summary, changed, tuple(figures), tuple(verdicts), num_figures, signature, same)
 
 
 def _round_facts(result: RoundResult) -> dict[str, Any]:
@@ -148,12 +158,18 @@ def _summary_differences(stored: Summary, computed: Summary) -> Iterator[str]:
             yield f"summary: {case.key}: the run has no such case"
             continue
         yield from _differences(f"summary: {case.key}", _case_facts(case), _case_facts(other))
-        if case.verdict != other.verdict:
+    for key, _ in by_rounds:
+        yield f"summary: {key}: is missing"
+
+
+def _verdict_differences(stored: Summary, computed: Summary) -> Iterator[str]:
+    by_rounds = {(case.key, case.rounds): case for case in computed.cases}
+    for case in stored.cases:
+        other = by_rounds.get((case.key, case.rounds))
+        if other is not None and case.verdict != other.verdict:
             reasons = "; ".join(other.reasons) or "no findings against it"
             verdicts = f"stored {case.verdict}, recomputed {other.verdict}"
             yield f"summary: {case.key}: verdict: {verdicts} ({reasons})"
-    for key, _ in by_rounds:
-        yield f"summary: {key}: is missing"
 
 
 def _case_facts(case: CaseResult) -> dict[str, Any]:

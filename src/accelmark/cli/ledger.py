@@ -61,6 +61,7 @@ def check(
             options.echo_wrapped(problem, fg="red")
         parts = [
             f"{found.num_verified} recomputed from their bundles",
+            f"{found.num_other_version} of them with a verdict that only the version that ran repeats",
             f"{found.num_elsewhere} with a bundle elsewhere",
             f"{found.num_result_files} of result files, which cannot be verified",
             f"{found.num_made_up} made up",

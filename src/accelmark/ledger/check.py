@@ -6,7 +6,6 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -48,6 +47,8 @@ class Checked(NamedTuple):
     num_records: int
     num_verified: int
     """Records that were recomputed from their bundles."""
+    num_other_version: int
+    """Of these, records whose verdict this AccelMark cannot repeat, since its files differ from those that ran."""
     num_elsewhere: int
     """Records whose bundles are not here."""
     num_result_files: int
@@ -110,12 +111,26 @@ def _add(root: Path, record: Record) -> Path:
 
 def verified_record(root: Path, bundle: Path, evidence: Evidence, *, by: str = "", note: str = "") -> Record:
     """Recompute everything in a bundle and return its record. Raises RequestError or RunError as :func:`add_bundle`."""
+    record, problems = _recomputed(root, bundle, evidence, by, note)
+    if problems:
+        raise RunError(f"{bundle.name}: {problems[0]}; verify it with the AccelMark that ran")
+    return record
+
+
+def _recomputed(
+    root: Path, bundle: Path, evidence: Evidence, by: str = "", note: str = ""
+) -> tuple[Record, tuple[str, ...]]:
+    """Return the record of a bundle, and the verdicts that another version of AccelMark gave and this one does not.
+
+    Raises RequestError or RunError as :func:`add_bundle`.
+    """
     signers = root / SIGNERS
     with tempfile.TemporaryDirectory(prefix="accelmark-ledger-") as directory:
         run_dir, edited = unpack(bundle, Path(directory))
         found = verify_run(run_dir, Trust(allowed_signers=signers if signers.is_file() else None))
         signature = found.signature
-        problems = [*edited, *found.changed, *found.differences]
+        problems = [*edited, *found.changed, *found.figure_differences]
+        problems += found.verdict_differences if found.is_same_version else ()
         if signature.status not in ("unsigned", "trusted"):
             who = (
                 "; its key is not in the ledger's allowed_signers"
@@ -137,7 +152,8 @@ def verified_record(root: Path, bundle: Path, evidence: Evidence, *, by: str = "
         entry = f"number {number}" if number is not None else f"in no registry: {registration.get('reason')}"
         signed_by = signature.text.removeprefix("signed by ") if signature.status == "trusted" else None
         run = load_run(run_dir, curves=False)
-        return _record(run, evidence, str(registration["nonce"]), signed_by, entry, by, note)
+        record = _record(run, evidence, str(registration["nonce"]), signed_by, entry, by, note)
+        return record, found.verdict_differences
 
 
 def _record(
@@ -157,53 +173,66 @@ def _record(
 def check_ledger(root: Path, since: str | None = None) -> Checked:
     """Verify all records again: their hashes, and from each bundle that is here everything that the record states.
 
-    ``since``: a commit; records that were changed or removed since then are problems. Raises RunError if there is no
-    ledger, or git cannot compare.
+    Rules and cases change, so the verdict of a run of another version is that which its bundle states; its figures
+    are recomputed all the same, and an INVALID run is a problem for any version.
+
+    ``since``: a commit; records that were changed or removed since then are problems, and the verdicts of those that
+    were added have to be repeated by this version. Raises RunError if there is no ledger, or git cannot compare.
     """
     ledger = read_ledger(root)
-    problems = [*ledger.problems, *(_not_appended(root, since) if since else ())]
+    added, not_appended = _changes(root, since) if since else (frozenset[str](), [])
+    problems = [*ledger.problems, *not_appended]
     kinds = [entry.record.evidence.kind for entry in ledger.entries]
-    num_verified = 0
+    num_verified = num_other_version = 0
     for entry in ledger.valid:
         bundle = root / entry.record.evidence.where
         if entry.record.evidence.kind == "bundle" and "://" not in entry.record.evidence.where:
-            found = list(_bundle_problems(root, entry, bundle))
+            found, verdicts = _bundle_problems(root, entry, bundle)
+            if verdicts and entry.id in added:
+                found = [f"{entry.id}: {verdicts[0]}"]
             problems += found
             num_verified += not found
+            num_other_version += bool(verdicts and not found)
     elsewhere = sum(
         entry.record.evidence.kind == "bundle" and "://" in entry.record.evidence.where for entry in ledger.entries
     )
     return Checked(
-        len(ledger.entries), num_verified, elsewhere, kinds.count("result file"), kinds.count("made up"),
-        len(ledger.withdrawn), problems,
+        len(ledger.entries), num_verified, num_other_version, elsewhere, kinds.count("result file"),
+        kinds.count("made up"), len(ledger.withdrawn), problems,
     )  # fmt: skip
 
 
-def _bundle_problems(root: Path, entry: Entry, bundle: Path) -> Iterator[str]:
+def _bundle_problems(root: Path, entry: Entry, bundle: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Return what is wrong with a record's bundle, and the verdicts that only another version gives."""
     if not bundle.is_file():
-        yield f"{entry.id}: its bundle {bundle} is missing"
-    elif _sha256(bundle) != entry.record.evidence.sha256:
-        yield f"{entry.id}: its bundle {bundle} was changed"
-    else:
-        try:
-            again = verified_record(root, bundle, entry.record.evidence)
-        except (RequestError, RunError) as error:
-            yield f"{entry.id}: {error}"
-            return
-        stored, computed = (one.model_dump(exclude=set(_ADDED)) for one in (entry.record, again))
-        if differing := [name for name in stored if stored[name] != computed[name]]:
-            yield f"{entry.id}: its bundle gives another record: {', '.join(differing)}"
+        return [f"{entry.id}: its bundle {bundle} is missing"], ()
+    if _sha256(bundle) != entry.record.evidence.sha256:
+        return [f"{entry.id}: its bundle {bundle} was changed"], ()
+    try:
+        again, verdicts = _recomputed(root, bundle, entry.record.evidence)
+    except (RequestError, RunError) as error:
+        return [f"{entry.id}: {error}"], ()
+    stored, computed = (record.model_dump(exclude=set(_ADDED)) for record in (entry.record, again))
+    if differing := [name for name in stored if stored[name] != computed[name]]:
+        return [f"{entry.id}: its bundle gives another record: {', '.join(differing)}"], ()
+    return [], verdicts
 
 
-def _not_appended(root: Path, since: str) -> Iterator[str]:
+def _changes(root: Path, since: str) -> tuple[frozenset[str], list[str]]:
+    """Return the records that were added since a commit, and the files that were changed or removed."""
     command = ["git", "-C", str(root), "diff", "--name-status", "--no-renames", since, "--", RECORDS, BUNDLES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RunError(f"{root}: git cannot compare with {since}: {done.stderr.strip()}")
+    added, problems = set(), []
     for line in done.stdout.splitlines():
         state, _, name = line.partition("\t")
-        if state != "A":
-            yield f"{name}: was {'removed' if state == 'D' else 'changed'} since {since}: records are only added"
+        if state == "A":
+            added.add(Path(name).stem)
+        else:
+            how = "removed" if state == "D" else "changed"
+            problems.append(f"{name}: was {how} since {since}: records are only added")
+    return frozenset(added), problems
 
 
 def open_ledger(root: Path) -> Ledger:
