@@ -29,8 +29,8 @@ _ROOT: Final = Path(__file__).parents[1]
 _SOURCE: Final = "https://github.com/accelmark/accelmark/blob/main/"
 _RULE: Final = "audit rule"
 _SEVERITIES: Final = {
-    "error": "A violation makes the result INVALID",
-    "open": "A violation makes the result OPEN",
+    "error": "Findings that make a result INVALID",
+    "open": "Findings that make a result OPEN",
     "warning": "Warnings",
     "info": "Notes",
 }
@@ -180,8 +180,9 @@ def _rules() -> str:
     ]
     for severity, title in _SEVERITIES.items():
         rules = ((name, term) for name, term in all_terms()[_RULE].items() if severity in term.severity)
-        rows = ((f"`{name}`", _escaped(term.text), _escaped(term.remedy)) for name, term in rules)
-        parts.append(f"## {title}\n\n" + _table("Rule", "Holds if", "If violated", rows=rows))
+        rows = ((f"`{name}`", *map(_escaped, (term.text, term.why, term.remedy))) for name, term in rules)
+        headings = ("Rule", "What it finds", "Why it matters", "What to do")
+        parts.append(f"## {title}\n\n" + _table(*headings, rows=rows))
     return "\n".join(parts)
 
 

@@ -66,7 +66,10 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
 
 def test_an_honest_run_has_no_contradictions(run: Path, wide: Path) -> None:
     for one in (run, wide):
-        assert rules(judged(one)) & {"records-agree", "rounds-planned", "clocks-agree", "plan-registered"} == set()
+        assert (
+            rules(judged(one)) & {"records-disagree", "rounds-not-planned", "clocks-disagree", "plan-not-registered"}
+            == set()
+        )
 
 
 def test_swapped_host_directories_are_found(wide: Path) -> None:
@@ -74,7 +77,7 @@ def test_swapped_host_directories_are_found(wide: Path) -> None:
     first.rename(wide / "kept")
     second.rename(first)
     (wide / "kept").rename(second)
-    assert "records-agree" in rules(judged(wide))
+    assert "records-disagree" in rules(judged(wide))
 
 
 def test_a_round_that_was_dropped_and_the_rest_renumbered_is_found(run: Path) -> None:
@@ -83,7 +86,7 @@ def test_a_round_that_was_dropped_and_the_rest_renumbered_is_found(run: Path) ->
     (slug / "round2").rename(slug / "round1")
     edit(run / "plan.json", lambda plan: plan["jobs"].pop())
     case = judged(run)
-    assert {"records-agree", "rounds-planned"} <= rules(case)
+    assert {"records-disagree", "rounds-not-planned"} <= rules(case)
     assert case.verdict == "INVALID"
 
 
@@ -96,7 +99,7 @@ def test_an_edited_metric_in_finished_is_found(run: Path) -> None:
     record["value"]["final_metrics"] = {"accuracy": 0.99}
     lines[at] = f"[PerfLog] {json.dumps(record)}"
     log.write_text("\n".join(lines) + "\n")
-    assert "records-agree" in rules(judged(run))
+    assert "records-disagree" in rules(judged(run))
 
 
 def test_telemetry_of_another_run_is_found(run: Path) -> None:
@@ -105,7 +108,7 @@ def test_telemetry_of_another_run_is_found(run: Path) -> None:
     header = json.loads(lines[0])
     header["header"] |= {"t": BOOT_MS / 1e3, "wall": WALL_MS / 1e3 + 86_400}
     path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
-    assert "records-agree" in rules(judged(run))
+    assert "records-disagree" in rules(judged(run))
 
 
 @pytest.mark.parametrize("clock", ["wall", "uptime", "rank"])
@@ -134,9 +137,9 @@ def test_clocks_that_run_apart_are_found_with_their_figures(run: Path, clock: st
         edit(log.parent / "exit.json", lambda end: end.update(clocks=clocks))
 
     state(1.0)
-    assert "clocks-agree" not in rules(judged(run))
+    assert "clocks-disagree" not in rules(judged(run))
     state(3.0)
-    (found,) = {str(one) for one in judged(run).findings if one.rule == "clocks-agree"}
+    (found,) = {str(one) for one in judged(run).findings if one.rule == "clocks-disagree"}
     assert " s by " in found
 
 
@@ -230,4 +233,4 @@ def test_each_run_is_registered_with_its_number_and_the_earlier_ones_of_the_same
     for before, line in itertools.pairwise(lines):
         assert json.loads(line)["previous"] == hashlib.sha256(before).hexdigest()
     edit(run / "plan.json", lambda plan: plan.update(name="another"))
-    assert "plan-registered" in rules(judged(run))
+    assert "plan-not-registered" in rules(judged(run))

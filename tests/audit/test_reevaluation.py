@@ -99,7 +99,7 @@ def test_the_metric_of_the_fresh_process_counts(run: Path) -> None:
     assert (case.verdict, case.converged) == ("INVALID", False)
     assert case.figures[FigureName("final_metric")].mean == 0.3
     assert case.figures[FigureName("time_to_target_s")].mean is None
-    assert {"reevaluated-metric", "target-reached"} <= rules(case)
+    assert {"reevaluated-metric", "target-missed"} <= rules(case)
 
 
 def test_weights_that_did_not_have_the_claimed_metric_are_found(run: Path) -> None:
@@ -107,7 +107,7 @@ def test_weights_that_did_not_have_the_claimed_metric_are_found(run: Path) -> No
     write_evaluation(run, good, evaluated(0.2, "step1"), replayed(losses_of(run)))
     case = judged(run)
     assert case.verdict == "INVALID"
-    assert {"reevaluated-target", "target-reached"} <= rules(case)
+    assert {"reevaluated-target", "target-missed"} <= rules(case)
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
@@ -120,7 +120,7 @@ def test_whether_the_target_was_reached_is_not_known_where_the_evaluation_was_ca
     case = judged(run)
     said = "not known: the weights were not evaluated after training" if is_reported else "was not reached"
     assert (case.verdict, case.converged) == ("INVALID", None if is_reported else False)
-    assert [said in each.actual for each in case.findings if each.rule == "target-reached"] == [True]
+    assert [said in each.actual for each in case.findings if each.rule == "target-missed"] == [True]
     assert case.figures[FigureName("final_metric")].mean is None
 
 
@@ -251,7 +251,7 @@ def test_a_target_reached_earlier_than_the_reference_allows_is_open(
     train = case.train.model_copy(update={"calibration": (), "samples_to_target": reference})
     found = implausible(entry.model_copy(update=changed), case.model_copy(update={"train": train}))
     assert [(finding.severity, finding.rule) for finding in found] == (
-        [] if is_plausible else [("open", "plausible-convergence")]
+        [] if is_plausible else [("open", "implausible-convergence")]
     )
     assert all("faster than the reference" in str(finding.actual) for finding in found)
 

@@ -68,7 +68,7 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
     ("told", "rule"),
     [
         ({"compute_type": "float16"}, "precision"),
-        ({"device_name": "Acme X2"}, "chip-identity"),
+        ({"device_name": "Acme X2"}, "chip-mismatch"),
         ({"seed": 2000}, "seeds"),
     ],
 )
@@ -84,9 +84,9 @@ def test_changes_by_hooks_make_a_run_invalid(run: Path, told: dict[str, Any], ru
 @pytest.mark.parametrize(
     ("hardware", "vendor", "reason"),
     [
-        ("H100", "cpu", "(expected: H100, as in the key) [chip-identity]"),
-        ("H100-SXM", "cpu", "(expected: H100-SXM, as in the key) [chip-identity]"),
-        ("X99", "cpu", "(expected: X99, as in the key) [chip-identity]"),
+        ("H100", "cpu", "(expected: H100, as in the key) [chip-mismatch]"),
+        ("H100-SXM", "cpu", "(expected: H100-SXM, as in the key) [chip-mismatch]"),
+        ("X99", "cpu", "(expected: X99, as in the key) [chip-mismatch]"),
         ("CPU", "cpu", None),
         ("EPYC_9554", "cpu", None),
         ("H100", "acme", None),
@@ -102,7 +102,7 @@ def test_a_key_that_names_another_chip_than_the_hosts_cpus_is_found(
     )
     change_job(run, 1, lambda job: job.update(vendor=vendor), slug)
     case = judged(run)
-    found = [text for text in case.reasons if "chip-identity" in text]
+    found = [text for text in case.reasons if "chip-mismatch" in text]
     assert found == ([f"round 1: the devices are AMD EPYC 9554 64-Core Processor (CPU) {reason}"] if reason else [])
     assert (case.verdict == "INVALID") is hardware.startswith("H100") or not reason
 
@@ -118,7 +118,7 @@ def test_a_device_of_another_name_than_a_key_that_names_no_variant_is_found(
     slug = "toy-pytorch-H100x1x1"
     change_job(run, 1, lambda job: job.update(vendor="nvidia"), slug)
     change_started(run, 1, slug, device_name=device)
-    found = [finding.severity for finding in judged(run).findings if finding.rule == "chip-identity"]
+    found = [finding.severity for finding in judged(run).findings if finding.rule == "chip-mismatch"]
     assert found == ([severity] if severity else [])
 
 
@@ -157,7 +157,7 @@ def test_data_that_differs_from_its_declaration_or_between_rounds_is_found(run: 
 def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plugins: Path) -> None:
     case = judged(run)
     reasons = " ".join(case.reasons)
-    assert "settings-fixed" in reasons
+    assert "settings-changed" in reasons
     assert "seed is" in reasons
     for number in (1, 2):
         (run / SLUG / f"round{number}" / "result.json").unlink()
@@ -181,7 +181,7 @@ def test_a_loss_outside_its_reference_band_has_a_rule_of_its_own(tmp_path: Path,
 
 def test_a_round_that_computed_faster_than_its_chip_can_is_invalid(tmp_path: Path) -> None:
     case = judged(make_run(tmp_path / "run", Made(flops_per_sample=8e12)))
-    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]
+    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["implausible-utilisation"]
 
 
 @pytest.mark.parametrize("name", [FigureName.PREFILL_MFU, FigureName.DECODE_MFU, FigureName.DECODE_MBU])
@@ -190,7 +190,7 @@ def test_generation_that_exceeds_the_peak_of_its_chip_is_invalid(tmp_path: Path,
     result = round_result(run / place)
     result = result.model_copy(update={"figures": {**result.figures, name: Figure(value=1.2)}})
     case = audit_case(run, {place: result}, 1)
-    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]
+    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["implausible-utilisation"]
 
 
 def test_a_run_without_a_record_of_its_source_is_invalid(run: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_training_too_short_to_be_timed_is_out_of_comparison(
 ) -> None:
     made = Made(windows=1, eval_windows=(1,), metrics=(0.95,), eval_ms=0.0, step_ms=seconds * 100 - 1)
     case = judged(make_run(tmp_path / "run", made))
-    found = [finding for finding in case.findings if finding.rule == "enough-duration"]
+    found = [finding for finding in case.findings if finding.rule == "too-short"]
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     assert case.verdict == ("OPEN" if severity == "open" else "VALID")
 
@@ -364,7 +364,7 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
     path.write_text("".join(json.dumps(line) + "\n" for line in (header, *samples)))
     case = judged(run)
     assert case.verdict == "OPEN"
-    (found,) = [finding for finding in case.findings if finding.rule == "telemetry-present"]
+    (found,) = [finding for finding in case.findings if finding.rule == "telemetry-missing"]
     assert (found.severity, reason in found.actual) == ("open", True)
 
 

@@ -57,8 +57,8 @@ def test_a_run_by_the_rules_is_valid(tmp_path: Path) -> None:
     case = judged(tmp_path)
     assert case.verdict == "VALID", case.reasons
     assert case.variant == "toy fp32"
-    ours = ("request-errors", "pinned-length", "token-count", "client-limit", "served-answers", "result-cache",
-            "unique-prompts", "request-records", "steady-state", "load-complete")  # fmt: skip
+    ours = ("request-errors", "answer-length", "token-count", "slow-client", "served-answers", "result-cache",
+            "repeated-prompts", "request-records", "no-steady-state", "load-incomplete")  # fmt: skip
     assert [finding for finding in case.findings if finding.rule in ours] == []
 
 
@@ -110,7 +110,7 @@ def test_answers_of_another_length_than_the_pinned_one_make_a_run_invalid(
 ) -> None:
     case = judged(tmp_path, change=each(lambda record: changed, 50))
     assert case.verdict == "INVALID"
-    ((severity, actual),) = found(case, "pinned-length")
+    ((severity, actual),) = found(case, "answer-length")
     assert (severity, actual[:28]) == ("error", "3 answers have another lengt")
 
 
@@ -126,7 +126,7 @@ def test_other_tokens_than_the_servers_are_found(tmp_path: Path, own: int, sever
 def test_a_client_that_is_too_slow_makes_a_run_open(tmp_path: Path) -> None:
     case = judged(tmp_path, Served(SERVED.stages, settings=SERVED.settings, lag_p99_ms=60.0))
     assert case.verdict == "OPEN"
-    (limit, tail) = found(case, "client-limit")
+    (limit, tail) = found(case, "slow-client")
     assert (limit[0], tail[0]) == ("open", "warning")
     assert "median lag 30 ms" in limit[1]
     assert "lag 60 ms (p99)" in tail[1]
@@ -183,7 +183,7 @@ def test_repeated_prompts_at_the_usual_speed_are_a_warning(tmp_path: Path) -> No
         return {"prompt": 100_000 + record.number % 90}
 
     case = judged(tmp_path, change=each(repeated))
-    assert found(case, "unique-prompts") == [("warning", "60 of 150 requests repeat a prompt")]
+    assert found(case, "repeated-prompts") == [("warning", "60 of 150 requests repeat a prompt")]
     assert case.verdict == "VALID", case.reasons
 
 
@@ -211,13 +211,13 @@ def test_requests_without_a_record_make_a_run_invalid(tmp_path: Path) -> None:
 
 def test_a_stage_that_is_missing_makes_a_run_invalid(tmp_path: Path) -> None:
     case = judged(tmp_path, Served(SERVED.stages, settings={"load": {"concurrency": [4, 64]}}))
-    assert found(case, "load-complete") == [("error", "not measured: 64")]
+    assert found(case, "load-incomplete") == [("error", "not measured: 64")]
 
 
 def test_a_rate_that_the_server_does_not_keep_up_with_is_a_warning(tmp_path: Path) -> None:
     load = {"arrival": "poisson", "rates": [40.0]}
     case = judged(tmp_path, Served((Stage(QUEUE, 400, rate=40.0),), settings={"load": load}))
-    ((severity, actual),) = found(case, "steady-state")
+    ((severity, actual),) = found(case, "no-steady-state")
     assert severity == "warning"
     assert "fell behind" in actual
 
@@ -226,7 +226,7 @@ def test_a_round_without_any_figure_is_invalid(tmp_path: Path) -> None:
     served = Served((Stage(QUEUE, 8, concurrency=8),), settings={"load": {"concurrency": [8]}})
     case = judged(tmp_path, served)
     assert case.verdict == "INVALID"
-    assert [severity for severity, _ in found(case, "steady-state")] == ["error"]
+    assert [severity for severity, _ in found(case, "no-steady-state")] == ["error"]
 
 
 def test_speculative_decoding_is_allowed_and_marked(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_loadgens_verdict_counts(
         at_ms = json.loads(last.removeprefix("[PerfLog] "))["metadata"]["mono_ms"]
         log.write_text("".join([*lines, perflog("TOKEN_SCENARIO", result, at_ms, 0), last]))
     case = measure_run(run).cases[0]
-    judgement = found(case, "loadgen-valid")
+    judgement = found(case, "loadgen-invalid")
     assert [each for each, _ in judgement] == ([] if severity is None else [severity])
     assert what in "".join(actual for _, actual in judgement)
     figure = case.figures[FigureName.LOADGEN_SERVER_TOKENS].mean

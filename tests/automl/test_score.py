@@ -199,7 +199,7 @@ def test_a_run_within_the_rules_is_valid_with_disclosures() -> None:
 def test_a_search_from_another_network_is_not_comparable_by_the_rules_of_aiperf() -> None:
     other = judged(network="small28")
     assert other.verdict == "OPEN"
-    assert other.reasons == ("network is small28 (expected: network resnet50) [search-pinned]",)
+    assert other.reasons == ("network is small28 (expected: network resnet50) [search-altered]",)
 
 
 @pytest.mark.parametrize(

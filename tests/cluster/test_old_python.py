@@ -41,4 +41,4 @@ def test_agents_and_ranks_run_on_the_python_of_the_hosts(
     assert agent.startswith("3.9"), agent
     (summary,) = json.loads((run / "summary.json").read_text())["cases"]
     rules = {finding["rule"] for finding in summary["findings"] if finding["severity"] in ("error", "open")}
-    assert rules == {"telemetry-present"}, summary["findings"]  # the made-up vendor has no monitor of its devices
+    assert rules == {"telemetry-missing"}, summary["findings"]  # the made-up vendor has no monitor of its devices

@@ -100,7 +100,7 @@ def test_inference_is_added_to_the_case(bench: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     verified = accelmark(bench, "verify", "trained")
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert "[case-folder]" not in re.sub(r"^ *info.*$", "", verified.stdout, flags=re.MULTILINE)
+    assert "[case-changed]" not in re.sub(r"^ *info.*$", "", verified.stdout, flags=re.MULTILINE)
 
 
 @pytest.mark.heavy

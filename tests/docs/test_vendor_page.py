@@ -103,7 +103,7 @@ def test_verify_shows_the_adaptation_cost_and_only_edited_data_against_the_run(b
     for shown in ("log_every_steps", "create_optimizer", "momentum.cpp", "ACME_MODE", "__init__.py"):
         assert shown in said
     errors = {line.split("[")[-1] for line in said.splitlines() if line.strip().startswith("error")}
-    assert errors == {"real-data]"}
+    assert errors == {"synthetic-data]"}
     assert "no file was changed" in bench.said["accelmark verify adapted.bundle"]
 
 

@@ -53,7 +53,7 @@ def test_figures_of_single_steps_are_null_with_the_reason(run: Path) -> None:
 def test_the_audit_has_no_findings_on_the_framework(run: Path) -> None:
     (case,) = json.loads((run / "summary.json").read_text())["cases"]
     errors = {finding["rule"] for finding in case["findings"] if finding["severity"] == "error"}
-    assert errors <= {"enough-duration"}, "the toy case trains for less than a second"
+    assert errors <= {"too-short"}, "the toy case trains for less than a second"
 
 
 def test_weights_are_evaluated_and_steps_replayed_after_the_round(run: Path) -> None:

@@ -140,7 +140,7 @@ def test_reasons_warnings_and_findings_are_shown(tmp_path: Path) -> None:
     write_round(run / "toy-pytorch-X1x1x1" / "round2", state="lost", reason="host node00 went away")
     text = visible(page_of(run))
     assert "round 2 was lost: host node00 went away" in text
-    assert "telemetry-present" in text
+    assert "telemetry-missing" in text
     assert "INVALID" in text
 
 

@@ -156,7 +156,7 @@ def test_two_ranks_make_one_round() -> None:
     result = round_result(RECORDED / "2ranks")
     assert result.num_devices == 2
     assert result.figures[F.STEP_P50].value is not None
-    assert not [finding for finding in result.findings if finding.rule == "ranks-present"]
+    assert not [finding for finding in result.findings if finding.rule == "ranks-missing"]
 
 
 def test_an_unknown_chip_has_no_mfu_and_says_so(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_no_telemetry_leaves_its_figures_null_with_the_reason(tmp_path: Path) ->
     result = result_of(tmp_path, Made(telemetry=False))
     for name in (F.ENERGY, F.MEAN_POWER, F.DEVICE_UTILISATION, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME):
         assert "telemetry.jsonl is missing" in reason(result, name)
-    assert [finding.rule for finding in result.findings] == ["telemetry-present"]
+    assert [finding.rule for finding in result.findings] == ["telemetry-missing"]
 
 
 def test_a_round_that_ended_before_its_ranks_started_names_the_cause_alone(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_round_that_ended_before_its_ranks_started_names_the_cause_alone(tmp_p
     cause = "the host is in use by another run: wait until it ends, or stop it"
     (node / "exit.json").write_text(json.dumps(ended | {"state": "failed", "reason": cause, "ranks": []}))
     result = round_result(round_dir)
-    assert [finding.rule for finding in result.findings] == ["telemetry-present"], "its ranks have written logs"
+    assert [finding.rule for finding in result.findings] == ["telemetry-missing"], "its ranks have written logs"
     (node / "rank0.out.log").unlink()
     result = round_result(round_dir)
     assert (result.state, result.reason, result.findings) == ("failed", cause, ())

@@ -102,14 +102,14 @@ def test_a_loss_that_is_not_finite_is_found(round_dir: Path, made: Made) -> None
     log.write_text("".join(lines))
     result = round_result(round_dir)
     assert result.figures[F.FINAL_LOSS].reason == "the loss of step 100 is not finite"
-    assert [finding.actual for finding in result.findings if finding.rule == "loss-finite"] == [
+    assert [finding.actual for finding in result.findings if finding.rule == "loss-not-finite"] == [
         "the loss of step 100 is NaN or infinite"
     ]
 
 
 def test_a_missing_rank_is_an_error_of_the_result(round_dir: Path) -> None:
     (node(round_dir) / "rank1.out.log").unlink()
-    assert ("ranks-present", "error") in {(f.rule, f.severity) for f in round_result(round_dir).findings}
+    assert ("ranks-missing", "error") in {(f.rule, f.severity) for f in round_result(round_dir).findings}
 
 
 def test_bad_lines_are_reported_and_the_rest_counts(round_dir: Path) -> None:
@@ -263,6 +263,6 @@ def test_replaced_training_samples_are_named_and_mark_the_round(round_dir: Path)
         log.write_text("".join(lines))
     result = round_result(round_dir)
     assert result.marks == ("bad_samples",)
-    (found,) = [each for each in result.findings if each.rule == "samples-readable"]
+    (found,) = [each for each in result.findings if each.rule == "samples-replaced"]
     assert (found.severity, found.actual[:27]) == ("open", "2 training samples cannot b")
     assert found.actual.endswith("a.jpg: truncated; b.jpg: truncated")

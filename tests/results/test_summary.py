@@ -42,8 +42,8 @@ def test_a_single_round_has_no_interval(tmp_path: Path) -> None:
         (Made(is_open=True), "OPEN", "started with --open"),
         (Made(synthetic=True), "INVALID", "synthetic"),
         (Made(metrics=(0.1, 0.2)), "INVALID", "the target was not reached"),
-        (Made(min_rounds=3), "INVALID", "[enough-rounds]"),
-        (Made(telemetry=False), "INVALID", "telemetry-present"),
+        (Made(min_rounds=3), "INVALID", "[too-few-rounds]"),
+        (Made(telemetry=False), "INVALID", "telemetry-missing"),
     ],
 )
 def test_verdicts_have_their_reasons(tmp_path: Path, made: Made, verdict: str, reason: str) -> None:

@@ -99,14 +99,14 @@ def test_a_server_that_answers_nonsense_is_measured_and_invalid(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("mode", "state", "rule", "what"),
     [
-        ("short", "succeeded", "pinned-length", "16"),
+        ("short", "succeeded", "answer-length", "16"),
         ("refuses", "succeeded", "request-errors", "http error"),
         ("lies", "succeeded", "token-count", "usage"),
         ("stalls", "succeeded", "request-errors", "timed out"),
         ("drops", "succeeded", "request-errors", "dropped"),
         ("garbles", "succeeded", "request-errors", "malformed"),
-        ("dies", "failed", "rounds-complete", "ended by itself with status 9"),
-        ("starts", "failed", "rounds-complete", "did not answer /health with 200 within 3 s"),
+        ("dies", "failed", "rounds-incomplete", "ended by itself with status 9"),
+        ("starts", "failed", "rounds-incomplete", "did not answer /health with 200 within 3 s"),
     ],
 )
 def test_what_a_server_does_wrong_is_in_the_result(

@@ -72,7 +72,7 @@ def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     ]
     changed += [f"{name} is not in case.yaml" for name in sorted(set(infer.parameters) - set(case.parameters))]
     if changed:
-        yield deviation(entry, "settings-fixed", "the parameters of case.yaml", "; ".join(changed))
+        yield deviation(entry, "settings-changed", "the parameters of case.yaml", "; ".join(changed))
 
 
 def model_structure(evidence: Evidence) -> Findings:
@@ -87,7 +87,7 @@ def model_structure(evidence: Evidence) -> Findings:
             expected, number = first.setdefault(name, (value, entry.number))
             if expected != value:
                 actual = f"the model's {what} have hash {str(value)[:12]}, in round {number} {str(expected)[:12]}"
-                yield finding("error", "model-structure", "one model in all rounds", actual, entry.number)
+                yield finding("error", "model-mismatch", "one model in all rounds", actual, entry.number)
 
 
 @for_each(_engines)
@@ -122,16 +122,16 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
         return
     if metric.value is None:
         actual = f"{infer.metric} of the engine was not measured: {metric.reason}"
-        yield finding("error", "accuracy-gate", "", actual)
+        yield finding("error", "accuracy-missed", "", actual)
     elif validation.value is None and infer.reference is None:
         actual = (
             f"nothing to compare the engine's {infer.metric} with: in the framework it was not measured "
             f"({validation.reason}), and the case states no reference"
         )
-        yield finding("open" if infer.settings.no_validation else "error", "accuracy-gate", "", actual)
+        yield finding("open" if infer.settings.no_validation else "error", "accuracy-missed", "", actual)
     elif infer.reference is None and not infer.benchmarks and infer.settings.generate_batches:
         actual = f"the engine computes as the framework does, but no published {infer.metric} of the weights is known"
-        yield finding("open", "accuracy-gate", "weights whose accuracy was reproduced", actual)
+        yield finding("open", "accuracy-missed", "weights whose accuracy was reproduced", actual)
 
 
 @for_each(_engines)
@@ -188,7 +188,7 @@ def flops(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> F
             share = result.figure * stated / (peak * 1e12)
             if share > 1:
                 actual = f"scenario {result.scenario} reaches {share:.2f} of the chip's peak"
-                yield finding("error", "plausible-utilisation", "at most 1", actual)
+                yield finding("error", "implausible-utilisation", "at most 1", actual)
 
 
 @for_each(_inferences)
@@ -197,7 +197,7 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
     rate, least_s = entry.result.value_of(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
     if rate and entry.result.num_samples / rate < least_s:
         expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase inference_duration_s"
-        yield finding("warning", "enough-duration", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
+        yield finding("warning", "too-short", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
     total_s = entry.result.value_of(FigureName.E2E_TIME)
     if total_s and entry.reference.size == "standard" and not PUBLISHED_S[0] < total_s < PUBLISHED_S[1]:
         expected = "more than 10 minutes and less than 24 hours, FlagPerf's rule: set repeat or inference_duration_s"
@@ -220,16 +220,16 @@ def time_outside_engine(entry: RoundEvidence, inference: InferenceRound, infer: 
 def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that outputs were checked for caching."""
     if not infer.settings.repeat_check:
-        yield finding("open", "cache-check", "", "repeat_check is off: cached outputs would not be detected")
+        yield finding("open", "answer-cache", "", "repeat_check is off: cached outputs would not be detected")
     elif inference.repeat_check is not None and inference.repeat_check.reason:
         actual = f"outputs were not checked for caching: {inference.repeat_check.reason}"
-        yield finding("warning", "cache-check", "", actual)
+        yield finding("warning", "answer-cache", "", actual)
     for result in inference.scenarios:
         if result.repeat_check is not None and result.repeat_check.suspicious:
             actual = (
                 f"items of scenario {result.scenario} are {result.repeat_check.speedup:.2f} times as fast as new ones"
             )
-            yield finding("error", "cache-check", f"at most {result.repeat_check.limit:g}", actual)
+            yield finding("error", "answer-cache", f"at most {result.repeat_check.limit:g}", actual)
 
 
 @for_each(_inferences)
@@ -259,12 +259,12 @@ def loadgen_findings(
         scenario = f"scenario {result.scenario}"
         if figure is None:
             actual = f"{scenario} has no figure: {result.reason or 'LoadGen reported none'}"
-            yield finding("warning", "loadgen-valid", "", actual)
+            yield finding("warning", "loadgen-invalid", "", actual)
         elif not result.valid:
             actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
-            yield finding("error", "loadgen-valid", "", actual)
+            yield finding("error", "loadgen-invalid", "", actual)
         elif result.functional:
             actual = f"{scenario} was shorter than MLPerf requires: a functional test, not a submission"
-            yield finding("warning", "loadgen-duration", "600 s per scenario", actual)
+            yield finding("warning", "loadgen-too-short", "600 s per scenario", actual)
     if missing := set(requested) - {result.scenario for result, _ in results}:
-        yield finding("error", "loadgen-valid", "", f"no result for scenario {', '.join(sorted(missing))}")
+        yield finding("error", "loadgen-invalid", "", f"no result for scenario {', '.join(sorted(missing))}")

@@ -45,21 +45,21 @@ _STATES: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out":
 def rounds_complete(evidence: Evidence) -> Findings:
     """Check that all planned rounds succeeded, and that they are as many as the case requires."""
     if not evidence.rounds:
-        yield finding("error", "rounds-complete", "", "no round has a result")
+        yield finding("error", "rounds-incomplete", "", "no round has a result")
         return
     for entry in evidence.rounds:
         state = entry.result.state
         if state != "succeeded":
             actual = f"round {entry.number} {_STATES.get(state, f'is {state}')}: {entry.result.reason}"
-            yield finding("error", "rounds-complete", "", actual)
+            yield finding("error", "rounds-incomplete", "", actual)
     num_missing = evidence.num_planned - len(evidence.rounds)
     if num_missing > 0:
         done = f"{len(evidence.succeeded)} of {evidence.num_planned} planned rounds succeeded"
         actual = f"{done}, {num_missing} {'has' if num_missing == 1 else 'have'} no result"
-        yield finding("error", "rounds-complete", "", actual)
+        yield finding("error", "rounds-incomplete", "", actual)
     required = max(entry.result.min_rounds for entry in evidence.rounds)
     if len(evidence.succeeded) < required:
-        yield finding("error", "enough-rounds", f"at least {required}", f"{len(evidence.succeeded)} rounds succeeded")
+        yield finding("error", "too-few-rounds", f"at least {required}", f"{len(evidence.succeeded)} rounds succeeded")
 
 
 def planned_rounds(evidence: Evidence) -> Findings:
@@ -71,14 +71,16 @@ def planned_rounds(evidence: Evidence) -> Findings:
     repeat = (jobs[0].get("key") or {}).get("repeat", 1)
     if numbers != list(range(1, repeat + 1)):
         actual = f"plan.json has the rounds {', '.join(map(str, numbers))}"
-        yield finding("error", "rounds-planned", f"rounds 1 to {repeat}, as the key states", actual)
+        yield finding("error", "rounds-not-planned", f"rounds 1 to {repeat}, as the key states", actual)
     seeds = [_seed(job) for job in jobs]
     expected = [seeds[0] + at for at in range(len(seeds))] if isinstance(seeds[0], int) else seeds
     if seeds != expected:
-        yield finding("error", "rounds-planned", "seeds that count the rounds", f"seeds {', '.join(map(str, seeds))}")
+        yield finding(
+            "error", "rounds-not-planned", "seeds that count the rounds", f"seeds {', '.join(map(str, seeds))}"
+        )
     if evidence.not_planned:
         actual = f"events.jsonl has {', '.join(evidence.not_planned)}, which plan.json does not have"
-        yield finding("error", "rounds-planned", "the rounds that were carried out", actual)
+        yield finding("error", "rounds-not-planned", "the rounds that were carried out", actual)
 
 
 def _seed(job: dict[str, Any]) -> Any:
@@ -94,7 +96,7 @@ def registered(evidence: Evidence) -> Findings:
     # Bundling removes secrets from the plan.
     if plan.sha256 != entry.plan_sha256 and LEFT_OUT not in plan.text:
         expected = f"the plan that was registered before the start, hash {entry.plan_sha256[:12]}"
-        yield finding("error", "plan-registered", expected, f"plan.json has hash {plan.sha256[:12]}")
+        yield finding("error", "plan-not-registered", expected, f"plan.json has hash {plan.sha256[:12]}")
     if entry.number is None:
         yield finding("info", "run-registered", "", f"the run is in no registry: {entry.reason}")
     elif entry.earlier:
@@ -112,11 +114,11 @@ def target_reached(entry: RoundEvidence) -> Findings:
         return
     goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
     if converged is None:
-        yield finding("error", "target-reached", goal, "not known: the weights were not evaluated after training")
+        yield finding("error", "target-missed", goal, "not known: the weights were not evaluated after training")
     elif not converged:
         metric = result.figures[FigureName.FINAL_METRIC]
         why = f": {metric.reason}" if metric.value is None else ""
-        yield finding("error", "target-reached", goal, f"the target was not reached{why}")
+        yield finding("error", "target-missed", goal, f"the target was not reached{why}")
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -134,7 +136,7 @@ def plausible_convergence(entry: RoundEvidence) -> Findings:
         if (metric - mean if target.direction == "at_least" else mean - metric) > margin:
             expected = f"{mean:.4g} within {margin:.2g}, as over {len(train.calibration)} seeds of the reference"
             actual = f"{target.metric} {metric:.4g} is better than the reference training allows"
-            yield finding("open", "plausible-convergence", expected, f"{actual}: review how it was reached")
+            yield finding("open", "implausible-convergence", expected, f"{actual}: review how it was reached")
     yield from _speed_findings(entry.result, target, train.samples_to_target)
 
 
@@ -159,7 +161,7 @@ def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int
         expected = f"more than {least:,.0f} samples, from {len(reference)} seeds of the reference"
         actual = f"{target.metric} {target.value:g} was reached after {first * per_step:,.0f} samples"
         why = "faster than the reference training allows: review how it was reached"
-        yield finding("open", "plausible-convergence", expected, f"{actual}, {why}")
+        yield finding("open", "implausible-convergence", expected, f"{actual}, {why}")
 
 
 def _margin(values: Sequence[float]) -> float:
@@ -173,9 +175,9 @@ def real_data(entry: RoundEvidence) -> Findings:
     """Check that real data was used, and that the evaluation used all of it."""
     if "synthetic" in entry.result.marks:
         actual = "synthetic data or weights: the result shows speed only"
-        yield finding("error", "real-data", "the case's data", actual)
+        yield finding("error", "synthetic-data", "the case's data", actual)
     if "partial_evaluation" in entry.result.marks:
-        yield finding("error", "whole-evaluation", "all evaluation data", "only part of the data was evaluated")
+        yield finding("error", "partial-evaluation", "all evaluation data", "only part of the data was evaluated")
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -186,10 +188,10 @@ def enough_duration(entry: RoundEvidence) -> Findings:
         return
     if took_s < MIN_TIMED_S:
         actual = f"training took {took_s:.2f} s, too short to be timed"
-        yield finding("open", "enough-duration", f"at least {MIN_TIMED_S:g} s", actual)
+        yield finding("open", "too-short", f"at least {MIN_TIMED_S:g} s", actual)
     elif took_s < least_s:
         expected = f"at least {least_s:g} s for a {entry.reference.size} case"
-        yield finding("warning", "enough-duration", expected, f"training took {took_s:.1f} s")
+        yield finding("warning", "too-short", expected, f"training took {took_s:.1f} s")
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -199,11 +201,11 @@ def plausible_utilisation(entry: RoundEvidence) -> Findings:
         share = entry.result.value_of(name)
         if share is not None and share > 1:
             actual = f"{what} {share:.2f} exceeds the chip's peak: wrong chip or precision, or work was skipped"
-            yield finding("error", "plausible-utilisation", "at most 1", actual)
+            yield finding("error", "implausible-utilisation", "at most 1", actual)
     measured = entry.result.value_of(FigureName.MFU_MEASURED)
     if measured is not None and measured > _MEASURED_TOLERANCE:
         actual = f"MFU {measured:.2f} against the probe's ceiling: the probe was disturbed, probe again"
-        yield finding("warning", "measured-ceiling", "at most 1", actual)
+        yield finding("warning", "above-measured-ceiling", "at most 1", actual)
 
 
 @for_each(Evidence.all_rounds)
@@ -219,7 +221,7 @@ def framework_version(entry: RoundEvidence) -> Findings:
     """Check that the framework has the version that the key names."""
     named, found = entry.result.key.framework_version, entry.result.environment.started.get("framework_version")
     if named is not None and isinstance(found, str) and not is_version(found, named):
-        yield deviation(entry, "framework-version", f"version {named}, as in the key", f"ranks ran with {found}")
+        yield deviation(entry, "framework-mismatch", f"version {named}, as in the key", f"ranks ran with {found}")
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -228,7 +230,7 @@ def chip_identity(entry: RoundEvidence) -> Findings:
     vendor, chip, started = entry.reference.vendor, entry.result.chip, entry.started
     if vendor is None and chip is not None and chip.key_names & described_hardware():
         actual = f"the vendor {entry.result.vendor}, which AccelMark does not ship, describes a chip of that name"
-        yield finding("error", "chip-identity", f"{chip.title} of AccelMark's own vendor", actual)
+        yield finding("error", "chip-mismatch", f"{chip.title} of AccelMark's own vendor", actual)
     if vendor is not None and vendor.uses_host_cpu:
         models = ((host.get("cpu") or {}).get("model") for host in entry.result.environment.hosts)
         yield from _named_otherwise(entry, {vendor.name}, sorted({f"{model} (CPU)" for model in models if model}))
@@ -238,14 +240,14 @@ def chip_identity(entry: RoundEvidence) -> Findings:
         return  # frameworks report no chip name for CPUs
     if chip is not None:
         if not chip.matches_name(device):
-            yield finding("error", "chip-identity", chip.title, f"the device is {device!r}")
+            yield finding("error", "chip-mismatch", chip.title, f"the device is {device!r}")
         return
     described = [one.key_names for one in vendor.chips if one.matches_name(device)] if vendor is not None else []
     if described:
         yield from _named_otherwise(entry, frozenset[str]().union(*described), [device])
     else:
         actual = f"vendor {entry.result.vendor} describes no chip {device!r}: its peaks are unknown"
-        yield finding("warning", "chip-identity", "", actual)
+        yield finding("warning", "chip-mismatch", "", actual)
 
 
 def _named_otherwise(entry: RoundEvidence, names: Collection[str], devices: Sequence[str]) -> Findings:
@@ -258,7 +260,7 @@ def _named_otherwise(entry: RoundEvidence, names: Collection[str], devices: Sequ
         return
     severity: Severity = "error" if hardware.lower() in described_hardware() else "open"
     actual = f"the devices are {', '.join(devices) or 'CPUs'}"
-    yield finding(severity, "chip-identity", f"{hardware}, as in the key", actual)
+    yield finding(severity, "chip-mismatch", f"{hardware}, as in the key", actual)
 
 
 def _words(name: str) -> set[str]:

@@ -94,24 +94,24 @@ def case_folder(evidence: Evidence) -> Findings:
     """Check that the case's files are those on this machine or in the run's commit, and the same in all rounds."""
     jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
     if len({job.case.sha256 for job in jobs}) > 1:
-        yield finding("error", "case-folder", "", "the case's files changed between rounds")
+        yield finding("error", "case-changed", "", "the case's files changed between rounds")
     yield from _vendor_code(jobs, evidence.vendor_copies)
     standard = evidence.reference.case
     if standard is None or not jobs:
         return
     if not standard.is_shipped:
         actual = f"the case {standard.spec.name} is not shipped with AccelMark: hash {standard.sha256[:12]}"
-        yield finding("info", "case-folder", "", actual)
+        yield finding("info", "case-changed", "", actual)
     recorded = jobs[0].case.sha256
     if recorded != standard.sha256 and not _is_committed(evidence, recorded):
         actual = f"the case's files had hash {recorded[:12]}"
-        yield finding("open", "case-folder", f"the files on this machine, hash {standard.sha256[:12]}", actual)
+        yield finding("open", "case-changed", f"the files on this machine, hash {standard.sha256[:12]}", actual)
 
 
 def _vendor_code(jobs: Sequence[JobSpec], copies: Mapping[str, str]) -> Findings:
     files = {job.adaptation.name: job.adaptation.sha256 for job in jobs if job.adaptation is not None}
     if len({job.adaptation.sha256 for job in jobs if job.adaptation is not None}) > 1:
-        yield finding("error", "case-folder", "", "the vendor's files changed between rounds")
+        yield finding("error", "case-changed", "", "the vendor's files changed between rounds")
     for folder in dict.fromkeys(job.adaptation.path for job in jobs if job.adaptation and job.adaptation.is_extension):
         yield finding("info", "vendor-code", "", f"{folder} extends the vendor that AccelMark ships")
     for name, sha256 in files.items():
@@ -173,10 +173,10 @@ def unchanged_files(entry: RoundEvidence) -> Findings:
     for node in entry.result.nodes:
         if node.changed_data:
             actual = f"{node.host}: data was changed after its hashes were checked: {', '.join(node.changed_data)}"
-            yield finding("error", "data-unchanged", "the data that was checked", actual)
+            yield finding("error", "data-changed", "the data that was checked", actual)
         if node.changed_code:
             actual = f"{node.host}: files were changed while the round ran: {', '.join(node.changed_code)}"
-            yield finding("open", "code-unchanged", "the code that started", actual)
+            yield finding("open", "code-changed", "the code that started", actual)
         if node.stale_bytecode:
             listed = ", ".join(node.stale_bytecode[:_MAX_LISTED])
             actual = f"{node.host}: bytecode that differs from its source may have run: {listed}"

@@ -80,7 +80,7 @@ def case_contract(entry: RoundEvidence, serve: ServeJob) -> Findings:
         if value != fixed.get(name) and not _may_differ(name, case.mutable) and name not in forced
     ]
     if changed:
-        yield deviation(entry, "settings-fixed", "the settings of case.yaml", "; ".join(changed))
+        yield deviation(entry, "settings-changed", "the settings of case.yaml", "; ".join(changed))
 
 
 def _may_differ(name: str, mutable: tuple[str, ...]) -> bool:
@@ -96,9 +96,9 @@ def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
     if missing:
         actual = f"not measured: {', '.join(missing)}"
         what = "concurrency" if load.arrival == "closed" else "rates"
-        yield finding("error", "load-complete", f"every stage of load.{what}", actual)
+        yield finding("error", "load-incomplete", f"every stage of load.{what}", actual)
     if load.search and not any(stage.is_search for stage in serving.stages):
-        yield finding("error", "load-complete", "a search (load.search)", "no rate was searched")
+        yield finding("error", "load-incomplete", "a search (load.search)", "no rate was searched")
 
 
 def _missing(load: LoadSettings, serving: ServingRound) -> list[str]:
@@ -150,9 +150,9 @@ def pinned_length(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
     if wrong:
         number = sum(stage.num_wrong_length for stage in wrong)
         actual = f"{number} answers have another length: {wrong[0].wrong_length}"
-        yield finding("error", "pinned-length", "the requested number of tokens", actual)
+        yield finding("error", "answer-length", "the requested number of tokens", actual)
     elif serving.output_length == "natural":
-        yield finding("info", "pinned-length", "", "answers end where the model ends them (natural length)")
+        yield finding("info", "answer-length", "", "answers end where the model ends them (natural length)")
 
 
 @for_each(_serving)
@@ -189,7 +189,7 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     late = [text for stage in serving.planned_stages for text in _client_limits(stage)]
     if late:
         expected = f"a median lag of at most {limits} of the median TTFT, CPU below {percent(MAX_CLIENT_CPU)}"
-        yield finding("open", "client-limit", expected, f"limited by the client: {_listed(late)}")
+        yield finding("open", "slow-client", expected, f"limited by the client: {_listed(late)}")
     tail = [
         f"{stage.label}: lag {stage.lag_p99_ms:.3g} ms (p99)"
         for stage in serving.planned_stages
@@ -198,7 +198,7 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     if tail:
         expected = f"a p99 lag of at most {limits} of the median TTFT"
         actual = f"high percentiles include the client's lag: {_listed(tail)}"
-        yield finding("warning", "client-limit", expected, actual)
+        yield finding("warning", "slow-client", expected, actual)
 
 
 def _client_limits(stage: ServingStage) -> Iterator[str]:
@@ -283,7 +283,7 @@ def result_cache(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     actual = f"{use.num_repeated} of {use.num_requests} requests repeat a prompt"
     if first is not None and first >= MIN_PREFIX_SPEEDUP:
         actual += f", whose first token comes {first:.3g} times as fast: a prefix cache"
-    yield finding("warning", "unique-prompts", "a new prompt in every request", actual)
+    yield finding("warning", "repeated-prompts", "a new prompt in every request", actual)
 
 
 @for_each(_serving)
@@ -293,13 +293,13 @@ def steady_state(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
         if stage.output_token_rate is None:
             severity: Any = "warning" if serving.headline is not None else "error"
             actual = f"{stage.label}: no figures: {'; '.join(stage.reasons) or 'no request was answered'}"
-            yield finding(severity, "steady-state", "a steady-state window in every stage", actual)
+            yield finding(severity, "no-steady-state", "a steady-state window in every stage", actual)
         elif stage.is_saturated:
             actual = f"{stage.label}: the server answered {stage.request_rate:.4g} requests/s and fell behind"
-            yield finding("warning", "steady-state", "a rate that the server keeps up with", actual)
+            yield finding("warning", "no-steady-state", "a rate that the server keeps up with", actual)
         elif difference := _littles_difference(stage):
             expected = "as many requests in progress as rate x latency (Little's law)"
-            yield finding("warning", "steady-state", expected, difference)
+            yield finding("warning", "no-steady-state", expected, difference)
 
 
 def _littles_difference(stage: ServingStage) -> str | None:
@@ -338,4 +338,4 @@ def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: Serve
     if short:
         setting = "generate_duration_s" if entry.result.inference is not None else "load.duration_s"
         expected = f"windows of at least {least_s:g} s for a {entry.reference.size} case: increase {setting}"
-        yield finding("warning", "enough-duration", expected, _listed(short))
+        yield finding("warning", "too-short", expected, _listed(short))

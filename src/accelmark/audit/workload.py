@@ -20,7 +20,7 @@ def one_model(evidence: Evidence) -> Findings:
     for field in ("standard_parameter_hash", "standard_module_hash"):
         hashes = {getattr(started, field) for _, started in evidence.started_rounds()} - {None}
         if len(hashes) > 1:
-            yield finding("error", "model-structure", "one model in all rounds", f"{len(hashes)} different models")
+            yield finding("error", "model-mismatch", "one model in all rounds", f"{len(hashes)} different models")
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -114,7 +114,7 @@ def settings(entry: RoundEvidence) -> Findings:
         what = f"{', '.join(forced)} {verb} overridden with --open" if forced else "started with --open"
         yield finding("open", "declared-open", "", f"{what}; not a closed result")
     elif forced:
-        yield deviation(entry, "settings-fixed", "changes of mutable settings only", f"changed: {', '.join(forced)}")
+        yield deviation(entry, "settings-changed", "changes of mutable settings only", f"changed: {', '.join(forced)}")
     case = entry.reference.case
     if case is not None and case.spec.train is not None:
         yield from _against_case(entry, case.spec.train)
@@ -126,7 +126,7 @@ def case_known(evidence: Evidence) -> Findings:
         result = evidence.rounds[0].result
         case = f"{result.key.model!r} of version {result.case_version}"
         actual = f"not compared with its case: this machine has no case {case}"
-        yield finding("warning", "case-known", "", actual)
+        yield finding("warning", "case-unknown", "", actual)
 
 
 def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
@@ -136,7 +136,7 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
     for name in ("target", "reference_loss", "min_repeats", "made_up_data"):
         expected, actual = getattr(case, name), getattr(train, name)
         if name == "reference_loss" and actual is None and not entry.has_same_case:
-            continue  # measured after the run; the rule case-folder reports that the case has changed
+            continue  # measured after the run; the rule case-changed reports that the case has changed
         if expected != actual:
             change = "" if name == "reference_loss" else f" from {expected} to {actual}"
             yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}")
@@ -155,4 +155,4 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
         if value != standard and not may_change(name, case.mutable) and name not in forced:
             changed.append(f"{name} is {value} instead of {standard}")
     if changed:
-        yield deviation(entry, "settings-fixed", "the settings of case.yaml", "; ".join(changed))
+        yield deviation(entry, "settings-changed", "the settings of case.yaml", "; ".join(changed))

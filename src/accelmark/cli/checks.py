@@ -47,8 +47,8 @@ _INFER: Final = "infer_pytorch.py"
 _TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
 _EXPECTED: Final = frozenset(
-    {"declared-open", "real-data", "whole-evaluation", "target-reached", "rounds-complete", "enough-rounds",
-     "enough-duration", "source-tree", "telemetry-present"}
+    {"declared-open", "synthetic-data", "partial-evaluation", "target-missed", "rounds-incomplete", "too-few-rounds",
+     "too-short", "source-tree", "telemetry-missing"}
 )  # fmt: skip
 """Audit rules that three open steps on synthetic data always break, or that the checks of the folder cover."""
 

@@ -42,8 +42,9 @@ def explain(
             options.echo_wrapped(f"  {', '.join(entry.name for entry in group)}")
         for entry in found if name is not None else ():
             typer.secho(f"{entry.name} ({entry.kind})", bold=True)
-            for text in filter(None, (entry.text, entry.remedy)):
-                options.echo_wrapped(f"  {text.replace('``', '`')}")
+            for label, text in (("", entry.text), ("Why it matters: ", entry.why), ("What to do: ", entry.remedy)):
+                if text:
+                    options.echo_wrapped(f"  {label}{text.replace('``', '`')}")
 
     return Output(found, show)
 

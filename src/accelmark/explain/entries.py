@@ -39,6 +39,8 @@ class Entry:
     kind: str
     """``figure``, ``setting of training``, ``end reason``, ..."""
     text: str
+    why: str = ""
+    """Of an audit rule: why it matters."""
     remedy: str = ""
     title: str = ""
     """The title of a figure on pages."""
@@ -76,7 +78,7 @@ def entries() -> Iterator[Entry]:
     for kind, terms in all_terms().items():
         for name, term in terms.items():
             severity = f" Severity: {', '.join(term.severity)}." if term.severity else ""
-            yield Entry(name, kind, term.text + severity, term.remedy)
+            yield Entry(name, kind, term.text + severity, term.why, term.remedy)
 
 
 def explain(name: str) -> list[Entry]:

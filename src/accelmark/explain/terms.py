@@ -16,7 +16,9 @@ class Term(Spec):
     """A word that AccelMark writes, explained."""
 
     text: str
-    """What it means, as a sentence."""
+    """What it means; of an audit rule what it finds."""
+    why: str = ""
+    """Of an audit rule: why it matters."""
     remedy: str = ""
     """What to do; empty where nothing is to be done."""
     severity: tuple[Literal["error", "open", "warning", "info"], ...] = ()

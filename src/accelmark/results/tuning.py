@@ -11,7 +11,7 @@ from accelmark.results.statistics import relative_difference
 from accelmark.spec.number_format import NOTHING, counted, digits, duration
 from accelmark.spec.settings.tuning import TuningSpec
 
-_ALLOWED: Final = ("real-data", "enough-rounds")
+_ALLOWED: Final = ("synthetic-data", "too-few-rounds")
 """Rules whose errors do not exclude a trial: all rounds of the search have the same data, and a trial has one."""
 
 _NOT_ENDED: Final[tuple[JobState, ...]] = ("queued", "preparing", "running", "cancelled", "lost")

@@ -20,7 +20,7 @@ from tests.audit.adversary.bench import ROOT, Bench, Outcome
 FOLDER: Final = Path(__file__).with_name("attacks")
 REFUSED: Final = "refused"
 """Stands for a refusal among the rules by which an attack is found."""
-_NO_EVIDENCE: Final = frozenset({"enough-duration"})
+_NO_EVIDENCE: Final = frozenset({"too-short"})
 """Rules that fire because a run is short, not because it is unfair."""
 
 EXTERN_HEAD: Final = '''

@@ -165,7 +165,7 @@ def _pinned(config: AutomlConfig) -> Iterator[Finding]:
     for key, expected in PRESETS[config.rules].pinned.items():
         actual = attrgetter(key)(config)
         if _listed(actual) != _listed(expected):
-            yield finding("open", "search-pinned", f"{key} {_listed(expected)}", f"{key} is {_listed(actual)}")
+            yield finding("open", "search-altered", f"{key} {_listed(expected)}", f"{key} is {_listed(actual)}")
 
 
 def _listed(value: Any) -> str:

@@ -33,7 +33,7 @@ _LAUNCH_S: Final = 120.0
 _MAX_BETWEEN_MARKS: Final = 0.2
 """Largest share of the windows' time outside of the marks of their steps, except waits for data."""
 _MIN_BETWEEN_MARKS_S: Final = 1.0
-_CLOCKS_RULE: Final = "clocks-agree"
+_CLOCKS_RULE: Final = "clocks-disagree"
 _SPANS: Final = (("TRAIN_START", "TRAIN_END"), ("FORWARD", "FORWARD"), ("INIT_START", "FINISHED"))
 """Pairs of events between which clocks are compared: from the first's first to the second's last occurrence."""
 
@@ -157,7 +157,7 @@ def _difference(begin: Mapping[str, object], end: Mapping[str, object], field: s
     return last - first if isinstance(first, (int, float)) and isinstance(last, (int, float)) else None
 
 
-_RECORDS_RULE: Final = "records-agree"
+_RECORDS_RULE: Final = "records-disagree"
 _TIME_S: Final = 1.0
 """Between the reading of a clock and the event that states it, in which a busy machine may interrupt the rank."""
 _RECORDER_S: Final = 30.0
@@ -252,7 +252,7 @@ def _device_names(host: str, chip: Chip | None, samples: Samples) -> Iterator[Fi
         name = samples.infos.get(index, {}).get("name")
         if chip is not None and name and not chip.matches_name(str(name)):
             yield finding(
-                "error", "chip-identity", chip.title, f"{host}: telemetry reads that device {index} is {name!r}"
+                "error", "chip-mismatch", chip.title, f"{host}: telemetry reads that device {index} is {name!r}"
             )
 
 

@@ -31,7 +31,7 @@ _FOREIGN_PROCESS: Final = "foreign-process"
 _BUSY_AT_START: Final = "busy-at-start"
 _CPU_CONTENTION: Final = "cpu-contention"
 _OVERSUBSCRIBED: Final = "oversubscribed"
-_UNREADABLE: Final = "samples-readable"
+_UNREADABLE: Final = "samples-replaced"
 
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
 _FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
@@ -73,7 +73,7 @@ def read_telemetry(
             unmatched = selected is not None and indices == [] and samples.infos
             why = f"none of them has the UUID {', '.join(selected or ())}" if unmatched else samples.reason("devices")
             actual = f"{node.host}: no samples of the ranks' devices: {why}"
-            findings.append(finding("open", "telemetry-present", "", actual))
+            findings.append(finding("open", "telemetry-missing", "", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
     lacking = [
@@ -81,7 +81,7 @@ def read_telemetry(
         for node, what in missing
         if not (node.exit is not None and node.exit.state != "succeeded" and (not node.rank_logs()))
     ]
-    findings += [finding("error", "telemetry-present", "samples from every host", what) for what in lacking]
+    findings += [finding("error", "telemetry-missing", "samples from every host", what) for what in lacking]
     if missing:
         return {}, missing[0][1]
     return hosts, "" if hosts else "nothing was measured"
@@ -118,9 +118,11 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
         rule = _FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
         yield finding("warning", rule, "", f"{host}: {note}")
     if samples.malformed:
-        yield finding("warning", "telemetry-readable", "", f"{host}: {samples.malformed} malformed lines in telemetry")
+        yield finding(
+            "warning", "telemetry-unreadable", "", f"{host}: {samples.malformed} malformed lines in telemetry"
+        )
     for constant in filter(None, map(samples.constant_power, samples.devices)):
-        yield finding("open", "measured-power", "readings of a sensor, which vary", f"{host}: {constant}")
+        yield finding("open", "constant-power", "readings of a sensor, which vary", f"{host}: {constant}")
     for index, reasons in samples.throttle.items():
         active = sorted(reasons - {"idle", "gpu_idle", "none"})
         if active:

@@ -137,7 +137,7 @@ def invalid_reasons(
 
     ``validation`` is the framework's metric on the data, ``inference`` the engine's over all its inputs, which differ
     slightly from the data; ``answers`` has the metrics of both on the same inputs. NaN is invalid; a metric that was
-    not measured (None) is not, the rule ``accuracy-gate`` covers it.
+    not measured (None) is not, the rule ``accuracy-missed`` covers it.
     """
     reasons: list[str] = []
     if nonfinite_batches:
@@ -437,4 +437,4 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures, *, is_partial: b
         else:
             yield finding("info", "vendor-setting", "", warning)
     if log.malformed:
-        yield finding("warning", "log-readable", "", f"{log.malformed} malformed PerfLog lines")
+        yield finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines")

@@ -383,7 +383,7 @@ def _findings(serving: ServingRound, log: ServeLog, lines: LinesReport) -> Itera
     for warning in dict.fromkeys(log.warnings):
         yield finding("warning", "rank-warning", "", warning)
     if log.malformed:
-        yield finding("warning", "log-readable", "", f"{log.malformed} malformed PerfLog lines")
+        yield finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines")
     if serving.malformed_lines:
         first = f": {lines.first_problems[0]}" if lines.first_problems else ""
         actual = f"{serving.malformed_lines} malformed lines in {REQUESTS_FILE} and {ANSWERS_FILE}{first}"

@@ -621,21 +621,21 @@ def _figures(
 def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
     world = job.num_ranks
     if len(timeline.ranks) != world:
-        yield finding("error", "ranks-present", f"events of {world} ranks", f"events of {len(timeline.ranks)} ranks")
+        yield finding("error", "ranks-missing", f"events of {world} ranks", f"events of {len(timeline.ranks)} ranks")
     for end in timeline.ranks:
         if end.malformed:
             lines = f" (lines {', '.join(map(str, end.malformed_lines))})" if end.malformed_lines else ""
             actual = f"rank {end.rank}: {end.malformed} malformed PerfLog lines{lines}"
-            yield finding("warning", "log-readable", "", actual)
+            yield finding("warning", "log-unreadable", "", actual)
         if end.truncated:
-            yield finding("warning", "log-complete", "", f"rank {end.rank}: the last line of its log is incomplete")
+            yield finding("warning", "log-incomplete", "", f"rank {end.rank}: the last line of its log is incomplete")
     for warning in dict.fromkeys(warning for end in timeline.ranks for warning in end.warnings):
         yield finding("warning", "rank-warning", "", warning)
     if bad := list(dict.fromkeys(error for end in timeline.ranks for error in end.bad_samples)):
         actual = f"{len(bad)} training samples cannot be read and were replaced by others: {'; '.join(bad)}"
-        yield finding("open", "samples-readable", "all training samples", actual)
+        yield finding("open", "samples-replaced", "all training samples", actual)
     if timeline.nonfinite_step is not None:
-        yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
+        yield finding("error", "loss-not-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)
     yield from _reference_finding(job, work, timeline)
 
@@ -670,4 +670,4 @@ def _flops_finding(timeline: Timeline) -> Iterable[Finding]:
     counted, formula = (finished.flops_per_sample, finished.flops_per_sample_formula) if finished else (None, None)
     if counted and formula and abs(counted - formula) > FLOPS_TOLERANCE * formula:
         actual = f"{counted:.4g} FLOPs per sample were counted"
-        yield finding("warning", "flops-by-formula", f"about {formula:.4g} by the case's formula", actual)
+        yield finding("warning", "flops-mismatch", f"about {formula:.4g} by the case's formula", actual)
