@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.results.export import RULESET, write_mllog
+from accelmark.results.export import RULESET, write_flagperf_logs, write_mllog
 from accelmark.results.store.bundle import check_manifest, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
-from accelmark.spec.log.perflog import PerfLogWriter
+from accelmark.spec.log.perflog import PerfLogReader, PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
 from tests.made_run import Made, make_run
@@ -119,3 +119,18 @@ def check(path: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", RULESET]
     command += ["--log_output", str(directory / "checker.log"), str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_flagperfs_names_are_written_beside_the_log_on_request(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(windows=3))
+    measure_run(run)
+    assert CliRunner().invoke(app, ["report", str(run), "--flagperf-names"]).exit_code == 0
+    assert check_manifest(run) == []
+    for path in write_flagperf_logs(run):
+        events = list(PerfLogReader(path))
+        steps = [event.value for event in events if event.event == "STEP_END"]
+        assert [step["end_training"] for step in steps] == [False, False, True]
+        assert all(step["seq/s"] > 0 for step in steps)
+        finished = events[-1].value
+        assert finished["training_tokens_per_second"] == finished["throughput_raw"]
+        assert {f"final_{name}" for name in finished["final_metrics"]} <= finished.keys()

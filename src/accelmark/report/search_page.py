@@ -21,7 +21,9 @@ from accelmark.results.table import Cell, to_csv
 from accelmark.spec.number_format import Scale, digits, quantity, scale_of
 
 _MOST_DRAWN: Final = 60
-_LOGS: Final = ("journal.jsonl", "automl.json", "network.json", "study.journal")
+_LOGS: Final = ("journal.jsonl", "automl.json", "network.json", "study.journal", "telemetry", "report.html")
+_AIPERF_PAGES: Final = {True: "Report_Succeed.html", False: "Report_Failed.html"}
+"""AIPerf's names of the page of a search that has ended: whether it is VALID by the rules ``aiperf-v1``."""
 _TRIAL_HEADINGS: Final = (
     "trial", "network", "round", "status", "epochs", "validation", "held out", "parameters", "weights", "settings",
     "reason",
@@ -45,6 +47,10 @@ def write_report(directory: SearchDirectory, *, logs: bool = False) -> list[Path
         "report.csv": to_csv(tuple(SearchPoint.model_fields), series),
         "trials.csv": to_csv(_TRIAL_HEADINGS, trials),
     }
+    if summary.judgement.rules == "aiperf-v1" and summary.status == "over":
+        is_valid = summary.judgement.verdict == "VALID"
+        (directory.path / _AIPERF_PAGES[not is_valid]).unlink(missing_ok=True)
+        texts[_AIPERF_PAGES[is_valid]] = texts["report.html"]
     for name, text in texts.items():
         write_atomic(directory.path / name, text)
     written = [directory.path / name for name in texts]
@@ -254,6 +260,6 @@ def _archive(directory: SearchDirectory) -> Path:
     part = target.with_suffix(".part")
     with tarfile.open(part, "w:gz") as archive:
         for name in _LOGS:
-            if (directory.path / name).is_file():
+            if (directory.path / name).exists():
                 archive.add(directory.path / name, arcname=f"{directory.name}/{name}")
     return part.replace(target)

@@ -1,4 +1,4 @@
-"""Export finished rounds: as MLCommons log lines (``:::MLLOG``), TensorBoard event files and MLflow runs."""
+"""Export finished rounds: as MLCommons log lines, FlagPerf's events, TensorBoard event files and MLflow runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, Loaded
 from accelmark.spec.errors import RequestError, RunError, first_line, nearest
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord, encode_line
 from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without
 
@@ -166,6 +166,41 @@ def _line(key: str, value: Any, time_ms: int, *, kind: str = _POINT, **metadata:
         "metadata": {"file": "accelmark", "lineno": 0, **metadata},
     }  # fmt: skip
     return f":::MLLOG {json.dumps(record)}"
+
+
+def write_flagperf_logs(run_dir: Path) -> list[Path]:
+    """Write ``rank<R>.flagperf.log`` beside the log of each rank of the training rounds; return the files.
+
+    It has the rank's events with FlagPerf's names in addition. Raises RunError if the run has no training round.
+    """
+    written: list[Path] = []
+    for job_file in sorted(run_dir.glob("*/round*/job.json")):
+        work = read_job(job_file.parent).work
+        for node in node_dirs(job_file.parent) if isinstance(work, TrainingWork) else ():
+            for rank, log in node.rank_logs():
+                path = log.with_name(f"rank{rank}.flagperf.log")
+                write_atomic(path, "".join(f"{line}\n" for line in _flagperf_lines(_events(log), work.unit)))
+                written.append(path)
+    if not written:
+        raise RunError(f"{run_dir}: has no training round, so there are no events of FlagPerf's")
+    update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in written))
+    return written
+
+
+def _flagperf_lines(events: Sequence[PerfLogRecord], unit: str) -> Iterator[str]:
+    last = max((number for number, event in enumerate(events) if event.event == Event.STEP_END), default=None)
+    samples = 0
+    for number, event in enumerate(events):
+        value = dict(event.value)
+        if event.event == Event.STEP_END:
+            trained, wall_ms = value["num_trained_samples"] - samples, value["wall_ms"]
+            value |= {"seq/s": trained / wall_ms * 1000 if wall_ms else None, "end_training": number == last}
+            samples += trained
+        elif event.event == Event.FINISHED:
+            value[f"training_{unit}s_per_second"] = value.get("throughput_raw")
+            value |= {f"final_{name}": metric for name, metric in value.get("final_metrics", {}).items()}
+        where = {"file": "accelmark", "lineno": 0, "time_ms": event.time_ms, "mono_ms": event.mono_ms}
+        yield encode_line(event.event, value, where | {"rank": event.rank})
 
 
 class RoundContents(NamedTuple):

@@ -32,6 +32,9 @@ def report(
         bool, Option("--mllog", help="Also write mllog.log (MLPerf log lines) for each training round.")
     ] = False,
     mllog_as: Annotated[str | None, Option(metavar="BENCHMARK", help="Name of the MLPerf benchmark in them.")] = None,
+    flagperf_names: Annotated[
+        bool, Option("--flagperf-names", help="Also write each rank's events with FlagPerf's names for their values.")
+    ] = False,
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     prices: options.PricesFile = None,
     as_json: options.AsJson = False,
@@ -54,6 +57,10 @@ def report(
         from accelmark.results.export import write_mllog
 
         logs = write_mllog(run, benchmark=mllog_as)
+    if flagperf_names:
+        from accelmark.results.export import write_flagperf_logs
+
+        logs += write_flagperf_logs(run)
     page = write_page(run, output, costs)
     loaded = load_run(run)
     if show:
