@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ADD, FINISH, REFERENCE = (
-    ROOT / "docs" / page for page in ("how-to/add-a-case.md", "how-to/finish-a-case.md", "reference/case-files.md")
+ADD, INFER, REFERENCE = (
+    ROOT / "docs" / page for page in ("how-to/add-a-case.md", "how-to/add-inference.md", "reference/case-files.md")
 )
 _FILE = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 
@@ -83,7 +83,7 @@ def test_training_reaches_the_target(bench: Path) -> None:
 
 @pytest.mark.heavy
 def test_inference_is_added_to_the_case(bench: Path) -> None:
-    text = FINISH.read_text(encoding="utf-8")
+    text = INFER.read_text(encoding="utf-8")
     section = re.search(r"^```yaml\n(infer:\n.*?)```", text, re.DOTALL | re.MULTILINE)
     assert section is not None
     assert accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "trained").returncode == 0

@@ -30,7 +30,7 @@ PAGES: Final = sorted(
 )
 FOLLOWED: Final = (
     "docs/start/first-chip.md",
-    *(f"docs/how-to/add-a{name}.md" for name in ("n-engine", "-chip", "-case")),
+    *(f"docs/how-to/add-{name}.md" for name in ("an-engine", "a-chip", "a-case", "a-kernel", "inference")),
     *(f"docs/how-to/{name}-a-case.md" for name in ("adapt", "finish")),
 )
 """Pages whose files and commands tests/docs/test_vendor_page.py and test_case_page.py write and type."""

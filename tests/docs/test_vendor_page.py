@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / page for page in ("start/first-chip.md", "how-to/adapt-a-case.md", "how-to/add-an-engine.md")]
+PAGES = [
+    ROOT / "docs" / page
+    for page in (
+        "start/first-chip.md",
+        *(f"how-to/{name}.md" for name in ("adapt-a-case", "add-a-kernel", "add-an-engine")),
+    )
+]
 _STEP = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```|^    ((?:accelmark|chmod) [^\n]*)$", re.DOTALL | re.MULTILINE)
 _THE_REAL_THING = "accelmark train resnet_mini --vendor acme"
 """Takes minutes; what it does is seen in the tests of the case and of an installed vendor."""
