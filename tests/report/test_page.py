@@ -114,7 +114,7 @@ def test_a_finding_is_a_link_to_the_text_of_its_rule(tmp_path: Path) -> None:
     for finding in case.findings:
         rule = finding.rule
         (row,) = re.findall(rf'<tr id="[^"]+-rule-{rule}">(.*?)</tr>', page)
-        assert all_terms()["audit rule"][rule].text in unescape(row)
+        assert all_terms()["audit rule"][rule].why in unescape(row)
     written = [text for text in (*case.reasons, *case.warnings) if text.endswith("]")]
     assert written
     links = re.findall(r'<a href="#([^"]+-rule-[^"]+)">\[', page)

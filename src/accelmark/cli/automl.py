@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="automl",
     cls=Verbs,
-    help="Search networks, and score the operations of the search.",
+    help="Search networks; score the operations per second.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

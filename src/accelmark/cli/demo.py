@@ -1,4 +1,4 @@
-"""The verb that shows what the audit is: demo audit."""
+"""The verb ``demo audit``: an honest run beside a cheat that the audit finds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 if TYPE_CHECKING:
     from accelmark.results.schema import CaseResult
 
-app = typer.Typer(cls=Verbs, help="Show what AccelMark does.", no_args_is_help=True)
+app = typer.Typer(cls=Verbs, help="Show a cheat that the audit finds.", no_args_is_help=True)
 
 _TEMPLATES: Final = Path(__file__).with_name("templates") / "demo"
 _CASE: Final = "audit_demo"
@@ -27,7 +27,7 @@ _NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_000}
 
 @app.callback()
 def _group() -> None:
-    """Show what AccelMark does."""
+    """Show a cheat that the audit finds."""
 
 
 @app.command("audit", cls=Verb)
@@ -35,7 +35,7 @@ def audit(
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Directory; default: a new one in runs/.")] = None,
     as_json: options.AsJson = False,
 ) -> Output:
-    """Train a case honestly, and with a vendor's hook that skips steps: both speeds, and what the audit finds."""
+    """Train a case honestly, then with a vendor's hook that skips steps. Shows both speeds and the findings."""
     from datetime import UTC, datetime
 
     from accelmark.report.comparison import render_comparison

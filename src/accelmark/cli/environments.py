@@ -44,7 +44,7 @@ def create(
     vendor: options.Vendor = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the commands; run nothing.")] = False,
 ) -> None:
-    """Create the environment of a framework, or update it. Later runs of the framework use it by themselves."""
+    """Create or update the environment of a framework. Later runs of the framework use it automatically."""
     from accelmark.run.environments.create import create as make
     from accelmark.run.environments.create import recipe_of
     from accelmark.spec.cluster import environment_python

@@ -30,7 +30,7 @@ def explain(
     ] = None,
     as_json: options.AsJson = False,
 ) -> Output:
-    """Explain a figure, setting, key of a file, audit rule, verdict, end reason or mark; without a name, list all."""
+    """Explain a figure, setting, key of a file, rule, verdict, end reason or mark. Without a name, list all."""
     from accelmark.explain.entries import entries
     from accelmark.explain.entries import explain as find
 
@@ -64,7 +64,7 @@ def init(
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a run file, and a cluster file for hosts, that fit this machine or the given hosts."""
+    """Write a run file for this machine, or a run file and a cluster file for the given hosts."""
     from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.spec.errors import RequestError
 

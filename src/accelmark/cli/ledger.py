@@ -36,7 +36,7 @@ def add(
     ] = False,
     as_json: options.AsJson = False,
 ) -> Output:
-    """Verify a bundle and add its record. Refused are edited, unregistered and INVALID runs, and unknown signers."""
+    """Verify a bundle and add its record. Refuses edited, unregistered and INVALID runs, and unknown signers."""
     from accelmark.ledger.check import add_bundle, add_result
 
     path = (add_result if unverified else add_bundle)(ledger, bundle, by=by, at=at, note=note)
@@ -101,7 +101,7 @@ def withdraw(
     ledger: Directory = _DEFAULT,
     as_json: options.AsJson = False,
 ) -> Output:
-    """Withdraw a record. This adds a record, too; nothing is removed."""
+    """Withdraw a record. Adds a second record; nothing is removed."""
     from accelmark.ledger.check import withdraw as take_back
 
     path = take_back(ledger, record, by=by, why=why)

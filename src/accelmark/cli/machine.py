@@ -179,7 +179,7 @@ def preflight(
     vendor: options.Vendor = None,
     as_json: options.AsJson = False,
 ) -> Output:
-    """Check the hosts of a cluster file, as before a run on all of them, and report problems with what to do."""
+    """Check all hosts of a cluster file, as before a run. Reports each problem with what to do."""
     from accelmark.run.controller.cancellation import run_until_signal
     from accelmark.run.preflight.hosts import check_cluster
     from accelmark.spec.number_format import counted

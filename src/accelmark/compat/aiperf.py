@@ -324,8 +324,8 @@ class _Reader:
         if (width, channels, classes) in _SEEDS:
             return _SEEDS[width, channels, classes]
         if channels != _COLOURS:
-            what = f"images of {channels} channels are known as 28 x 28 x 1 -> 10 only; others have {_COLOURS}"
-            self._problem("tuner.classArgs.input_channel", what)
+            what = f"images are read with {_COLOURS} channels, not {channels}; of grey ones, they are equal"
+            self.unused.append(f"tuner.classArgs.input_channel: {what}")
         return f"{'resnet50' if width >= _LEAST_RESNET_SIDE else 'small'}-{width}-{classes}", "imagenet"
 
     def _dataset(self, name: str) -> dict[str, Any]:
