@@ -1,4 +1,4 @@
-"""The verb that compares runs with published figures: reproduce."""
+"""The verb ``reproduce``: compare a run with a published figure."""
 
 from __future__ import annotations
 

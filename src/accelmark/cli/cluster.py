@@ -1,4 +1,4 @@
-"""The verb that measures a cluster as a whole."""
+"""The verb ``cluster``: measure a cluster as a whole."""
 
 from __future__ import annotations
 

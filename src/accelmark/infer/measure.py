@@ -1,4 +1,4 @@
-"""Run the data through the framework batch by batch, and time and score it; scoring is that of engines too."""
+"""Run the data through the framework batch by batch; time it, and score it as engines are scored."""
 
 from __future__ import annotations
 

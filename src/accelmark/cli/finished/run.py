@@ -215,7 +215,7 @@ def _conclusion(verification: Verification) -> str:
     if verification.signature.status == "broken":
         return "The signature does not belong to these files."
     return (
-        "Files intact, but this AccelMark computes other results from them: "
+        "Files intact. This AccelMark computes other results from them: "
         "it, or its copy of the case, differs from the one that ran."
     )
 

@@ -1,4 +1,4 @@
-"""Print lines in rows of the terminal's width, of which those after the first are indented."""
+"""Print lines wrapped to the terminal's width, with a hanging indent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events that the job side writes, and the values of those of training; ``inference_events`` has the others."""
+"""The events that the job side writes, and the values of those of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of Slurm: requested, looked at, cancelled, and how Slurm ended them."""
+"""Jobs of Slurm: request, query and cancel them, and read how Slurm ended them."""
 
 from __future__ import annotations
 
