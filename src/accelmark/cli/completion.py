@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
-if TYPE_CHECKING:
-    from accelmark.spec.plugins.catalog import Kind
-
+_CATALOG: Final = "accelmark.spec.plugins.catalog"
 _COLON: Final = ":"
 _BEFORE: Final = "_ACCELMARK_COMPLETED"
 """Variable with the parts of a key that bash has split off as words, with their colons."""
@@ -37,13 +36,9 @@ def _of(names: Callable[[], Iterable[str]]) -> Completion:
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
-def _folders(kind: Kind) -> Callable[[], Iterable[str]]:
-    def names() -> Iterable[str]:
-        from accelmark.spec.plugins.catalog import folders
-
-        return folders(kind)
-
-    return names
+def _call(module: str, function: str, *arguments: str) -> Completion:
+    """Return a completion of the names that a function returns; its module is imported only when the shell asks."""
+    return _of(lambda: getattr(import_module(module), function)(*arguments))
 
 
 def _keys(prefix: str) -> Completion:
@@ -66,12 +61,6 @@ def _keys(prefix: str) -> Completion:
     return complete
 
 
-def _engines() -> Iterable[str]:
-    from accelmark.spec.plugins.catalog import engine_specs
-
-    return engine_specs()
-
-
 def _scenarios() -> Iterable[str]:
     from accelmark.spec.settings.inference import ScenarioName
 
@@ -84,12 +73,6 @@ def _datasets() -> Iterable[str]:
     return [known.spec.name for known in known_datasets()]
 
 
-def _prepared() -> Iterable[str]:
-    from accelmark.datasets.catalogue import preparable
-
-    return preparable()
-
-
 def _explained() -> Iterable[str]:
     from accelmark.explain.entries import entries
 
@@ -98,15 +81,14 @@ def _explained() -> Iterable[str]:
 
 keys_to_train = _keys("")
 keys_to_infer = _keys("infer_")
-cases = _of(_folders("cases"))
-vendors = _of(_folders("vendors"))
-frameworks = _of(_folders("frameworks"))
-servers = _of(_folders("servers"))
-engines = _of(_engines)
+cases, vendors, frameworks, servers = (
+    _call(_CATALOG, "folders", kind) for kind in ("cases", "vendors", "frameworks", "servers")
+)
+engines = _call(_CATALOG, "engine_specs")
 scenarios = _of(_scenarios)
 token_scenarios = _of(lambda: ("server", "offline"))
 datasets = _of(_datasets)
-prepared = _of(_prepared)
+prepared = _call("accelmark.datasets.catalogue", "preparable")
 explained = _of(_explained)
 
 

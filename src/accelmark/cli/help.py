@@ -111,7 +111,8 @@ class Verb(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 is_option = parameter.param_type_name == "option"
-                name = _TYPE.sub(_value if is_option else "", record[0])
+                shown = (lambda kind: _VALUES.get(kind[1], kind[1])) if is_option else ""
+                name = _TYPE.sub(shown, record[0])
                 sections[parameter.param_type_name].append((name.strip(), record[1].removesuffix("  [required]")))
         for title, rows in (("Arguments", sections["argument"]), ("Options", sections["option"])):
             if rows:
@@ -137,8 +138,3 @@ class Verbs(TyperGroup):
         for title, names in (self.titles or {"Commands": tuple(self.list_commands(ctx))}).items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in names])
-
-
-def _value(kind: re.Match[str]) -> str:
-    """Return what stands for a value of an option: choices, or its kind in capitals."""
-    return _VALUES.get(kind[1], kind[1])

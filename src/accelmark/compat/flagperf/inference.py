@@ -12,12 +12,13 @@ from accelmark.compat.flagperf.parse import TABLES, Given
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.layers import resolve_inference
 from accelmark.spec.plugins.catalog import folders, load_case
-from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
+from accelmark.spec.settings.inference import InferCaseSpec
 
 _CONFIGURATION: Final = re.compile(r"(\w+_)?configurations?\.ya?ml")
 _PARAMETERS: Final = "parameters.yaml"
 _OVERRIDES: Final = "vendor_config"
 """Folder of a case's ``<vendor>_configurations.yaml``."""
+_NONE: Final = object()
 _NO_EQUIVALENT: Final[dict[str, str]] = TABLES["inference_no_equivalent"]
 
 
@@ -73,7 +74,7 @@ def inference_settings(given: Iterable[Given], case: str, left_over: list[Proble
         elif not is_parameter and (item.is_set or item.value is None):
             taken["precision" if item.key == "fp16" else item.key] = item
     own = resolve_inference(side, case, over=[]).settings
-    return {key: item for key, item in taken.items() if not _is_same(key, inference_value(item), own)}
+    return {key: item for key, item in taken.items() if getattr(own, key, _NONE) != inference_value(item)}
 
 
 def inference_value(item: Given) -> Any:
@@ -86,7 +87,3 @@ def _parameter(item: Given, side: InferCaseSpec) -> str:
     if own == item.value:
         return ""
     return "parameters are the case's on every chip" + ("" if own is None else f": {own!r}")
-
-
-def _is_same(key: str, value: Any, own: InferSettings) -> bool:
-    return key in InferSettings.model_fields and getattr(own, key) == value

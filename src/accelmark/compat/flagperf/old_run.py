@@ -35,7 +35,6 @@ _UNITS: Final = {"seq": "sequence"}
 _SOURCE: Final = re.compile(r"benchmarks/([^/]+)/([^/]+)/")
 _SCALE: Final = re.compile(r"_([A-Za-z][A-Za-z0-9-]*)_\d+[Xx]\d+$")
 _TASK_LOG: Final = re.compile(r"start_(\w+)_task\.log")
-_RANK_LOG: Final = re.compile(r"rank(\d+)\.out\.log")
 _HOST_LOGS: Final = {"cpu", "mem", "pwr"}
 _MAX_POINTS: Final = 500
 _UNKNOWN: Final = "FlagPerf's log does not have it"

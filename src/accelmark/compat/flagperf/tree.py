@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from accelmark.compat.flagperf.convert import Conversion, Converted
 from accelmark.compat.flagperf.coverage import equivalent
@@ -108,7 +107,7 @@ def _to_port(text: str, framework: str) -> str:
     if hooks_file(framework) is None:
         return f"framework {framework} has no hooks to replace"
     try:
-        names = list(_functions(ast.parse(text)))
+        names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError):
         return "is not valid Python 3"
     hooks = [name for name in names if name in allowed_hooks(framework)]
@@ -116,7 +115,3 @@ def _to_port(text: str, framework: str) -> str:
         return "has no function with the name of a hook; it is needed only where a hook uses it"
     methods = ", ".join(hooks)
     return f"port it by hand to methods of class Extern in extern/__init__.py: {methods}"
-
-
-def _functions(tree: ast.Module) -> Iterator[Any]:
-    return (node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
