@@ -138,6 +138,9 @@ def test_a_case_folder_is_loaded_completely(name: str) -> None:
     for heading in ("## Model", "## Data", "## Target, and why", "## Run", "## Results", "## Licence"):
         assert heading in text
     assert "<!-- results -->" in text
+    train = load_case(name).train
+    if train is not None and train.target is None and train.reference_loss is None:
+        assert 'marked "speed only"' in text
     frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))}
     frameworks -= {"arrays"}
     assert frameworks <= set(folders("frameworks"))
