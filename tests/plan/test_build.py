@@ -92,7 +92,9 @@ def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
     extension.mkdir(parents=True)
     (extension / "config_X1x1x1.yaml").write_text("batch_size: 64\n")
     (extension / "environment_variables.sh").write_text("export A=1\n")
+    (extension / "confg.yaml").touch()
     (extension.parent / "top-pytorch").mkdir()
+    (extension.parents[1] / "images").mkdir()
     monkeypatch.setenv("ACCELMARK_PLUGINS", f"{plugins}:{tmp_path / 'more'}:/missing")
     planned = plan({"cases": [{"key": "toy"}]})
     job = planned.jobs[0].job
@@ -102,7 +104,9 @@ def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
     assert job.adaptation is not None
     assert (job.adaptation.path, job.adaptation.is_extension) == (extension, True)
     assert [warning.partition(": ")[0] for warning in planned.warnings] == [
+        str(extension.parents[1] / "images"),
         str(extension.parent / "top-pytorch"),
+        str(extension / "confg.yaml"),
         "/missing",
     ]
 

@@ -28,7 +28,17 @@ from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import allowed_hooks, find, folders, hooks_file, load_case, load_server, load_vendor
+from accelmark.spec.plugins.catalog import (
+    ADAPTATION_NAMES,
+    allowed_hooks,
+    find,
+    folders,
+    hooks_file,
+    load_case,
+    load_server,
+    load_vendor,
+    unread_files,
+)
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.settings.inference import InferCaseSpec
@@ -37,11 +47,6 @@ from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
-_READ: Final = (
-    "config*.yaml", "infer*.yaml", "serve*.yaml", "environment_variables.sh", "requirements.txt", "extern", "csrc",
-    "README.md", "__*",
-)  # fmt: skip
-"""Names in a vendor's folder for a case, or its ``config/``, that have a meaning."""
 _FILE: Final = "case.yaml"
 _INFER: Final = "infer_pytorch.py"
 _TIMEOUT_S: Final = 600.0
@@ -193,13 +198,13 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
     except AccelmarkError as error:
         what, _, do = str(error).partition("; ")
         yield Check("missing", f"{where}: {what}", do)
-    for path in sorted([*(path for path in folder.iterdir() if path.name != "config"), *folder.glob("config/*")]):
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("config/*.yaml")]):
         # Which files apply beneath an infer_*.yaml depends on the device.
         if path.match("config*.yaml") or path.match("serve*.yaml") or path.name == "infer.yaml":
             yield from _settings_checks(path, f"{where}/{path.relative_to(folder)}", case)
-        elif not any(path.match(pattern) for pattern in _READ):
-            what = f"{where}/{path.relative_to(folder)} is not read"
-            yield Check("advice", what, f"names that are: {', '.join(_READ)}")
+    for path in unread_files(folder):
+        what = f"{where}/{path.relative_to(folder)} is not read"
+        yield Check("advice", what, f"names that are: {', '.join(ADAPTATION_NAMES)}")
     contents = adaptation_files(folder)
     if contents is not None and (folder / "csrc").is_dir() and not contents.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")

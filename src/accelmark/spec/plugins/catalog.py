@@ -35,6 +35,11 @@ Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers", "serve
 JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers", "servers")
 """Kinds of plug-ins that a job needs on its hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
+ADAPTATION_NAMES: Final = (
+    "config*.yaml", "infer*.yaml", "serve*.yaml", "environment_variables.sh", "requirements.txt", "extern", "csrc",
+    "README.md", "__*",
+)  # fmt: skip
+"""Names in a vendor's folder for a case, or its ``config/``, that have a meaning."""
 """Environment variable: directories, separated as in ``PATH``, with one folder per kind (``cases/``, ``trainers/``)."""
 
 _PACKAGE: Final = {
@@ -257,8 +262,14 @@ def adaptations(vendor: str, case: str) -> list[Path]:
     return [own, *filter(Path.is_dir, more)]
 
 
+def unread_files(folder: Path) -> list[Path]:
+    """Return what nothing reads in a vendor's folder for a case and its ``config/``."""
+    files = [*(path for path in folder.iterdir() if path.name != "config"), *folder.glob("config/*")]
+    return sorted(path for path in files if not any(map(path.match, ADAPTATION_NAMES)))
+
+
 def unread_plugins() -> list[str]:
-    """Return what is wrong with ``ACCELMARK_PLUGINS``: missing directories, and folders that nothing reads."""
+    """Return what is wrong with ``ACCELMARK_PLUGINS``: missing directories, and what nothing reads in them."""
     problems = []
     for directory in plugin_directories():
         kinds = [kind for kind in get_args(Kind) if (directory / kind).is_dir()]
@@ -273,9 +284,13 @@ def unread_plugins() -> list[str]:
                 if kind != "vendors" or path.name not in folders("vendors"):
                     problems.append(f"{path}: is not read: it has no {kind[:-1]}.yaml")
                     continue
-                cases = sorted((path / "cases").glob("*"))
-                unknown = [case for case in cases if case.name.rpartition("-")[0] not in folders("cases")]
-                problems += [f"{case}: is not read: no case has this name" for case in unknown]
+                others = sorted(other for other in path.iterdir() if other.name not in {*SKIPPED, "cases", "README.md"})
+                problems += [f"{other}: is not read: only cases/ extends a vendor" for other in others]
+                for case in sorted((path / "cases").glob("*")):
+                    if case.name.rpartition("-")[0] not in folders("cases") or not case.is_dir():
+                        problems.append(f"{case}: is not read: no case has this name")
+                    else:
+                        problems += [f"{file}: is not read" for file in unread_files(case)]
     return problems
 
 
