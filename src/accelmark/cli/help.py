@@ -41,6 +41,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "compare": ("accelmark compare runs/A runs/B -o compare.html",),
     "view": ("accelmark view runs", "accelmark view runs --host 0.0.0.0 --token-file ~/.accelmark-token"),
     "evaluate": ("accelmark evaluate runs/RUN",),
+    "accept": ("accelmark accept cpu resnet_mini --scales 1x1,1x2 --readme README.md",),
     "results": (
         "accelmark results runs --where chip=H100 --group-by case",
         'accelmark results --sql "SELECT model, verdict FROM results"',
@@ -53,7 +54,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "bundle": ("accelmark bundle runs/RUN -o run.tar",),
     "export": ("accelmark export runs/RUN --tensorboard DIR",),
     "cases": ("accelmark cases resnet50", "accelmark cases --family vision"),
-    "vendors": ("accelmark vendors", "accelmark vendors NAME"),
+    "vendors": ("accelmark vendors", "accelmark vendors NAME", "accelmark vendors --matrix"),
     "doctor": ("accelmark doctor",),
     "preflight": ("accelmark preflight cluster.yaml",),
     "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),

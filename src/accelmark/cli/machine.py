@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args
 
 import typer
 from typer import Argument, Option
@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from accelmark.telemetry.inventory import Inventory
 
 
+_STATES: Final = ("accepted", "ran", "described", "not possible")
+
+
 def vendors(
     name: Annotated[
         str | None,
         Argument(metavar="NAME", help="Vendor whose chips are shown.", autocompletion=completion.vendors),
     ] = None,
+    matrix: Annotated[bool, Option("--matrix", help="Show what is known of each case on each vendor.")] = False,
+    runs: Annotated[Path, Option(metavar="DIR", help="Directory of runs, for --matrix.")] = Path("runs"),
     as_json: options.AsJson = False,
 ) -> Output:
     """List vendors, their chips and their devices on this machine, or the published figures of one vendor's chips."""
@@ -33,6 +38,8 @@ def vendors(
     from accelmark.telemetry.detect import detect
     from accelmark.telemetry.sources import MODULE_FILE
 
+    if matrix:
+        return _matrix(name, runs)
     if name is not None:
         find("vendors", name)
         described = load_vendor(name)
@@ -67,6 +74,29 @@ def vendors(
             }
         )
     return Output(rows, lambda: _show_vendors(rows))
+
+
+def _matrix(vendor: str | None, runs: Path) -> Output:
+    from accelmark.audit.acceptance import support
+    from accelmark.results.sources import open_sources
+
+    opened, problems = open_sources([runs]) if runs.is_dir() else ([], [])
+    for problem in problems:
+        options.warn(problem)
+    found = [row for row in support(opened) if vendor in (None, row.vendor)]
+
+    def show() -> None:
+        from rich.console import Console
+
+        table = options.plain_table("case", "framework", "accepted", "ran", "described", "not possible")
+        vendors: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for row in found:
+            vendors.setdefault((row.case, row.framework), {}).setdefault(row.state, []).append(row.vendor)
+        for names, states in vendors.items():
+            table.add_row(*names, *(", ".join(states.get(title, "-")) for title in _STATES))
+        Console(highlight=False).print(table)
+
+    return Output([row._asdict() for row in found], show)
 
 
 def _show_vendors(rows: list[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from typer import Option
 
 import accelmark
 from accelmark.cli import completion, options
+from accelmark.cli.acceptance import accept
 from accelmark.cli.automl import app as automl
 from accelmark.cli.claims import reproduce
 from accelmark.cli.cluster import cluster
@@ -35,7 +36,7 @@ from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 _GROUPS: Final[Mapping[str, tuple[Callable[..., object], ...]]] = {
     "Measure": (train, infer, serve, run, reproduce, probe, cluster),
     "Follow a run": (status, stop, resume),
-    "Read results": (report, compare, results, view, verify, evaluate, bundle, export),
+    "Read results": (report, compare, results, view, verify, evaluate, accept, bundle, export),
     "Look up": (cases, vendors, doctor, preflight, explain),
     "Write and check files": (init, new, check, import_files, monitor),
 }

@@ -1,0 +1,54 @@
+"""Acceptance of a vendor's case from its runs at several scales."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from accelmark.audit.acceptance import support
+from accelmark.cli.acceptance import BEGIN, accept
+from accelmark.cli.help import Verb
+from accelmark.results.sources import open_sources
+from tests.results.compared_runs import made
+
+app = typer.Typer()
+app.command("accept", cls=Verb)(accept)
+app.command("other")(lambda: None)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_each_scale_is_judged_and_the_readme_gets_both_tables(tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "one", rounds=1, jitter=0.0)
+    made(tmp_path / "runs" / "two", rounds=1, jitter=0.0, nproc=2, step_ms=11.5)
+    readme = tmp_path / "README.md"
+    readme.write_text("# Toy\n")
+    options = ["--scales", "1x1,1x2,2x2", "--efficiency", "0.9", "--readme", str(readme), "--json"]
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["accept", "acme", "toy", "--runs", str(tmp_path / "runs"), *options])
+    assert done.exit_code == 1, done.output
+    passed = {(row["scale"], row["rule"]): row["passed"] for row in json.loads(done.stdout)}
+    assert passed["1x1", "target"] is True
+    assert passed["1x1", "telemetry"] is True
+    assert passed["1x1", "repeats"] is False, "the made rounds are short"
+    assert ("1x1", "speed-up") not in passed
+    assert passed["1x2", "speed-up"] is False, "80 % of ideal"
+    assert passed["2x2", "run"] is False
+    text = readme.read_text()
+    assert text.startswith("# Toy\n")
+    runs, _ = open_sources([tmp_path / "runs"])
+    states = {(row.case, row.framework, row.vendor): row.state for row in support(runs)}
+    assert states["toy", "pytorch", "acme"] == "ran"
+    assert states["resnet_mini", "pytorch", "nvidia"] == "described"
+    assert states["resnet_mini", "pytorch", "zixiao"] == "not possible"
+    assert (text.count(BEGIN), text.count("| 1x2 | speed-up"), text.count("加速比")) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])
+def test_a_scale_that_is_none_is_refused(plugins: Path, scales: str) -> None:
+    (plugins / "runs").mkdir()
+    done = CliRunner().invoke(app, ["accept", "acme", "toy", "--runs", str(plugins / "runs"), "--scales", scales])
+    assert "HOSTSxDEVICES" in str(done.exception)
