@@ -87,7 +87,7 @@ def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "badge", "explained"),
     [
-        ({}, "✓ VALID", "the audit confirmed it."),
+        ({}, "✓ VALID", "The audit confirmed it."),
         ({"marks": ("busy_machine",)}, "✓ VALID, timing unreliable", "the timing is unreliable."),
         ({"marks": ("speed_only",)}, "✓ VALID, speed only", "convergence was not checked."),
         ({"verdict": "INVALID", "state": "cancelled"}, "– cancelled", "was not judged."),

@@ -376,11 +376,11 @@ class Environment(Spec):
 
 Verdict = Literal["VALID", "OPEN", "INVALID"]
 VERDICTS: Final[dict[Verdict, str]] = {
-    "VALID": "Every round met the case's target on the case's data, nothing that the case fixes was changed, and the "
-    "audit confirmed it.",
+    "VALID": "The result counts: every round used the case's data and fixed settings and reached its target, if it has "
+    "one. The audit confirmed it.",
     "OPEN": "Not a closed result: fixed settings were unlocked with --open, or the audit could not confirm something.",
-    "INVALID": "The audit found an error: a failed round, a missed target, synthetic data, too few rounds or records "
-    "that contradict each other.",
+    "INVALID": "The result does not count: a round failed, the target was missed, the data was synthetic, or records "
+    "contradict each other.",
 }
 """Verdict -> what it means."""
 Severity = Literal["info", "warning", "open", "error"]
