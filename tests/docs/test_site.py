@@ -54,6 +54,14 @@ def test_a_chinese_page_has_the_code_commands_and_rows_of_the_english_one(page: 
     assert re.search(r"对应提交 `[0-9a-f]{7,}`", chinese)
 
 
+def test_the_messages_that_a_chinese_guide_translates_are_those_of_the_command_line() -> None:
+    text = (ZH / "start/first-result.md").read_text(encoding="utf-8").partition("| 信息 | 含义 |")[2]
+    messages = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/accelmark").rglob("*.py"))
+    assert [message for message in messages if message not in source] == []
+    assert len(messages) >= 20
+
+
 def test_tutorials_and_guides_are_short() -> None:
     pages = [path for folder in ("start", "how-to") for path in (ROOT / "docs").rglob(f"{folder}/*.md")]
     assert [path.name for path in pages if len(path.read_text(encoding="utf-8").splitlines()) > 120] == []
