@@ -154,11 +154,9 @@ def _show_claims(claims: dict[str, Claim]) -> None:
 
     from accelmark.spec.number_format import quantity
 
-    table = options.plain_table("claim", "figure", "on", "what")
-    table.columns[0].no_wrap = True
+    table = options.plain_table("claim", "figure", "on")
     for name, claim in claims.items():
-        scale = f"{claim.num_devices} x {claim.hardware}"
-        table.add_row(name, quantity(claim.value, claim.unit), scale, claim.title)
+        table.add_row(name, quantity(claim.value, claim.unit), f"{claim.num_devices} x {claim.hardware}")
     Console(highlight=False).print(table)
 
 
