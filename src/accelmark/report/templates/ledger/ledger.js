@@ -128,11 +128,12 @@
     at("keys").replaceChildren();
     select(at("keys"), "Key", keys.slice(0, 200).map(([name]) => name), historyKey, (value) => { historyKey = value; charts(); redraw(); });
     const history = (keys.find(([name]) => name === historyKey)?.[1] ?? []).toSorted((a, b) => a.date.localeCompare(b.date));
-    chart("history", [...grouped(history, (row) => row.version)].map(([version, part], number) => line(`AccelMark ${version}`, number, {
+    chart("history", history.length < 2 ? [] : [...grouped(history, (row) => row.version)].map(([version, part], number) => line(`AccelMark ${version}`, number, {
       mode: "markers", x: part.map((row) => row.date), y: part.map((row) => row.rate), text: part.map(label),
       error_y: { type: "data", symmetric: false, thickness: 1, width: 0, color: `--r${number % 6 + 1}`, array: part.map((row) => row.high === null ? 0 : row.high - row.rate),
         arrayminus: part.map((row) => row.low === null ? 0 : row.rate - row.low) } })),
-    { xaxis: { type: "date" }, yaxis: { title: { text: history.length ? history[0].unit : "" }, rangemode: "tozero" } });
+    { xaxis: { type: "date" }, yaxis: { title: { text: history.length ? history[0].unit : "" }, rangemode: "tozero" },
+      ...(history.length > 1 ? {} : nothing("This key has one result.")) });
   };
 
   const differing = (one, two) => {
