@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
 
 class BuyerLine(NamedTuple):
-    """What a buyer asks about one case on two chips."""
+    """What a buyer asks about one case in two runs."""
 
     case: str
     chips: str
@@ -60,9 +60,11 @@ class BuyerLine(NamedTuple):
 
 
 def buyer_lines(comparison: RunComparison, prices: Prices | None = None) -> list[BuyerLine]:
-    """Return a line for each pair of different chips; costs are at the reader's ``prices``."""
+    """Return a line for each pair of different chips, or at the reader's ``prices`` for each pair."""
     return [
-        _buyer_line(pair, prices) for pair in comparison.pairs if pair.baseline.key.hardware != pair.other.key.hardware
+        _buyer_line(pair, prices)
+        for pair in comparison.pairs
+        if prices is not None or pair.baseline.key.hardware != pair.other.key.hardware
     ]
 
 
@@ -84,14 +86,17 @@ def _buyer_line(pair: Pair, prices: Prices | None) -> BuyerLine:
     changed = [
         f"{side.key.hardware}: {'; '.join(side.changed)}" for side in (pair.baseline, pair.other) if side.changed
     ]
+    names = [side.key.hardware for side in (pair.other, pair.baseline)]
+    if names[0] == names[1]:
+        names = [pair.other.run, pair.baseline.run]
     return BuyerLine(
         case=pair.baseline.key.model,
-        chips=f"{pair.other.key.hardware} against {pair.baseline.key.hardware}",
+        chips=" against ".join(names),
         faster=faster,
         energy=_change(energy) if energy is not None and not pair.not_comparable else NOTHING,
         cost=signed_percent(both[0][1].value / both[0][0].value - 1) if both and both[0][0].value else NOTHING,
         costs=tuple((one.title, one.text, two.text) for one, two in both),
-        changed="; ".join(changed) or "nothing",
+        changed="; ".join(dict.fromkeys(changed)) or "nothing",
     )
 
 
