@@ -32,9 +32,8 @@ test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and 
 test-servers: $(VENV)/.test-servers  ## Build llama.cpp; run all tests of generation and serving, the heavy ones too
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/serving tests/infer/test_benchmarks.py tests/infer/test_generation.py
 
-test-versions: $(VENV)/.test-cluster  ## Run cases on Python 3.9, 3.10 and 3.12 with PyTorch 2.4, 2.6 and 2.8, and on SSH hosts with 3.9
+test-versions: $(VENV)/.test-cluster  ## Run cases, SSH hosts and a container on Python 3.9, 3.10, 3.12 with PyTorch 2.4, 2.6, 2.8
 	$(BIN)/python -m benchmarks.versions
-	ACCELMARK_OLD_PYTHON=$(CURDIR)/.environments/python3.9-torch2.4.1/bin/python $(BIN)/python -m pytest tests/cluster/test_old_python.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,13 +1,16 @@
-"""Run cases with ranks on older Pythons and PyTorches: ``python -m benchmarks.versions [PYTHON...]`` (``3.9``).
+"""Run cases with ranks on older Pythons and PyTorches: ``python -m benchmarks.versions [--short] [PYTHON...]``.
 
 Each row makes a virtual environment in ``.environments``, runs small cases in it from this Python, stops the run in the
-middle of training, resumes it, and writes its row of ``benchmarks/versions.md``. Rows that are not asked for are kept.
+middle of training, resumes it, runs the cluster tests of that Python, and writes its row of ``benchmarks/versions.md``.
+Rows that are not asked for are kept. With ``--short``, training takes 12 steps and inference four batches.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -24,40 +27,57 @@ from accelmark.run.preflight.packages import RANK_NEEDS
 
 ROWS: Final = {"3.9": "2.4.1", "3.10": "2.6.0", "3.12": "2.8.0"}
 """Python -> PyTorch."""
-_SHORT: Final = {"end.max_steps": 12, "evaluate.every_steps": 6}
 _CASES: Final[dict[str, dict[str, Any]]] = {
-    "resnet_mini, 2 ranks": {"key": "resnet_mini:pytorch:CPU:1:2", "settings": _SHORT},
-    "llama_mini": {"key": "llama_mini:pytorch:CPU:1:1", "settings": _SHORT},
-    "eager": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "eager", "max_batches": 4}},
-    "inductor": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "inductor", "max_batches": 4}},
-    "translation_mini (transformers)": {"key": "translation_mini:pytorch:CPU:1:1", "settings": _SHORT},
+    "resnet_mini, 2 ranks": {"key": "resnet_mini:pytorch:CPU:1:2"},
+    "llama_mini": {"key": "llama_mini:pytorch:CPU:1:1"},
+    "translation_mini (transformers)": {"key": "translation_mini:pytorch:CPU:1:1"},
+    "resnet_mini in eager": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "eager"}},
+    "resnet_mini in inductor": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "inductor"}},
 }
-_EXPECTED: Final = {"target-missed", "partial-evaluation", "declared-open"}
-"""Rules that a short run breaks."""
+_SHORT: Final = {"train": {"end.max_steps": 12, "evaluate.every_steps": 6}, "infer": {"max_batches": 4}}
+_BROKEN_BY_SHORT: Final = {"target-missed", "partial-evaluation", "declared-open"}
+"""Rules of the audit."""
+_CLUSTER: Final = "SSH hosts and container"
+_FSDP2: Final = "fsdp2"
+_COLUMNS: Final = (*_CASES, _CLUSTER, _FSDP2)
 _TABLE: Final = Path(__file__).with_name("versions.md")
 _HEAD: Final = f"""\
 # Older Pythons and PyTorches
 
-`make test-versions`. Agents and coordinator ran on this machine's Python; ranks, evaluation and replay on the row's.
-*passed*: the short training was stopped, resumed, evaluated and replayed outside, and the audit found nothing but the
-missed target and the part of the data; the inference answered as the framework. Python 3.9 has no transformers 5.
+Written by `make test-versions`. The coordinator ran on Python {platform.python_version()}; ranks, evaluation and
+replay on the row's, and so did agents on SSH hosts and in the container. Each run was stopped in its first training
+and resumed. A verdict with a metric is that of the standard case. *short*: 12 steps or four batches, in which the
+audit found nothing but the missed target, the part of the data and the changed settings. *SSH hosts and container*: a
+small case on two SSH hosts, and on one in a container of podman, whose Python was the row's. *fsdp2*: the setting was
+refused before the start. Python 3.9 has no transformers 5.
 
-| Python | PyTorch | Date | {" | ".join(_CASES)} |
-|---|---|---|{"---|" * len(_CASES)}
+| Python | PyTorch | Date | {" | ".join(_COLUMNS)} |
+|---|---|---|{"---|" * len(_COLUMNS)}
 """
 
 
-def main(chosen: list[str]) -> int:
-    """Run the rows, write the table; return 1 if a case failed."""
-    lines = _TABLE.read_text(encoding="utf-8").splitlines() if _TABLE.is_file() else []
+def main(arguments: list[str]) -> int:
+    """Run the rows, write the table; return 1 if a case failed, 3 if there is no environment for a row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("python", nargs="*", default=list(ROWS))
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--out", type=Path, default=_TABLE)
+    options = parser.parse_args(arguments)
+    table: Path = options.out
+    lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
     rows = {python: line for python in ROWS for line in lines if line.startswith(f"| {python} |")}
-    for python in chosen or ROWS:
-        found = check(python, environment(python, ROWS[python]))
-        cells = [python, ROWS[python], datetime.now(UTC).date().isoformat(), *found.values()]
+    for python in options.python:
+        try:
+            place = environment(python, ROWS[python])
+        except (OSError, IndexError, subprocess.CalledProcessError) as error:
+            print(f"There is no Python {python} with PyTorch {ROWS[python]} here: {error}", file=sys.stderr)
+            return 3
+        found = check(python, place, is_short=options.short)
+        cells = [python, ROWS[python], datetime.now(UTC).date().isoformat(), *map(found.__getitem__, _COLUMNS)]
         rows[python] = f"| {' | '.join(cells)} |"
         print(rows[python], flush=True)
-        _TABLE.write_text(_HEAD + "".join(rows[name] + "\n" for name in ROWS if name in rows), encoding="utf-8")
-    return int(any("failed" in rows[python] for python in chosen or ROWS))
+        table.write_text(_HEAD + "".join(rows[name] + "\n" for name in ROWS if name in rows), encoding="utf-8")
+    return int(any("failed" in rows[python] for python in options.python))
 
 
 def environment(python: str, torch: str) -> Path:
@@ -79,30 +99,60 @@ def has_transformers(python: str) -> bool:
     return tuple(map(int, python.split("."))) >= (3, 10)
 
 
-def check(python: str, place: Path) -> dict[str, str]:
-    """Return {case: ``passed``, or what failed} of one row."""
-    names = [name for name in _CASES if has_transformers(python) or "transformers" not in name]
+def check(python: str, place: Path, *, is_short: bool) -> dict[str, str]:
+    """Return {column: result} of one row."""
+    chosen = {name: case for name, case in _CASES.items() if has_transformers(python) or "transformers" not in name}
+    if is_short:
+        chosen = {
+            name: {**case, "settings": {**case.get("settings", {}), **_SHORT[case.get("task", "train")]}}
+            for name, case in chosen.items()
+        }
     with tempfile.TemporaryDirectory() as directory:
-        file, run = Path(directory) / "run.yaml", Path(directory) / "run"
-        cluster = {"environments": {"pytorch": str(place)}}
-        spec = {"name": "versions", "open": True, "cluster": cluster, "cases": [_CASES[name] for name in names]}
-        file.write_text(yaml.safe_dump(spec), encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [sys.executable, "-m", "accelmark"]
-        process = subprocess.Popen([*command, "run", str(file), "--out", str(run)], env=environment)
+        run = Path(directory) / "run"
+        file = _run_file(run.with_name("run.yaml"), place, list(chosen.values()), is_open=is_short)
+        process = _accelmark("run", file, "--out", run)
         while process.poll() is None and not any('"STEP_END"' in log.read_text() for log in run.rglob("rank0.out.log")):
             time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         stopped = process.wait()
-        subprocess.run([*command, "resume", str(run)], env=environment, check=False)
-        if not (run / "summary.json").is_file():
-            return dict.fromkeys(_CASES, f"failed: exit code {stopped}")
-        cases = json.loads((run / "summary.json").read_text(encoding="utf-8"))["cases"]
-    found = dict.fromkeys(_CASES, "-")
-    for name, case in zip(names, cases, strict=True):
-        errors = {each["rule"] for each in case["findings"] if each["severity"] in ("error", "open")} - _EXPECTED
-        found[name] = f"failed: {', '.join(sorted(errors))}" if errors else "passed"
-    return found
+        _accelmark("resume", run).wait()
+        results = dict.fromkeys(_CASES, "-")
+        if stopped == 130 and (run / "summary.json").is_file():
+            cases = json.loads((run / "summary.json").read_text(encoding="utf-8"))["cases"]
+            results |= {name: _result(case, is_short) for name, case in zip(chosen, cases, strict=True)}
+        else:
+            results |= dict.fromkeys(chosen, f"failed: exit code {stopped}")
+        sharded = {"key": "llama_mini:pytorch:CPU:1:2", "settings": {"parallelism": "fsdp2"}}
+        sharded_file = _run_file(file, place, [sharded])
+        refused = _accelmark("run", sharded_file, "--out", run / "fsdp2").wait()
+        results[_FSDP2] = "refused" if refused == 2 else f"failed: exit code {refused}"
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/cluster/test_old_python.py"]
+    variables = os.environ | {"ACCELMARK_OLD_PYTHON": str(place / "bin/python")}
+    done = subprocess.run(tests, env=variables, text=True, stdout=subprocess.PIPE, check=False)
+    print(done.stdout, flush=True)
+    results[_CLUSTER] = ("-" if "skipped" in done.stdout else "VALID") if done.returncode == 0 else "failed"
+    return results
+
+
+def _accelmark(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.Popen([sys.executable, "-m", "accelmark", *arguments], env=environment)
+
+
+def _run_file(file: Path, place: Path, cases: list[dict[str, Any]], *, is_open: bool = False) -> Path:
+    cluster = {"environments": {"pytorch": str(place)}}
+    file.write_text(yaml.safe_dump({"name": "versions", "open": is_open, "cluster": cluster, "cases": cases}))
+    return file
+
+
+def _result(case: dict[str, Any], is_short: bool) -> str:
+    """Return the cell of a case in ``summary.json``."""
+    rules = {each["rule"] for each in case["findings"] if each["severity"] in ("error", "open")}
+    rules -= _BROKEN_BY_SHORT if is_short else set()
+    if rules or case["state"] != "succeeded":
+        return f"failed: {', '.join(sorted(rules)) or case['state']}"
+    metric = case["figures"].get("final_metric") or case["figures"].get("engine_metric") or {}
+    return "short" if is_short else f"{case['verdict']}, {metric.get('mean'):.4g}"
 
 
 if __name__ == "__main__":

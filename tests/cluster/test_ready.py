@@ -17,6 +17,7 @@ from accelmark.plan.plan import Plan
 from accelmark.run.launchers.ssh.delivery import wheel
 from accelmark.run.preflight.facts import HostsNotReadyError
 from accelmark.run.preflight.hosts import require_ready
+from accelmark.spec.plugins.requirements import Need
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.cluster.skeleton import mounts, write_rootfs
@@ -164,6 +165,11 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image
     assert code == 0, out + err
     assert seen(python) == [busy]
+    made = plan((), on=spec)
+    needs = (Need(requirement="made-up>=1", needed_by="case toy"), Need(requirement="numpy", needed_by="case toy"))
+    (lacking,) = look(made.model_copy(update={"jobs": (made.jobs[0].model_copy(update={"requires": needs}),)}))
+    assert lacking.what == "case toy needs made-up>=1, which is not installed"
+    assert "install it in the image accelmark-acme-pytorch:" in lacking.hint
     wheel.cache_clear()
 
 

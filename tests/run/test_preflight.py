@@ -113,6 +113,7 @@ CPU = {"device": framework_device(load_vendor("cpu"), "pytorch")}
         ),
         ([*EXTRA, ONNX], INSTALLED, VENV, [f"{VENV_PIP} 'onnx>=1.17'"]),
         ([*EXTRA, ONNX], {}, VENV, [CREATE_VENV]),
+        ([ONNX], {}, {"image": "acme:1"}, [f"install it in the image acme:1: {PIP} 'onnx>=1.17'"]),
         ([*EXTRA, ONNX], INSTALLED, VENV | {"is_here": False}, [f"run there: {VENV_PIP} 'onnx>=1.17'"]),
     ],
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """Check a host, for preflight. Each form prints its answer as one line of JSON.
 
-``probe`` and ``packages`` read a request as one line of JSON, and report the state of the host and the packages of this
-Python. ``state DIRECTORY`` reports what may have ended a node agent that left no record in its directory.
-``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach ADDRESS PORT TOKEN
-TIMEOUT`` checks that this listener answers.
+``probe`` reads a request as one line of JSON, ``packages REQUEST`` has it as its argument; they report the state of the
+host and the packages of this Python. ``state DIRECTORY`` reports what may have ended a node agent that left no record
+in its directory. ``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach ADDRESS
+PORT TOKEN TIMEOUT`` checks that this listener answers.
 """
 
 from __future__ import annotations
@@ -324,9 +324,10 @@ def main(verb: str, *arguments: str) -> None:
         reach(arguments[0], int(arguments[1]), arguments[2], float(arguments[3]))
     elif verb == "state":
         report(**state(arguments[0]))
+    elif verb == "packages":
+        report(**packages(json.loads(arguments[0])))
     else:
-        request = json.loads(sys.stdin.readline())
-        report(**(probe(request) if verb == "probe" else packages(request)))
+        report(**probe(json.loads(sys.stdin.readline())))
 
 
 if __name__ == "__main__":

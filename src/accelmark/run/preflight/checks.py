@@ -212,10 +212,13 @@ def rank_packages(host: HostState) -> Iterator[Problem]:
     environments: Iterable[str] = () if host.jobs else host.cluster.environments
     for framework, (needs, installs) in packages_of(host.jobs, environments).items():
         if (facts := host.packages.get(framework)) is not None:
-            environment, spec = host.cluster.environments.get(framework), load_framework(framework)
-            needs = [*(RANK_NEEDS if environment is not None else ()), *needs]
+            image, spec = host.images.get(framework), load_framework(framework)
+            environment = host.cluster.environments.get(framework) if image is None else None
+            needs = [*(RANK_NEEDS if environment or image else ()), *needs]
             device, is_here = known_device(host.plan.vendor, framework), host.is_localhost
-            yield from package_problems(facts, needs, installs, spec, environment, device=device, is_here=is_here)
+            yield from package_problems(
+                facts, needs, installs, spec, environment, image=image, device=device, is_here=is_here
+            )
 
 
 def same_machine(hosts: Sequence[HostState]) -> Iterator[Problem]:

@@ -104,6 +104,8 @@ class HostState:
     """The vendor's devices; None where they were not read."""
     packages: Mapping[str, PackageFacts] = field(default_factory=dict)
     """Framework -> the packages of the Python of its ranks."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Framework -> the container image in which they were read."""
 
     @property
     def cluster(self) -> ClusterSpec:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -45,6 +46,7 @@ from accelmark.spec.plugins.requirements import (
 )  # fmt: skip
 
 REACH_TIMEOUT_S: Final = 4.0
+_CHECKS_MODULE: Final = "accelmark.run.onhost.checks"
 _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
@@ -243,30 +245,49 @@ class Preflight:
     async def _read_packages(self, host: Host, state: HostState) -> list[Problem]:
         """Read the packages of the Pythons that run the host's ranks; returns why some cannot be read.
 
-        A container's are not read.
+        Those of an image that is still to be obtained are not read.
         """
-        if self._cluster.container is not None:
-            return []
-        problems: list[Problem] = []
-        found = dict(state.packages)
+        is_contained, problems = self._cluster.container is not None, []
+        found, images = dict(state.packages), dict(state.images)
         for framework, (needs, _) in packages_of(state.jobs, () if state.jobs else self._cluster.environments).items():
-            environment = self._cluster.environments.get(framework)
-            wanted = distributions([*(RANK_NEEDS if environment is not None else ()), *needs])
+            environment = self._cluster.environments.get(framework) if not is_contained else None
+            wanted = distributions([*(RANK_NEEDS if environment or is_contained else ()), *needs])
             spec = load_framework(framework)
             modules = () if self.is_dry_run else spec.checked_imports
             imports = [] if self.is_dry_run else _imported(needs, spec)
-            path = python_path() if state.is_localhost else ()
+            path = python_path() if state.is_localhost and not is_contained else ()
+            enter, python = None, ""
             try:
-                python = self.launcher.python_of(framework)
-                found[framework] = await package_facts(host, python, wanted, modules, path, imports)
+                if is_contained:
+                    job = next((job for job in state.jobs if job.job.framework == framework), None)
+                    image = await self._image_of(host, job)
+                    if job is None or image is None:
+                        continue
+                    inside = await self._inside(host, job)
+                    enter, python = partial(inside, _CHECKS_MODULE, "packages"), f"the image {image.name}"
+                    images[framework] = image.name
+                else:
+                    python = self.launcher.python_of(framework)
+                found[framework] = await package_facts(host, python, wanted, modules, path, imports, enter)
             except UnreachableError:
                 raise
             except HostError as error:
                 create = create_command(framework, environment, is_here=state.is_localhost)
                 hint = create if environment is not None else error.advice
                 problems.append(Problem(host.name, "", error.problem, hint))
-        state.packages = found
+        state.packages, state.images = found, images
         return problems
+
+    async def _image_of(self, host: Host, job: PlannedJob | None) -> ImageRecipe | None:
+        """Return the image of a job; None where the host does not have it yet, or nothing may be started."""
+        recipe = None if job is None or self.is_dry_run else recipe_of(self.directory.plan, job.job)
+        return recipe if recipe is not None and (await host.run(recipe.present)).code == 0 else None
+
+    async def _inside(self, host: Host, job: PlannedJob) -> Callable[..., list[str]]:
+        """Deliver AccelMark, and return what makes a module and its arguments a command in a job's sandbox."""
+        await self.launcher.deliver(host.spec)
+        nodes = await node_jobs(self.directory, job, self.launcher)
+        return partial(self.launcher.sandbox_command, next(node for node in nodes if node.host.name == host.name))
 
     async def _read_devices(self, host: Host, state: HostState) -> list[Problem]:
         """Read the vendor's devices on a host; returns why they cannot be read.
@@ -281,18 +302,13 @@ class Preflight:
             await launcher.deliver(host.spec)
             done = await host.run(launcher.native_command(_DEVICES_MODULE, plan.vendor))
         else:
-            recipe = recipe_of(plan, state.jobs[0].job)
-            if recipe is None or (await host.run(recipe.present)).code != 0:
+            if await self._image_of(host, state.jobs[0]) is None:
                 what = f"devices of {plan.vendor} cannot be read before the image is there"
                 packages = ", ".join(facts.lacking_packages)
                 hint = f"nothing, the run obtains it; or install {packages} for {facts.executable}"
                 return [Problem(name, "", what, hint, "warning")]
-            await launcher.deliver(host.spec)
-            nodes = await node_jobs(self.directory, state.jobs[0], launcher)
-            argv = launcher.sandbox_command(
-                next(node for node in nodes if node.host.name == name), _DEVICES_MODULE, plan.vendor
-            )
-            done = await host.run(argv, timeout_s=_CONTAINER_TIMEOUT_S)
+            inside = await self._inside(host, state.jobs[0])
+            done = await host.run(inside(_DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
         try:
             if done.code == 0:
                 state.devices = _DEVICES.validate_json(done.out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -49,22 +49,24 @@ async def package_facts(
     modules: Sequence[str] = (),
     python_path: Sequence[str] = (),
     imports: Sequence[str] = (),
+    enter: Callable[[str], list[str]] | None = None,
 ) -> PackageFacts:
     """Return the versions of packages of a Python on a host, and which cannot be imported.
 
-    ``modules`` and the modules of the packages ``imports`` are tried, where they are installed.
+    ``modules`` and the modules of the packages ``imports`` are tried, where they are installed. ``enter`` returns the
+    command that answers a request in a container.
 
     Raises:
         HostError: the Python cannot be run.
     """
     names = {"distributions": distributions, "modules": modules, "python_path": python_path, "imports": imports}
-    request = {name: list(values) for name, values in names.items()}
-    stdin = json.dumps(request).encode() + b"\n"
-    done = await host.run(command(python, "packages"), stdin, timeout_s=_IMPORT_TIMEOUT_S)
+    request = json.dumps({name: list(values) for name, values in names.items()})
+    argv = command(python, "packages", request) if enter is None else enter(request)
+    done = await host.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, f"the packages of {python} cannot be read: {done.message}")
     try:
-        return PackageFacts.model_validate_json(done.out)
+        return PackageFacts.model_validate_json(done.out.strip().rpartition(b"\n")[2])
     except ValidationError as error:
         raise HostError(host.name, f"{python} did not print its packages: {error.errors()[0]['msg']}") from error
 
@@ -76,6 +78,7 @@ def package_problems(
     framework: FrameworkSpec,
     environment: Path | None = None,
     *,
+    image: str | None = None,
     device: FrameworkDevice | None = None,
     is_here: bool = True,
 ) -> Iterator[Problem]:
@@ -87,17 +90,22 @@ def package_problems(
         installed: packages that are installed for the ranks before they start.
         framework: the framework.
         environment: its virtual environment, if its ranks run in one.
+        image: the container image that they run in.
         device: the device that the jobs use, if it is known.
         is_here: the host is this machine.
     """
     create = create_command(framework.name, environment, is_here=is_here)
+    if image is not None:
+        create = f"install it in the image {image}"
     all_lacking = missing(needs, facts.versions.get, installed, facts.python)
     for item in all_lacking:
         if item.need.sdk:
             yield Problem("", "", describe([item]), f"install {item.requirement} from {item.need.sdk}")
     if lacking := [item for item in all_lacking if not item.need.sdk]:
         hint = _install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here)
-        if any(item.need.needed_by == f"framework {framework.name}" for item in lacking):
+        if image is not None:
+            hint = f"{create}: {pip_install([item.requirement for item in lacking], facts.executable)}"
+        elif any(item.need.needed_by == f"framework {framework.name}" for item in lacking):
             hint = f"{hint}; or, in an environment of its own: {create}" if environment is None else create
         yield Problem("", "", describe(lacking), hint)
     if environment is not None and facts.python < OLDEST_PYTHON:
