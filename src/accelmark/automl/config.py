@@ -52,7 +52,7 @@ class SearchConfig(MorphLimits):
     weights: WeightMode = "carried"
     """``carried``: a morphed network starts from its parent's weights."""
     initial_weights: Path | None = None
-    """Pretrained weights (.npz) of the seed network; disclosed."""
+    """Pretrained weights of the seed network (.npz, or Keras' .h5 of ResNet-50); disclosed."""
 
 
 class ScheduleConfig(FiniteSpec):

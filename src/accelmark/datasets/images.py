@@ -25,7 +25,7 @@ IMAGENET_SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c
 """Of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
 IMAGENET_TRAINING: Final = 1_281_167
 IMAGENET_HELD_OUT: Final = 50_000
-_IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DAMAGE: Final = (zipfile.BadZipFile, zlib.error)
 _IDX_BYTES: Final = 8
 _CIFAR_RECORD: Final = 1 + 3 * 32 * 32
@@ -115,7 +115,7 @@ class LabeledFiles:
 
     def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return those of ImageNet's pixels per channel."""
-        return _IMAGENET_MEAN_AND_DEVIATION
+        return IMAGENET_MEAN_AND_DEVIATION
 
 
 Images = LabeledArrays | LabeledFiles

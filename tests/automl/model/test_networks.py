@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
 from accelmark.automl.model.network import (
@@ -19,9 +20,11 @@ from accelmark.automl.model.network import (
     main_chain,
     skips,
 )
-from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network
+from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network, seed_weights
+from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.trial.module import GraphModule, load_weights, to_weights
-from accelmark.spec.errors import RequestError
+from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION
+from accelmark.spec.errors import DataError, RequestError
 
 
 def network_of(*nodes: Node, classes: int = 10) -> Network:
@@ -53,6 +56,60 @@ def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
 def test_resnet50_has_the_parameters_of_the_published_network() -> None:
     module = GraphModule(resnet50())
     assert sum(parameter.numel() for parameter in module.parameters()) == 25_557_032
+
+
+def write_keras_file(path: Path) -> dict[str, list[NDArray[np.float32]]]:
+    """Write random weights with the layers and the layout of Keras' file of ResNet-50; return them by layer."""
+    h5py = pytest.importorskip("h5py")
+    random = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"conv1": (7, 7, 3, 64), "bn_conv1": (64,), "fc1000": (2048, 1000)}
+    channels = 64
+    for stage, (letters, filters) in enumerate((("abc", 64), ("abcd", 128), ("abcdef", 256), ("abc", 512)), start=2):
+        for letter in letters:
+            for branch, kernel, source, out in (
+                *((("1", 1, channels, 4 * filters),) if letter == "a" else ()),
+                ("2a", 1, channels, filters), ("2b", 3, filters, filters), ("2c", 1, filters, 4 * filters),
+            ):  # fmt: skip
+                shapes[f"res{stage}{letter}_branch{branch}"] = (kernel, kernel, source, out)
+                shapes[f"bn{stage}{letter}_branch{branch}"] = (out,)
+            channels = 4 * filters
+    layers: dict[str, list[NDArray[np.float32]]] = {"input_1": []}
+    with h5py.File(path, "w") as file:
+        for layer, shape in shapes.items():
+            sizes = [shape] * 4 if len(shape) == 1 else [shape, shape[-1:]]
+            layers[layer] = [random.uniform(0.1, 1.0, size).astype(np.float32) for size in sizes]
+        for layer, arrays in layers.items():
+            group = file.create_group(layer)
+            group.attrs["weight_names"] = np.array([f"{layer}_{number}:0" for number in range(len(arrays))], dtype="S")
+            for number, array in enumerate(arrays):
+                group.create_dataset(f"{layer}_{number}:0", data=array)
+    return layers
+
+
+def test_keras_weights_of_resnet50_compute_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "resnet50_weights_tf_dim_ordering_tf_kernels.h5"
+    layers = write_keras_file(path)
+    weights = seed_weights(path)
+    assert {name: array.shape for name, array in weights.items()} == weight_shapes(resnet50())
+    picture = np.random.default_rng(1).uniform(0, 1, (1, 3, 16, 16)).astype(np.float32)  # red, green, blue
+    mean, deviation = (np.array(values, np.float32).reshape(3, 1, 1) for values in IMAGENET_MEAN_AND_DEVIATION)
+    keras_input = (255 * picture)[:, ::-1] - np.array([103.939, 116.779, 123.68], np.float32).reshape(3, 1, 1)
+    (kernel, bias), (*_, their_mean, _) = layers["conv1"], layers["bn_conv1"]
+    theirs = torch.nn.functional.conv2d(
+        torch.tensor(keras_input.copy()), torch.tensor(kernel.transpose(3, 2, 0, 1).copy()), torch.tensor(bias)
+    )
+    ours = torch.nn.functional.conv2d(
+        torch.tensor((picture - mean) / deviation), torch.tensor(weights["stem_conv.weight"])
+    )
+    means = [torch.tensor(values).reshape(-1, 1, 1) for values in (weights["stem_bn.running_mean"], their_mean)]
+    assert torch.allclose(ours - means[0], theirs - means[1], rtol=1e-4, atol=0.05)
+    shifted = layers["bn3a_branch1"][2] - layers["res3a_branch1"][1]
+    assert np.allclose(weights["s3b1_0_bn.running_mean"], shifted)
+    assert np.allclose(weights["s5b3_3_bn.running_var"] + 1e-5, layers["bn5c_branch2c"][3] + 1e-3)
+    assert np.array_equal(weights["dense.weight"], layers["fc1000"][0].T)
+    path.write_bytes(b"damaged")
+    with pytest.raises(DataError, match="Keras"):
+        seed_weights(path)
 
 
 def test_all_problems_of_a_network_are_reported_at_once() -> None:

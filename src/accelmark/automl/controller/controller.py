@@ -19,13 +19,13 @@ from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, Wo
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import seed_weights
 from accelmark.automl.pool import WorkerPool
 from accelmark.automl.records import EpochReport, Hyperparameters, Individual, OperationCost, TrialRecord, TrialStatus
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
-from accelmark.datasets.images import read_weights
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
@@ -246,7 +246,7 @@ class SearchController:
         """Return the weights that a trial starts from, and their network; None: from scratch."""
         search = self._config.search
         if one.parent is None:
-            return (None, None) if search.initial_weights is None else (read_weights(search.initial_weights), network)
+            return (None, None) if search.initial_weights is None else (seed_weights(search.initial_weights), network)
         weights = None if search.weights == "from-scratch" else self._directory.load_weights(one.parent)
         return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
 

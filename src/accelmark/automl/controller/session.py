@@ -18,11 +18,10 @@ from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.controller.journal import SearchDirectory
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.network import Network
-from accelmark.automl.model.seeds import SEEDS, resolve_network
+from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.pool import WorkerPool, ray_workers
 from accelmark.automl.records import Hyperparameters
-from accelmark.datasets.images import read_weights
 from accelmark.results.rounds.search import why_ended
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.model import parse, read_yaml
@@ -80,7 +79,7 @@ def check_batches(config: AutomlConfig, images: int) -> None:
 
 def _check_weights(path: Path, network: Network) -> None:
     """Raise DataError where the initial weights cannot be read or do not fit the seed network."""
-    weights, expected = read_weights(path), weight_shapes(network)
+    weights, expected = seed_weights(path), weight_shapes(network)
     what = f"{path}: is not of network {network.name!r}"
     if differing := sorted(set(expected) ^ set(weights)):
         raise DataError(f"{what}: weights differ: {differing[:6]}")

@@ -1,4 +1,4 @@
-"""Seed networks of a search: ResNet-50 v1, and small ones for small images."""
+"""Seed networks of a search: ResNet-50 v1, and small ones for small images; weights to start from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from accelmark.automl.model import layers
 from accelmark.automl.model.network import INPUT, Network, Node, load_network
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.automl.model.weights import Array
+from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION, read_weights
+from accelmark.spec.errors import DataError, RequestError, nearest
+from accelmark.spec.plugins.requirements import require
 
 _RESNET50_STAGES: Final = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
 """(blocks, filters, stride of the first block) per stage."""
+_KERAS_LAYERS: Final = {"conv1": "stem_conv", "bn_conv1": "stem_bn", "fc1000": "dense"}
+_KERAS_BLOCK: Final = re.compile(r"(res|bn)(\d)([a-f])_branch(1|2[abc])")
+_KERAS_BRANCHES: Final = {"1": 0, "2a": 1, "2b": 2, "2c": 3}
+_KERAS_EPSILON: Final = 1e-3
+_KERAS_MEANS: Final = np.array([123.68, 116.779, 103.939])
+"""Of red, green and blue, which Keras subtracts from pixels."""
 
 
 class _Builder:
@@ -101,3 +112,55 @@ def resolve_network(name: str) -> Network:
     if path.suffix or path.exists():
         return load_network(path)
     raise RequestError(f"no seed network is called {name!r} ({nearest(name, SEEDS)})")
+
+
+def seed_weights(path: Path) -> dict[str, Array]:
+    """Read the weights of a seed network: an .npz file, or Keras' of ResNet-50 (``.h5``).
+
+    Raises DataError where the file is damaged or of another network, RequestError where h5py is not installed.
+    """
+    if path.suffix != ".h5":
+        return read_weights(path)
+    require(f"{path.name}", "h5py>=3.10")
+    import h5py
+
+    try:
+        with h5py.File(path) as file:
+            arrays = {
+                layer: [np.asarray(group[name], np.float32) for name in group.attrs["weight_names"]]
+                for layer, group in file.items()
+            }
+        return _from_keras({layer: parts for layer, parts in arrays.items() if parts})
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Keras' weights of ResNet-50: {error}") from error
+
+
+def _from_keras(arrays: Mapping[str, list[Array]]) -> dict[str, Array]:
+    """Return Keras' weights under the names of :func:`resnet50`, with which it computes what Keras' network does.
+
+    That takes pixels from 0 to 255 without their means, blue first, and adds another epsilon in batch norm. Its
+    convolutions have biases, which are subtracted from the means of the batch norms after them.
+    """
+    found: dict[str, Array] = {}
+    biases: dict[str, Array] = {}
+    for layer, parts in arrays.items():
+        if (name := _KERAS_LAYERS.get(layer)) is None:
+            if (block := _KERAS_BLOCK.fullmatch(layer)) is None:
+                raise ValueError(f"it has a layer {layer}")
+            kind, stage, letter, branch = block.groups()
+            number = ord(letter) - ord("a") + 1
+            name = f"s{stage}b{number}_{_KERAS_BRANCHES[branch]}_{'conv' if kind == 'res' else 'bn'}"
+        if name.endswith("_bn"):
+            parts = [*parts[:3], parts[3] + np.float32(_KERAS_EPSILON - layers.BatchNorm().epsilon)]
+            found |= {f"{name}.{part}": array for part, array in zip(layers.BATCH_NORM_ARRAYS, parts, strict=True)}
+        elif name == "dense":
+            found |= {"dense.weight": parts[0].T, "dense.bias": parts[1]}
+        else:
+            found[f"{name}.weight"] = parts[0].transpose(3, 2, 0, 1)
+            biases[f"{name.removesuffix('_conv')}_bn.running_mean"] = parts[1]
+    mean, deviation = (255 * np.array(values) for values in IMAGENET_MEAN_AND_DEVIATION)
+    kernel = found["stem_conv.weight"][:, ::-1]
+    biases["stem_bn.running_mean"] = biases["stem_bn.running_mean"] + kernel.sum(axis=(2, 3)) @ (mean - _KERAS_MEANS)
+    found["stem_conv.weight"] = kernel * deviation[:, None, None]
+    found |= {name: found[name] - bias for name, bias in biases.items()}
+    return {name: array.astype(np.float32) for name, array in found.items()}
