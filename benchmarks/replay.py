@@ -5,7 +5,7 @@
 
 Trains a case to a checkpoint, takes steps from there and from the initial weights, and repeats both with settings that
 change rounding only. Each row has the differences that the audit computes: of losses over 8 steps, of the change of the
-parameters over 8 steps, and over all steps its size and cosine.
+parameters over 8 steps, and over all steps its size, its cosine and the correlation of the losses.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from accelmark.audit.reevaluation import NUM_CLOSE_STEPS
+from accelmark.audit.reevaluation import NUM_CLOSE_STEPS, loss_correlation
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
+from accelmark.results.read.reevaluation import ReplayedStep
 from accelmark.run.controller.data import DataFetcher, data_dirs
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve
@@ -106,7 +107,9 @@ def row(trained: Taken, replayed: Taken) -> str:
     close = float((trained.close - replayed.close).norm() / replayed.close.norm())
     size = float(trained.whole.norm() / replayed.whole.norm())
     cosine = float(trained.whole @ replayed.whole / trained.whole.norm() / replayed.whole.norm())
-    return f"{loss:.5f} | {close:.4f} | {size:.3f} | {cosine:.3f}"
+    losses = enumerate(zip(trained.losses, replayed.losses, strict=True))
+    correlation = loss_correlation(ReplayedStep(0, step, one, again) for step, (one, again) in losses)
+    return f"{loss:.5f} | {close:.4f} | {size:.3f} | {cosine:.3f} | {correlation:.3f}"
 
 
 def main() -> None:
@@ -131,8 +134,9 @@ def main() -> None:
         checkpoint = Path(directory) / standard.save(progress)
         later = take(standard, checkpoint, options.steps)
         print(f"\n{options.case}, {options.precision}, {options.steps} steps")
-        print("| Computed with | From | losses, 8 steps | change, 8 steps | size, all steps | cosine, all steps |")
-        print("|---|---|---:|---:|---:|---:|")
+        columns = ("losses, 8 steps", "change, 8 steps", "size, all steps", "cosine, all steps", "losses' correlation")
+        print(f"| Computed with | From | {' | '.join(columns)} |")
+        print("|---|---|---:|---:|---:|---:|---:|")
         for name in options.only:
             settings = {"precision": options.precision, **VARIANTS[name]}
             backend = backend_of(job_of(options.case, Path(directory), **settings), log)

@@ -160,6 +160,35 @@ def test_over_many_steps_only_size_and_direction_are_compared(run: Path, update:
     assert rules(judged(run)) == (set() if is_valid else {"replayed-update"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "difference", "parameters_differ", "is_valid"),
+    [
+        ("buffers", 0.01, 0.0, False),
+        ("buffers", 0.01, 0.01, True),
+        ("momentum_buffer", 0.1, 0.0, False),
+        ("momentum_buffer", 0.1, 0.01, True),
+        ("buffers", 0.4, 1.0, False),
+    ],
+)
+def test_states_differ_as_far_as_the_parameters_explain(
+    run: Path, kind: str, difference: float, parameters_differ: float, is_valid: bool
+) -> None:
+    update = UpdateSquares(replayed=4.0, saved=4.0, difference=4 * parameters_differ**2)
+    state = {kind: UpdateSquares(replayed=1.0, saved=1.0, difference=difference**2)}
+    steps = replayed(losses_of(run), update, steps=20).model_copy(update={"state": state})
+    write_evaluation(run, evaluated(metric_of(run)), steps)
+    assert rules(judged(run)) == (set() if is_valid else {"replayed-update"})
+
+
+def test_longer_evaluations_than_without_the_vendors_code_are_open(run: Path) -> None:
+    extern = {"name": "toy-pytorch", "path": "/vendors/acme/cases/toy-pytorch", "sha256": "0" * 64}
+    change_job(run, 1, lambda job: job.update(extern=extern, seed=1))
+    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    log.write_text(re.sub(r'("EVALUATE", ?"value": ?\{.*"duration_s": ?)[0-9.]+', r"\g<1>100.0", log.read_text()))
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
+    assert "untimed-work" in rules(judged(run))
+
+
 def switched_off(job: dict[str, Any]) -> None:
     checked(job)
     job["work"]["settings"]["checkpoint"]["replay_mib"] = 0

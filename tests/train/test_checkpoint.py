@@ -123,10 +123,9 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, run_here: RunHere)
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
 def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here: RunHere, parallelism: str) -> None:
-    trained = run_here(
-        make_job(tmp_path, {**BASE, "checkpoint.every_steps": 5, "checkpoint.keep": 2, "parallelism": parallelism})
-    )
-    job = make_job(tmp_path, {**BASE, "parallelism": parallelism})
+    settings = {**BASE, "parallelism": parallelism, "optimizer.momentum": 0.9}
+    trained = run_here(make_job(tmp_path, {**settings, "checkpoint.every_steps": 5, "checkpoint.keep": 2}))
+    job = make_job(tmp_path, settings)
     assert isinstance(job.work, TrainJob)
     pair = ReplayedPair(start="step000000010", end="step000000014", first_step=11, num_steps=4)
     work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(pair,))
@@ -139,6 +138,8 @@ def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here
     assert replayed["losses"] == trained.losses()[10:]
     assert replayed["update"]["difference"] == 0
     assert replayed["update"]["replayed"] == replayed["update"]["saved"] > 0
+    assert set(replayed["state"]) == {"momentum_buffer"}
+    assert replayed["state"]["momentum_buffer"]["saved"] > replayed["state"]["momentum_buffer"]["difference"] == 0
 
 
 def test_a_frozen_parameter_that_is_replaced_and_a_changed_momentum_are_seen(tmp_path: Path, run_here: RunHere) -> None:

@@ -114,6 +114,7 @@ def test_expensive_checkpoints_are_written_in_pairs_at_a_distance(
     assert len(steps) >= 4
     assert {end - start for start, end in steps[1:-1]} <= {MOST_STEPS}
     assert any(end < start for (_, end), (start, _) in itertools.pairwise(steps))
+    assert steps[-1][1] == 4000, "the weights that are evaluated end a pair"
     assert 0.02 * (len(left) - 3) < 0.004 * 40
 
 
@@ -164,7 +165,9 @@ def test_a_resumed_training_continues_the_pairs(
 ) -> None:
     settings: dict[str, Any] = {"checkpoint.every_steps": every, "end.max_steps": 100}
     hashes, left = train(tmp_path, monkeypatch, 100, cut=71, claimed=31, **settings)
-    steps = [(number(start), number(end)) for start, end in hashes.pairs]
+    all_steps = [(number(start), number(end)) for start, end in hashes.pairs]
+    assert [start % 8 for start, end in all_steps if end == 31] == [0], "one ends in the weights that are evaluated"
+    steps = [(start, end) for start, end in all_steps if end != 31]
     assert (steps[0][0], steps[-1][1]) == (0, 100)
     assert all(end == start for (_, end), (start, _) in itertools.pairwise(steps))
     assert resumed in dict(steps)

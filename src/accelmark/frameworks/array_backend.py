@@ -315,9 +315,11 @@ class ArrayBackend(RankBackend):
         before = self.weights(trained=True)
         replay = repeat_steps(self, progress, num_steps)
         if end is not None:
-            replayed = self.weights(trained=True)
+            replayed, buffers = self.weights(trained=True), self.weights(trained=False)
             self.load(end)
             replay.update = update_squares(before, replayed, self.weights(trained=True))
+            zeros = dict.fromkeys(buffers, np.zeros(()))
+            replay.state["buffers"] = update_squares(zeros, buffers, self.weights(trained=False))
         return replay
 
     @abstractmethod

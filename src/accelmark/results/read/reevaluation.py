@@ -79,6 +79,10 @@ class Reevaluation(NamedTuple):
     replays: tuple[ReplayedSteps, ...]
     starts: tuple[Start, ...]
     """Of all ranks and attempts; without those whose log lacks a time."""
+    evaluations_s: tuple[float, ...]
+    """Durations of the round's evaluations, which no throughput counts."""
+    evaluation_s: float | None
+    """Of the longest evaluation of this job; None where it evaluated nothing."""
     unpaired: tuple[range, ...]
     """Steps of each attempt at a resumed round of which no pair of checkpoints was kept."""
     warnings: tuple[str, ...]
@@ -116,7 +120,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     if not nodes:
         return None
     problem = next(filter(None, map(_problem_of, nodes)), None)
-    evaluated: dict[str, Metrics] = {}
+    evaluated: dict[str, Evaluated] = {}
     replayed: list[tuple[int, Replayed]] = []
     warnings: dict[str, None] = {}
     logs = rank_logs(round_dir)
@@ -128,7 +132,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
             for record in PerfLogReader(path):
                 if record.event == Event.EVALUATED:
                     value = record.value_as(Evaluated)
-                    evaluated[value.weights] = value.metrics
+                    evaluated[value.weights] = value
                 elif record.event == Event.WARNING:
                     warnings[warning_text(record.value)] = None
                 elif record.event == Event.REPLAYED and rank in logs:
@@ -138,14 +142,16 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     attempts = {rank: read_train_log(path, rank).attempts for rank, path in logs.items()}
     lead = next(iter(attempts.values()), [])
     evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
-    names = list(evaluated)
+    weights = list(evaluated.values())
     return Reevaluation(
         problem=problem,
-        metrics=evaluated[names[0]] if names else None,
-        claimed=evaluated[names[1]] if len(names) > 1 else None,
+        metrics=weights[0].metrics if weights else None,
+        claimed=weights[1].metrics if len(weights) > 1 else None,
         reported=evaluations[-1].metrics if evaluations else {},
         replays=tuple(_merged(replayed, attempts)),
         starts=tuple(_starts(attempts, again)),
+        evaluations_s=tuple(evaluation.duration_s for evaluation in evaluations),
+        evaluation_s=max((value.duration_s for value in weights), default=None),
         unpaired=tuple(_unpaired(round_dir, lead)) if len(lead) > 1 else (),
         warnings=tuple(warnings),
         duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),

@@ -29,9 +29,9 @@ from accelmark.spec.module_command import module_command
 
 MOST_DRAWN: Final = 128
 """Most steps that are replayed of pairs of checkpoints, which have at most as many."""
-MOST_REPLAYED: Final = 8 + 4 * MOST_DRAWN
-"""Most steps that are replayed after a round: the first, those up to the final weights, of drawn pairs, of one that
-stands out, and of that before it."""
+MOST_REPLAYED: Final = 8 + 5 * MOST_DRAWN
+"""Most steps that are replayed after a round: the first, those up to the weights that are evaluated, of drawn pairs, of
+one that stands out, and of that before it."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -125,7 +125,7 @@ def _earlier_draw(place: Path) -> str | None:
 
 
 def _replays(saved: SavedCheckpoints, draw: str) -> Iterator[ReplayedPair]:
-    """Yield the steps from the initial weights, then those that end in the final ones, then pairs that are drawn."""
+    """Yield the steps from the initial weights, then those up to evaluated ones, then pairs that are drawn."""
     hashes, steps = saved.hashes, saved.steps
     if hashes is None:
         return
@@ -136,7 +136,7 @@ def _replays(saved: SavedCheckpoints, draw: str) -> Iterator[ReplayedPair]:
         yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
     num_left = MOST_DRAWN
     pairs = sorted(_pairs(saved), key=lambda pair: hashlib.sha256(f"{draw} {pair.start}".encode()).digest())
-    last = [pair for pair in pairs if pair.end == hashes.final]
+    last = [pair for pair in pairs if pair.end in (hashes.final, hashes.claimed)]
     yield from last
     for number, pair in enumerate(pair for pair in pairs if pair not in last):
         num_left -= pair.num_steps

@@ -232,6 +232,11 @@ class UpdateSquares(Spec):
         return math.sqrt(self.saved / self.replayed) if self.replayed else math.inf
 
     @property
+    def relative_difference(self) -> float:
+        """Norm of the difference over that of the replayed; where that is 0, of the difference."""
+        return math.sqrt(self.difference / self.replayed if self.replayed else self.difference)
+
+    @property
     def cosine(self) -> float:
         """Cosine of the angle between the two; 0 where one is 0."""
         product = math.sqrt(self.saved * self.replayed)
@@ -260,8 +265,7 @@ class Replayed(Spec):
     update: UpdateSquares | None = None
     """null without ``end``."""
     state: dict[str, UpdateSquares] = Field(default_factory=dict)
-    """The same of the values of ``buffers`` and of each kind of the optimizer's state; empty without ``end``, and where
-    the state is sharded."""
+    """The same of the values of ``buffers`` and of each kind of the optimizer's state; empty without ``end``."""
 
 
 class SavedCheckpoint(Spec):

@@ -121,8 +121,7 @@ class CheckpointWriter:
             self.save_resumable()
         if step < self._due:
             return
-        if self._is_open:
-            self._pairs.append((self._begins, name))
+        self._end_pair(name)
         if self._size is None:
             self.settle()
         values = self._backend.mean([time.monotonic() - start, step_s, float(self._size or 0)])
@@ -151,6 +150,8 @@ class CheckpointWriter:
             self._begins, self._is_open, self._due = name, True, step + distance
         elif self._is_open and self._begins != name and len(self._pairs) > 1:
             self._is_open, self._due = False, step + 2 * distance - MOST_STEPS
+            if by_steps is not None and step + MOST_STEPS < by_steps:  # the last steps are in a pair
+                self._due = min(self._due, _next_multiple(by_steps - MOST_STEPS))
         else:
             self._begins, self._is_open, self._due = name, True, step + MOST_STEPS
 
@@ -172,7 +173,13 @@ class CheckpointWriter:
         """Write the weights with which an evaluation reached the target for the first time."""
         if self._is_checked and self._target_checkpoint is None:
             self._target_checkpoint = name_of(self._totals.progress.global_steps)
-            self._write()
+            self._end_pair(self._write())
+
+    def _end_pair(self, name: str) -> None:
+        """End the pair in progress, if there is one; weights that are evaluated end one too."""
+        pair = (self._begins, name)
+        if self._is_open and name != self._begins and pair not in self._pairs:
+            self._pairs.append(pair)
 
     def settle(self) -> None:
         """Wait until the newest checkpoint is complete, log it, and remove the oldest beyond ``checkpoint.keep``."""
@@ -193,8 +200,7 @@ class CheckpointWriter:
         self.settle()
         if not self._is_checked or RankPlace.from_environment().local_rank != 0:
             return
-        if self._is_open and final != self._begins and _length(self._begins, final) <= MOST_STEPS:
-            self._pairs.append((self._begins, final))
+        self._end_pair(final)
         start = time.monotonic()
         names = sorted(self._needed() & {path.name for path in self._directory.iterdir()})
         hashes = {name: hash_of(self._directory / name) for name in names}

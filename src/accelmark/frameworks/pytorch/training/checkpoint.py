@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -248,12 +248,22 @@ class Checkpoints:
 
     @torch.no_grad()
     def compare_state(self, end: Path) -> dict[str, UpdateSquares]:
-        """Compare buffers and optimizer state with those of the checkpoint ``end``; empty where they are sharded."""
-        if self._settings.has_shards:
-            return {}
-        saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
-        pairs = [("buffers", each, saved["model"].get(name)) for name, each in self._training.original.named_buffers()]
-        states = saved["optimizer"]["state"]
+        """Compare buffers and optimizer state with those of the checkpoint ``end``.
+
+        Raises:
+            RunError: the checkpoint is damaged, or is of another model.
+        """
+        saved_names = self._training.original.state_dict().keys()
+        own_buffers = {name: each for name, each in self._training.original.named_buffers() if name in saved_names}
+        try:
+            if self._settings.has_shards:
+                buffers, states = self._saved_parts(end, own_buffers), self._saved_optimizer(end)[0]
+            else:
+                saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
+                buffers, states = saved["model"], saved["optimizer"]["state"]
+        except Exception as error:
+            raise unreadable(end, error) from error
+        pairs: list[tuple[str, Any, Any]] = [("buffers", each, buffers[name]) for name, each in own_buffers.items()]
         for number, values in self._training.optimizer_state()["state"].items():
             theirs = states.get(number, {})  # of one name in another implementation of SGD
             pairs += [
@@ -262,7 +272,7 @@ class Checkpoints:
         found: dict[str, UpdateSquares] = {}
         for kind, replayed, trained in pairs:
             if isinstance(replayed, Tensor) and replayed.is_floating_point() and isinstance(trained, Tensor):
-                own, other = local(replayed).cpu().double(), trained.double()
+                own, other = local(replayed).cpu().double(), local(trained).cpu().double()
                 squares = [float(each.square().sum()) for each in (own, other, own - other)]
                 value = UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
                 found[kind] = found[kind] + value if kind in found else value
@@ -306,12 +316,27 @@ class Checkpoints:
                 checkpoint / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True
             )["model"]
             return saved
+        named = self._training.original.named_parameters()
+        parts = self._saved_parts(checkpoint, {name: each for name, each in named if each.requires_grad})
+        return {name: local(part).cpu() for name, part in parts.items()}
+
+    def _saved_parts(self, checkpoint: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return saved tensors of a sharded model by the names of its own that they are ``like``, sharded as these."""
+        # Imported here: it takes most of a second, and most runs do not shard.
         from accelmark.frameworks.pytorch.training.shards import read_model
 
-        named = self._training.original.named_parameters()
-        parts = {name: torch.empty_like(each) for name, each in named if each.requires_grad}
+        parts = {name: torch.empty_like(each) for name, each in like.items()}
         read_model(checkpoint / _SHARDS, parts)
-        return {name: local(part).cpu() for name, part in parts.items()}
+        return parts
+
+    def _saved_optimizer(self, checkpoint: Path) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+        """Return the saved state of a sharded optimizer, sharded as its parameters are, and its saved groups."""
+        from accelmark.frameworks.pytorch.training.shards import read_optimizer
+
+        rest = torch.load(checkpoint / _WEIGHTS, weights_only=True, map_location="cpu")
+        named = dict(self._training.original.named_parameters())
+        parameters = {name: named[name] for name in self._training.optimizer_names()}
+        return read_optimizer(checkpoint / _SHARDS, parameters, rest), rest["param_groups"]
 
     def _read(self, newest: Path) -> None:
         """Load the tensors, memory-mapped on the CPU: the device never holds two copies."""
@@ -329,17 +354,13 @@ class Checkpoints:
         training.load_optimizer_state(state["optimizer"])
 
     def _read_shards(self, newest: Path) -> None:
-        # Imported here: it takes most of a second, and most runs do not shard.
-        from accelmark.frameworks.pytorch.training.shards import read_model, read_optimizer
+        from accelmark.frameworks.pytorch.training.shards import read_model
 
         training = self._training
-        rest = torch.load(newest / _WEIGHTS, weights_only=True, map_location="cpu")
         read_model(newest / _SHARDS, training.distinct_state())
-        named = dict(training.original.named_parameters())
-        parameters = {name: named[name] for name in training.optimizer_names()}
-        state = read_optimizer(newest / _SHARDS, parameters, rest)
+        state, saved_groups = self._saved_optimizer(newest)
         own = training.optimizer.state_dict()["param_groups"]
-        groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(rest["param_groups"], own)]
+        groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(saved_groups, own)]
         training.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _barrier(self, group: dist.ProcessGroup | None = None) -> None:
