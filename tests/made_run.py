@@ -223,7 +223,7 @@ def _job(made: Made, number: int) -> JobSpec:
     return JobSpec(
         key=made.key, round=number,
         case=FolderRef(name=made.model, path=Path("cases") / made.model, sha256=hashlib.sha256(b"case").hexdigest()),
-        case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, collective_backend="gloo",
+        case_version=1, vendor="nvidia", device_type=made.device_type, framework_module=None, collective_backend="gloo",
         chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
         work=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
                        reference_loss=made.reference_loss, min_repeats=made.min_rounds,

@@ -181,7 +181,7 @@ def serve_job(served: Served) -> JobSpec:
     server = ServerSpec.model_validate(named | declared) if settings.endpoint is None else None
     return JobSpec(
         key=CaseKey(model="toy", framework="pytorch", hardware="X1"), round=1,
-        case=FolderRef(name="toy", path=Path("cases/toy"), sha256="ab" * 32), case_version=1, vendor="acme",
+        case=FolderRef(name="toy", path=Path("cases/toy"), sha256="ab" * 32), case_version=1, vendor="nvidia",
         device_type="acme", framework_module=None, collective_backend="gloo", chip=CHIP, data_dirs={},
         checkpoint_dir=Path("checkpoints"), open=served.is_open,
         work=ServeJob(

@@ -177,6 +177,16 @@ def test_the_graph_decides_on_a_declared_precision(run: Path, declared: str, tol
     assert found == ({severity} if severity else set())
 
 
+@pytest.mark.parametrize(("error", "severities"), [(0.005, set()), (0.017, {"open"})])
+def test_types_that_only_an_outside_engine_states_need_answers_that_confirm_them(
+    run: Path, error: float, severities: set[str]
+) -> None:
+    change_step(run, "compile", graph_types="bfloat16:10", engine_code="engines/fast.py")
+    change_infer(run, settings={"precision": "bf16"})
+    change_events(run, lambda event, value: value.update(median_error=error) if event == "ANSWER_CHECK" else None)
+    assert {finding.severity for finding in judged(run).findings if finding.rule == "precision"} == severities
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

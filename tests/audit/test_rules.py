@@ -107,6 +107,13 @@ def test_a_key_that_names_another_chip_than_the_hosts_cpus_is_found(
     assert (case.verdict == "INVALID") is hardware.startswith("H100") or not reason
 
 
+def test_a_chip_that_only_an_outside_vendor_describes_is_open(run: Path) -> None:
+    change_job(run, 1, lambda job: job.update(vendor="acme"))
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert {finding.rule for finding in case.findings if finding.severity == "open"} == {"chip-mismatch"}
+
+
 @pytest.mark.parametrize(
     ("device", "severity"),
     [("NVIDIA H100 80GB HBM3", None), ("NVIDIA A100-SXM4-80GB", "error"), ("NVIDIA Z9", "warning")],
@@ -292,11 +299,11 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
             "requirements": ["torch_acme==2.1"],
         }  # fmt: skip
         job["provenance"]["precision"] |= {
-            "layer": "vendors/acme/cases/toy-pytorch/config_X1x1x1.yaml",
-            "replaced": [["case.yaml", "fp32"], ["vendors/acme/cases/toy-pytorch/config.yaml", "bf16"]],
+            "layer": "vendors/nvidia/cases/toy-pytorch/config_X1x1x1.yaml",
+            "replaced": [["case.yaml", "fp32"], ["vendors/nvidia/cases/toy-pytorch/config.yaml", "bf16"]],
         }  # fmt: skip
         repeated = job["provenance"]["seed"]  # the case's own value, which is no change
-        repeated |= {"layer": "vendors/acme/vendor.yaml", "replaced": [["case.yaml", repeated["value"]]]}
+        repeated |= {"layer": "vendors/nvidia/vendor.yaml", "replaced": [["case.yaml", repeated["value"]]]}
 
     change_job(run, 1, adapted)
     cost = judged(run).adaptation

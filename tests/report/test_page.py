@@ -125,7 +125,7 @@ def test_a_finding_is_a_link_to_the_text_of_its_rule(tmp_path: Path) -> None:
 def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run", Made(chip=None))))
     assert "Not measured" in text
-    assert re.search(r"MFU( · [^·]*)* the peak of .* vendor acme does not describe this chip", text), (
+    assert re.search(r"MFU( · [^·]*)* the peak of .* vendor nvidia does not describe this chip", text), (
         "name, then reason"
     )
 

@@ -26,6 +26,9 @@ MAX_DIFFERENCE: Final = 0.01
 _DELAY_S: Final = 1.0
 """Further difference allowed: on a busy machine a process may be interrupted between two readings, and sees what
 another one did later than it happened."""
+_SEEN_S: Final = 0.25
+"""... between a rank's clock and the agent's, corrected by the kernel's time of writing; more is OPEN. It was at most
+0.08 s over 230 spans of 0.1 to 560 s on a busy machine with two cores."""
 _LATE_S: Final = 5.0
 """... by which the agent may see less time than the rank logged, because it saw the beginning late."""
 _LAUNCH_S: Final = 120.0
@@ -41,25 +44,24 @@ _SPANS: Final = (("TRAIN_START", "TRAIN_END"), ("FORWARD", "FORWARD"), ("INIT_ST
 def clock_findings(
     round_dir: Path, nodes: Iterable[NodeDir], times: Mapping[str, EventTimes], *, is_translated: bool
 ) -> Iterator[Finding]:
-    """Yield errors about clocks that are more than 1 % apart; clocks that the run did not record are not compared.
+    """Yield findings about clocks that are more than 1 % apart; clocks that the run did not record are not compared.
 
     ``times`` has the events of the first rank of each node directory. Those of training are not compared with the
     agent's where they are translated from a trainer's output (``is_translated``): they are logged later than they were.
     """
     found: list[str] = []
+    expected = f"at most {limit_percent(MAX_DIFFERENCE)} apart"
     for node in nodes:
         own = times.get(str(node.path), {})
         found += _of_rank(f"{node.host}: the rank", own)
         clocks = node.exit.clocks if node.exit is not None else None
         if clocks is not None:
             found += _of_agent(f"{node.host}: the agent", clocks)
-            found += _seen(node.host, own, clocks, is_translated=is_translated)
+            for is_large, what in _seen(node.host, own, clocks, is_translated=is_translated):
+                yield finding("error" if is_large else "open", _CLOCKS_RULE, expected, what)
         if node.exit is not None:
             found += _of_coordinator(round_dir, node.host, node.exit.duration_s)
-    yield from (
-        finding("error", _CLOCKS_RULE, f"at most {limit_percent(MAX_DIFFERENCE)} apart", what)
-        for what in dict.fromkeys(found)
-    )
+    yield from (finding("error", _CLOCKS_RULE, expected, what) for what in dict.fromkeys(found))
 
 
 def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Finding]:
@@ -81,8 +83,8 @@ def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Findin
         yield finding("error", _CLOCKS_RULE, "steps and waits add up to their windows", actual)
 
 
-def _differ(one_s: float, two_s: float) -> bool:
-    return abs(one_s - two_s) > MAX_DIFFERENCE * max(one_s, two_s) + _DELAY_S
+def _differ(one_s: float, two_s: float, delay_s: float = _DELAY_S) -> bool:
+    return abs(one_s - two_s) > MAX_DIFFERENCE * max(one_s, two_s) + delay_s
 
 
 def _spans(times: EventTimes) -> Iterator[tuple[str, str, EventTime, EventTime]]:
@@ -113,16 +115,17 @@ def _elapsed(first: ClockReading, last: ClockReading) -> tuple[float, float, flo
     return last.mono_s - first.mono_s, last.wall_s - first.wall_s, uptime_s
 
 
-def _seen(host: str, times: EventTimes, clocks: HostClocks, *, is_translated: bool) -> Iterator[str]:
+def _seen(host: str, times: EventTimes, clocks: HostClocks, *, is_translated: bool) -> Iterator[tuple[bool, str]]:
+    """Yield whether a difference of the rank's clock from the agent's is too large for a busy machine, and its text."""
     for begin, end, first, last in _spans(times):
         if is_translated and begin == "TRAIN_START":
             continue
         if begin in clocks.seen and end in clocks.seen:
             logged_s = last.mono_s - first.mono_s
             seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
-            if _differ(logged_s, seen_s) and not 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S:
+            if _differ(logged_s, seen_s, _SEEN_S) and not 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S:
                 clocks_s = f"{logged_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
-                yield f"{host}: from {begin} to {end} {clocks_s}"
+                yield _differ(logged_s, seen_s), f"{host}: from {begin} to {end} {clocks_s}"
 
 
 def _of_coordinator(round_dir: Path, host: str, duration_s: float) -> Iterator[str]:
