@@ -64,6 +64,16 @@ def test_samples_are_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
     assert all(after - before > 0 for before, after in itertools.pairwise(times))
 
 
+def test_a_suspension_is_noted(tmp_path: Path) -> None:
+    process = start(tmp_path, CPU)
+    until(lambda: num_lines(tmp_path) >= 2)
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGCONT)
+    until(lambda: num_lines(tmp_path, '"note"') > 0)
+    (note,) = stop(process, tmp_path).notes
+    assert note.startswith("suspended: ")
+
+
 def test_the_host_is_recorded_with_reasons_for_what_it_lacks(tmp_path: Path) -> None:
     process = start(tmp_path, CPU, detached=True)
     until(lambda: num_lines(tmp_path) >= 8)

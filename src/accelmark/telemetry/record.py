@@ -96,6 +96,7 @@ class Recorder:
         self._poller = Poller(sources)
         self._host = HostSampler(config.pids, power=True)
         self._stopped = False
+        self._num_continued = 0
         # Not an Event: a signal handler that sets one deadlocks where it interrupts the wait. put() is reentrant.
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._held: list[str] | None = []
@@ -110,6 +111,10 @@ class Recorder:
         """Take a last sample, write the footer and stop; safe to call from a signal handler."""
         self._stopped = True
         self._wake.put(None)
+
+    def note_suspension(self) -> None:
+        """Count a suspension that has ended (SIGCONT); safe to call from a signal handler."""
+        self._num_continued += 1
 
     def run(self) -> None:
         """Record until ``stop`` is called or, unless detached, until the parent process has ended."""
@@ -131,6 +136,9 @@ class Recorder:
 
     def _tick(self, start: float) -> None:
         t, wall = time.monotonic(), time.time()
+        if self._num_continued:
+            self._num_continued = 0
+            self._note("suspended: the recorder was stopped by a signal, and continued")
         host = self._host.sample(t)
         devices = self._sample_devices(t)
         self._emit(t=t, wall=wall, host=asdict(host), devices=[self._values(device) for device in devices])
@@ -289,6 +297,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: recorder.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCONT, lambda *_: recorder.note_suspension())
     recorder.run()
     return 0
 

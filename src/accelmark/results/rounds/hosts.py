@@ -115,6 +115,9 @@ def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]
 
 def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
     for note in samples.notes:
+        if note.startswith("suspended: "):
+            yield finding("open", "telemetry-missing", "samples of the whole round", f"{host}: {note}")
+            continue
         rule = _FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
         yield finding("warning", rule, "", f"{host}: {note}")
     if samples.malformed:
