@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
+from accelmark.cli.main import app
 from accelmark.results.store.bundle import unpack, write_bundle, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
@@ -43,6 +46,20 @@ def test_an_unmodified_run_is_intact(run: Path) -> None:
     seen = verify_run(run)
     assert (seen.changed, seen.differences, seen.summary.cases[0].verdict) == ((), (), "VALID")
     assert seen.num_figures > 50
+
+
+def test_data_of_directories_is_compared_with_the_readers(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeg")
+    sample = {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}
+    record = {"path": "/data", "fingerprint": "ab" * 32, "declared": None, "sample": sample}
+    (run / "toy-pytorch-X1x1x1" / "round1" / "data.json").write_text(json.dumps({"images": record}))
+    write_manifest(run)
+    command = ["verify", str(run), "--data", str(tmp_path), "--json"]
+    assert json.loads(CliRunner().invoke(app, command).output)["differences"] == []
+    (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeG")
+    (difference,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
+    assert "train/1.jpg@0" in difference
 
 
 @pytest.mark.parametrize("file", ["toy-pytorch-X1x1x1/round1/result.json", "summary.json"])

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accelmark.datasets.spec import DatasetSpec
-from accelmark.datasets.verify import fingerprint, verify
+from accelmark.datasets.verify import fingerprint, sample, sample_differences, verify
 from accelmark.spec.model import parse
 from tests.datasets.conftest import CONTENT, Reports, collect_in, dataset, sha256, write
 
@@ -97,6 +97,18 @@ def test_a_tree_of_plain_files_is_recognised_by_their_ending(tmp_path: Path) -> 
     spec = tree({"path": "train", "by_class": False, "suffixes": [".bin"]})
     assert verify(spec, write(tmp_path, {"train/0.bin": b"x"})) == []
     assert verify(tree({"path": "train", "by_class": False, "suffixes": [".idx"]}), tmp_path) != []
+
+
+def test_a_sample_of_a_tree_finds_contents_that_another_copy_does_not_have(tmp_path: Path) -> None:
+    spec = tree({"path": "train"})
+    recorded = sample(spec, images(tmp_path / "own"))
+    assert len(recorded) == 6
+    other = images(tmp_path / "other")
+    assert list(sample_differences(recorded, other)) == []
+    (other / "train/n000/0.JPEG").write_bytes(b"jpeG")
+    (other / "train/n001/0.JPEG").unlink()
+    assert sorted(sample_differences(recorded, other)) == ["train/n000/0.JPEG@0", "train/n001/0.JPEG@0"]
+    assert sample(dataset(), write(tmp_path / "files")) == {}, "a fingerprint of exact files covers their contents"
 
 
 def test_the_fingerprint_of_a_tree_follows_names_and_sizes(tmp_path: Path) -> None:

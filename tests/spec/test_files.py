@@ -68,13 +68,23 @@ def test_a_chip_is_matched_by_its_whole_name_only(plugins: Path) -> None:
     assert vendor.chip_of("Acme X2", 32.0) is None
 
 
-def test_the_hash_of_a_folder_sees_every_byte_and_name_but_no_caches(plugins: Path) -> None:
+def test_the_hash_of_a_folder_sees_every_byte_and_name_but_no_caches_and_of_a_vendors_also_readmes_and_links(
+    plugins: Path,
+) -> None:
     folder = plugins / "cases" / "toy"
     before = tree_hash(folder)
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
     (folder / "README.md").write_text("| accuracy | 0.97 |\n")  # tables of results are written into it anew
     assert tree_hash(folder) == before
+    linked = plugins / "linked"
+    linked.mkdir()
+    (folder / "more").symlink_to(linked)
+    (linked / "code.py").write_text("1")
+    assert tree_hash(folder) == before
+    whole = tree_hash(folder, whole=True)
+    (linked / "code.py").write_text("2")
+    assert len({before, whole, tree_hash(folder, whole=True)}) == 3
     (folder / "pytorch.py").write_text("#")
     changed = tree_hash(folder)
     (folder / "pytorch.py").rename(folder / "jax.py")

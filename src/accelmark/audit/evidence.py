@@ -201,7 +201,7 @@ def source_of(run_dir: Path) -> SourceRecord | None:
 def _vendor_copies(cases: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in cases.iterdir() if cases.is_dir() else ():
-        contents = list(tree_files(folder))
+        contents = list(tree_files(folder, whole=True))
         if not any(LEFT_OUT.encode() in content for _, content in contents):
             found[folder.name] = files_hash(contents)
     return found
@@ -216,10 +216,6 @@ def _plan_file(path: Path) -> PlanFile | None:
 
 
 def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) -> RoundEvidence:
-    try:
-        data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
-    except (OSError, ValidationError):
-        data = None
     adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
     places = (round_dir, reevaluation_dir(round_dir))
     files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{ENVIRONMENT_FILE}")))
@@ -229,11 +225,19 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
         job=_read(JobSpec, round_dir / "job.json"),
         reference=reference,
         started=_parse(Started, result.environment.started),
-        data=data,
+        data=read_data(round_dir),
         reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
         environments=tuple(filter(None, environments)),
     )
+
+
+def read_data(round_dir: Path) -> dict[str, DataRecord] | None:
+    """Return the records of a round's data by name; None where there are none that can be read."""
+    try:
+        return _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _read(model: type[S], path: Path) -> S | None:

@@ -31,7 +31,7 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
     return AdaptationFiles(
         path=folder,
         is_extension=not (folder.parents[1] / "vendor.yaml").is_file(),
-        sha256=tree_hash(folder),
+        sha256=tree_hash(folder, whole=True),
         extern={name: _lines(path, "#") for name, path in _files(folder / "extern") if path.suffix == ".py"},
         kernels={name: _lines(path, "//") for name, path in _files(csrc) if path.name not in BUILD_FILES},
         requirements=_requirements(configuration_file(folder, REQUIREMENTS_FILE)),

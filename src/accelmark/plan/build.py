@@ -100,7 +100,7 @@ def build_plan(
         accelmark_version=accelmark.__version__,
         source_sha256=tree_hash(Path(accelmark.__file__).parent),
         vendor=vendor_name,
-        vendor_sha256=tree_hash(run.vendor_folder),
+        vendor_sha256=tree_hash(run.vendor_folder, whole=True),
         plugins=tuple(plugin_directories()),
         cluster=cluster,
         jobs=tuple(planner.jobs),
@@ -264,7 +264,7 @@ def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[
 
 def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:
     run, adaptation, key, work = asked.run, asked.adaptation, asked.key, planned.work
-    extern = FolderRef(name=adaptation.name, path=adaptation, sha256=tree_hash(adaptation))
+    extern = FolderRef(name=adaptation.name, path=adaptation, sha256=tree_hash(adaptation, whole=True))
     framework = work.trainer.framework if isinstance(work, ExternalJob) else key.framework
     device = framework_device(run.vendor, framework)
     return JobSpec(

@@ -15,7 +15,7 @@ from accelmark.cli.output import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -110,6 +110,10 @@ def verify(
         str | None,
         Option("--replay", metavar="NONCE", help="Also replay steps that this text chooses; the run must be here."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        Option("--data", metavar="DIR", help="Also compare samples of directories of files with those of your copy."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Recompute and audit the results of a run. Compares figures with its records, checks hashes and signature."""
@@ -119,6 +123,8 @@ def verify(
 
     if key is not None and allowed_signers is not None:
         raise RequestError("--key and --allowed-signers: give one of the two")
+    if data is not None and not data.is_dir():
+        raise RequestError(f"--data {data}: no such directory")
     for option, file in (("--key", key), ("--allowed-signers", allowed_signers)):
         if file is not None and not file.is_file():
             raise RequestError(f"{option} {file}: no such file")
@@ -127,12 +133,13 @@ def verify(
     checked = _replayed(target, replay) if replay is not None else []
     if target.is_dir():
         archive: list[str] = []
-        found = verify_run(target, trust)
+        found, other_data = verify_run(target, trust), list(_other_data(target, data))
     else:
         with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
             run_dir, archive = unpack(target, Path(directory))
-            found = verify_run(run_dir, trust)
-    verification = found._replace(changed=(*archive, *found.changed))
+            found, other_data = verify_run(run_dir, trust), list(_other_data(run_dir, data))
+    differences = (*found.differences, *other_data)
+    verification = found._replace(changed=(*archive, *found.changed), differences=differences)
     is_trusted = trust == Trust() or found.signature.status == "trusted"
     reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
     invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
@@ -154,6 +161,19 @@ def verify(
         "replayed": [again.values() for again in checked],
     }
     return Output(content, show, EXIT_OK if reproduced and is_trusted and not invalid else EXIT_FAILED)
+
+
+def _other_data(run_dir: Path, own: Path | None) -> Iterator[str]:
+    """Yield the places of the rounds' data that have other contents in the reader's copy ``own``."""
+    from accelmark.audit.evidence import read_data
+    from accelmark.datasets.verify import sample_differences
+    from accelmark.spec.log.records import DATA_FILE
+
+    for path in sorted(run_dir.glob(f"*/round*/{DATA_FILE}")) if own is not None else ():
+        for name, record in (read_data(path.parent) or {}).items():
+            place = own / name if own is not None and (own / name).is_dir() else own
+            for differing in sample_differences(record.sample, place or run_dir):
+                yield f"{path.parent.relative_to(run_dir)}: {name}: {differing} has other contents than in {place}"
 
 
 def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:

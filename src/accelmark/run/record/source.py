@@ -40,10 +40,11 @@ def _copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
     except AccelmarkError:
         return
     is_ours = folder.origin == "accelmark"
-    files = [] if is_ours else [file for file in tree_files(folder.path) if not file[0].startswith("cases/")]
+    own = () if is_ours else tree_files(folder.path, whole=True)
+    files = [file for file in own if not file[0].startswith("cases/")]
     if job.adaptation is not None:
-        prefix = f"cases/{job.adaptation.name}"
-        files += [(f"{prefix}/{name}", content) for name, content in tree_files(job.adaptation.path)]
+        prefix, copied = f"cases/{job.adaptation.name}", tree_files(job.adaptation.path, whole=True)
+        files += [(f"{prefix}/{name}", content) for name, content in copied]
     for name, content in files:
         path = run_dir / VENDOR_CODE_DIR / name
         with write_errors(path):

@@ -34,6 +34,9 @@ class DataRecord(Spec):
     """SHA-256 over the sorted (path, sha256) of the files; for a tree, over (path, size)."""
     declared: str | None
     """The hash that the case declares; null for a directory whose content the case does not fix."""
+    sample: dict[str, str] = Field(default_factory=dict)
+    """Of a tree, whose fingerprint covers no contents: ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at
+    places that were drawn before the round; of several hosts those of the first."""
 
 
 class SourceRecord(Spec):

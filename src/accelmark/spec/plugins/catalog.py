@@ -157,17 +157,20 @@ class Folder:
         return FolderRef(name=self.name, path=self.path, package=self.package, sha256=case_hash(self.path, task))
 
 
-def tree_hash(path: Path) -> str:
+def tree_hash(path: Path, *, whole: bool = False) -> str:
     """Return the SHA-256 over the names and contents of all files below ``path``, in sorted order.
 
-    Caches and ``README.md`` files are excluded: no code reads a README, and its tables of results change.
+    Caches, folders that are links, and ``README.md`` files, whose tables of results change, are excluded. ``whole``
+    excludes caches only: code in a vendor's folder could use every other file.
     """
-    return files_hash(tree_files(path))
+    return files_hash(tree_files(path, whole=whole))
 
 
-def tree_files(path: Path) -> Iterator[tuple[str, bytes]]:
+def tree_files(path: Path, *, whole: bool = False) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of the files that :func:`tree_hash` covers, in its order."""
-    yield from ((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
+    for file in sorted(_files(path, follow_links=whole)):
+        if whole or is_hashed(file.name):
+            yield str(file.relative_to(path)), file.read_bytes()
 
 
 def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
@@ -205,14 +208,14 @@ def _without_sections(case: bytes) -> bytes:
     return json.dumps([[key, sections[key]] for key in sections if key not in _OTHER_TASKS], default=str).encode()
 
 
-def _files(path: Path) -> Iterator[Path]:
-    for directory, names, files in os.walk(path):
+def _files(path: Path, *, follow_links: bool) -> Iterator[Path]:
+    for directory, names, files in os.walk(path, followlinks=follow_links):
         names[:] = [name for name in names if name not in SKIPPED]
-        yield from (Path(directory, file) for file in files if is_hashed(file))
+        yield from (Path(directory, file) for file in files)
 
 
 def is_hashed(file: str) -> bool:
-    """Return whether :func:`tree_hash` includes a file of this name."""
+    """Return whether :func:`tree_hash` includes a file of this name by default."""
     return not file.endswith(".pyc") and file != "README.md"
 
 

@@ -291,13 +291,14 @@ class SshLauncher(Launcher):
         done = await host.run(argv, timeout_s=_DATA_TIMEOUT_S)
         if done.code != 0:
             raise HostError(host.name, f"its data is not available: {done.message}")
-        found = done.out.decode(errors="replace").strip().splitlines()[-1]
+        records = json.loads(done.out.decode(errors="replace").strip().splitlines()[-1])
         path = node.node_dir.parent / DATA_FILE
+        found = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
         first, known = self._data.setdefault(path, (host.name, found))
         if known != found:
             raise HostError(host.name, f"its data differs from that of {first}: {found} here, {known} there")
         if first == host.name:
-            write_atomic(path, json.dumps(json.loads(found), indent=2))
+            write_atomic(path, json.dumps(records, indent=2))
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run on hosts; unreachable ones end by themselves without heartbeats."""
