@@ -46,7 +46,7 @@ class Verification(NamedTuple):
     changed: tuple[str, ...]
     """Files that differ from the manifest."""
     figure_differences: tuple[str, ...]
-    """Stored figures and facts of rounds that differ from the recomputed ones."""
+    """Stored figures and facts of rounds that differ from the recomputed ones, and data from the reader's."""
     verdict_differences: tuple[str, ...]
     """Stored findings and verdicts that differ. A later AccelMark may judge the same figures differently."""
     num_figures: int

@@ -138,8 +138,8 @@ def verify(
         with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
             run_dir, archive = unpack(target, Path(directory))
             found, other_data = verify_run(run_dir, trust), list(_other_data(run_dir, data))
-    differences = (*found.differences, *other_data)
-    verification = found._replace(changed=(*archive, *found.changed), differences=differences)
+    facts = (*found.figure_differences, *other_data)
+    verification = found._replace(changed=(*archive, *found.changed), figure_differences=facts)
     is_trusted = trust == Trust() or found.signature.status == "trusted"
     reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
     invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
