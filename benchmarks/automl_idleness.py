@@ -11,7 +11,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from accelmark.automl.controller.journal import SearchDirectory
+from accelmark.automl.journal import SearchDirectory
 from accelmark.automl.scoring.score import summarise, verify_search
 from benchmarks.automl_figures import stamp, write_figures
 
@@ -31,8 +31,7 @@ def main() -> None:
             if record.worker == worker and record.ended_s is not None
         )
         gaps += [later[0] - earlier[1] for earlier, later in pairwise(spans)]
-    first = {(epoch.trial, epoch.attempt): epoch.begun_s for epoch in state.epochs if epoch.epoch == 1}
-    starts = [begun_s - state.attempts[key].started_s for key, begun_s in first.items()]
+    starts = [epochs[0].begun_s - state.attempts[key].started_s for key, epochs in state.epochs.items()]
     used = summary.utilisation
     figures = {
         **stamp(),

@@ -1,11 +1,12 @@
-"""Simulate a search on 1 to 4,096 workers with the real scheduler, to compute the accelerators' idle share.
+"""Simulate a search on 1 to 4,096 workers with the real scheduler: idle share, and the coordinator's cost.
 
     python -m benchmarks.automl_scheduling [--run RUN_DIRECTORY] [--workers 1,16,512]
 
 Epoch times are drawn with replacement from those of a measured search and multiplied by ``--stretch`` (an epoch of a
-large data set takes minutes, not a second). Proposal times are measured here, one proposal at a time, on the largest
-population of morphed ResNet-50s that the searcher fits. A worker that would have to wait is given a random morph, as by
-the controller. Only the clock is simulated: ``Scheduler`` is the code of real searches.
+large data set takes minutes, not a second). The coordinator's costs are measured here: proposals in a search of 40,000
+networks derived from ResNet-50, and the real controller, which journals trials of workers that need no time. A worker
+that would have to wait is given a random morph, as by the controller. Only the clock is simulated: ``Scheduler`` and
+the size of batches are the code of real searches.
 """
 
 from __future__ import annotations
@@ -13,17 +14,29 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from accelmark.automl.config import ScheduleConfig
+from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig
+from accelmark.automl.controller.controller import LARGEST_BATCH, SearchController, batch_size
+from accelmark.automl.journal import SearchDirectory
+from accelmark.automl.messages import Message, TrialEnded, TrialOrder, TrialResult, WorkerReady
+from accelmark.automl.model.seeds import resnet50
+from accelmark.automl.records import EpochReport, Individual, Splits
+from accelmark.automl.scoring.score import summarise
 from accelmark.automl.search.schedule import Assignment, Scheduler
+from accelmark.automl.search.searchers import BayesianSearch, Population, Searcher
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -31,13 +44,24 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured times in seconds: epochs, proposals, random morphs, and the gap between trials on a worker."""
+    """Measured times in seconds: epochs, and the gap between trials on a worker."""
 
     epoch_s: tuple[float, ...]
-    proposal_s: tuple[float, ...]
-    hurried_s: float
     gap_s: float
     held_out_s: float
+
+
+@dataclass(frozen=True)
+class Proposing:
+    """Processor time of proposals in seconds: each one in a largest batch, one alone, a random morph."""
+
+    batched_s: float
+    alone_s: float
+    random_s: float
+
+    def batch_s(self, number: int) -> float:
+        """Return the time of a batch, linear in its size."""
+        return self.alone_s + (number - 1) * (LARGEST_BATCH * self.batched_s - self.alone_s) / (LARGEST_BATCH - 1)
 
 
 @dataclass
@@ -50,6 +74,8 @@ class Outcome:
     hurried: int = 0
     trials: int = 0
     finished: int = 0
+    epochs: float = 0.0
+    proposing_s: float = 0.0
     rounds: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -60,15 +86,11 @@ class Outcome:
 
 def measured_from(run: Path) -> Measured:
     """Read the measured times of a real search."""
-    from accelmark.automl.controller.journal import SearchDirectory
-
     state = SearchDirectory(run).state()
     lengths = [
-        statistics.mean(
-            epoch.training_s + epoch.evaluating_s for epoch in state.epochs if epoch.trial == trial and epoch.complete
-        )
-        for trial in state.trials
-        if any(epoch.trial == trial and epoch.complete for epoch in state.epochs)
+        statistics.mean(epoch.training_s + epoch.evaluating_s for epoch in epochs if epoch.complete)
+        for epochs in state.epochs.values()
+        if any(epoch.complete for epoch in epochs)
     ]
     by_worker: dict[int, list[tuple[float, float]]] = {}
     for record in state.attempts.values():
@@ -77,66 +99,139 @@ def measured_from(run: Path) -> Measured:
     gaps = [
         max(0.0, later[0] - earlier[1]) for spans in by_worker.values() for earlier, later in pairwise(sorted(spans))
     ]
-    searched_s, hurried_s = proposal_seconds()
     return Measured(
         epoch_s=tuple(lengths),
-        proposal_s=searched_s,
-        hurried_s=hurried_s,
         gap_s=statistics.mean(gaps) if gaps else 0.0,
         held_out_s=statistics.mean(record.held_out_s for record in state.trials.values()),
     )
 
 
-def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float, ...], float]:
-    """Return the time in seconds of searched proposals with full memory, and of a random morph."""
-    from accelmark.automl.model.seeds import resnet50
-    from accelmark.automl.records import Individual
-    from accelmark.automl.search.searchers import BayesianSearch, Population, Searcher
+def proposal_seconds(proposed: int = 40_000, distinct: int = 400, repeats: int = 3) -> tuple[float, float, float]:
+    """Return seconds per proposal, in a batch of 32 and alone, of a large search of ResNet-50s, and of a random morph.
 
-    seed = Individual(id=0, network=resnet50(), status="observed", value=0.5)
-    population, draw = Population(0, [seed]), Searcher()
+    The search has ``proposed`` networks, of which ``distinct`` differ; a tenth of them is in training.
+    """
+    population, draw = Population(0, [Individual(id=0, network=resnet50(), status="observed", value=0.5)]), Searcher()
     values = np.random.default_rng(0)
-
-    def observe(one: Individual) -> None:
-        value = float(values.uniform(0.5, 0.8))
-        population.individuals[one.id] = one.model_copy(update={"status": "observed", "value": value})
-
-    began = time.monotonic()
-    for _ in range(observed):
-        observe(draw.propose(population))
-    hurried_s = (time.monotonic() - began) / observed
+    began = time.process_time()
+    for _ in range(distinct):
+        (one,) = draw.propose(population)
+        changes = {"status": "observed", "value": float(values.uniform(0.5, 0.8))}
+        population.individuals[one.id] = one.model_copy(update=changes)
+    random_s = (time.process_time() - began) / distinct
+    for number in range(distinct + 1, proposed):
+        changes = {"id": number} | ({"status": "pending", "value": None} if number > 0.9 * proposed else {})
+        population.individuals.append(population.individuals[1 + number % distinct].model_copy(update=changes))
     searcher = BayesianSearch()
-    searcher.propose(population)  # fills the table of distances, which a real search fills gradually
-    searched: list[float] = []
-    for _ in range(repeats):
-        began = time.monotonic()
-        observe(searcher.propose(population))
-        searched.append(time.monotonic() - began)
-    return tuple(searched), hurried_s
+    searcher.propose(population)  # fills the table of distances, as a search does from the beginning
+    costs: dict[int, float] = {}
+    for batch in (LARGEST_BATCH, 1):
+        began = time.process_time()
+        made = sum(len(searcher.propose(population, batch)) for _ in range(repeats))
+        costs[batch] = (time.process_time() - began) / made
+    return costs[LARGEST_BATCH], costs[1], random_s
 
 
-def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, seed: int) -> Outcome:
+class InstantWorkers:
+    """Workers that finish a trial of ``epochs`` epochs as soon as it is started."""
+
+    def __init__(self, size: int, epochs: int) -> None:
+        self.size = size
+        splits = Splits(training=1_200_000, validation=80_000, held_out=50_000, classes=1000)
+        self.ready = {worker: WorkerReady("f", "imagenet", splits) for worker in range(size)}
+        self._epochs = epochs
+        self._told: list[tuple[int, Message]] = []
+        self._accuracy = np.random.default_rng(0)
+
+    def start(self, worker: int, order: TrialOrder, weights: object) -> None:
+        """Note all messages of the trial."""
+        for epoch in range(1, self._epochs + 1):
+            report = EpochReport(
+                epoch=epoch, begun_s=0.0, ended_s=0.0, trained_images=1_200_000, evaluated_images=80_000, steps=2678,
+                training_s=0.0, evaluating_s=0.0, train_loss=1.0, validation_loss=1.0,
+                validation_accuracy=self._accuracy.uniform(0.5, 0.8), complete=True,
+            )  # fmt: skip
+            self._told.append((worker, report))
+        result = TrialResult(status="finished", held_out_accuracy=0.7, precision="fp32", ranks=1)
+        self._told.append((worker, TrialEnded(result, None)))
+
+    def listen(self, _timeout_s: float) -> list[tuple[int, Message]]:
+        """Return the messages of at most 256 trials."""
+        told, self._told = self._told[: 256 * (self._epochs + 1)], self._told[256 * (self._epochs + 1) :]
+        return told
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Processor time and memory of the coordinator, measured with the real controller."""
+
+    trial_s: float
+    epoch_s: float
+    start_mib: float
+    trial_mib: float
+    report_s: float
+    status_command_s: float
+    report_command_s: float
+    measured_trials: int
+
+
+def controller_costs(workers: int, trials: int, random_s: float) -> Costs:
+    """Run the controller with workers that need no time, and measure it, ``status`` and ``report``."""
+    config = AutomlConfig(
+        network="resnet50",
+        search=SearchConfig(method="random"),  # proposals are measured apart
+        schedule=ScheduleConfig(concurrency=workers, max_trials=trials, tuning_round=None, early_stop=False),
+    )
+    process, used, peak = psutil.Process(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for epochs in (1, 21):
+            run = SearchDirectory.create(Path(folder) / str(epochs), config, resnet50())
+            before, began = process.memory_info().rss, time.process_time()
+            controller = SearchController(run, config, InstantWorkers(workers, epochs))  # type: ignore[arg-type]
+            controller.run()
+            used.append((time.process_time() - began) / trials)
+            peak.append((process.memory_info().rss - before) / 2**20)
+        state = run.state(keeps_epochs=False)
+        began = time.process_time()
+        run.write_status(summarise(run, state=state, series=False))
+        report_s = time.process_time() - began
+        commands: list[float] = []
+        for verb in ("status", "report"):
+            began = sum(os.times()[2:4])
+            command = [sys.executable, "-m", "accelmark", "automl", verb, str(run.path)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            commands.append(sum(os.times()[2:4]) - began)
+    epoch_s = (used[1] - used[0]) / 20
+    start_mib = process.memory_info().rss / 2**20 - sum(peak)
+    return Costs(used[0] - epoch_s - random_s, epoch_s, start_mib, peak[0] / trials, report_s, *commands, trials)
+
+
+def simulate(
+    workers: int, measured: Measured, proposing: Proposing, *, hours: float, stretch: float, seed: int
+) -> Outcome:
     """Run the scheduler for ``hours`` of a simulated clock."""
     generator = np.random.default_rng([seed, workers])
     scheduler = Scheduler(ScheduleConfig(concurrency=workers, max_duration=hours * 3600))
     outcome = Outcome(workers)
     ends: list[tuple[float, int, float, Assignment]] = []
-    now, offered = 0.0, 0
-    proposed_at: float | None = None
-    for _ in range(scheduler.wanted()):  # prepared before the clock starts, as in the controller
-        scheduler.ready.append(offered)
-        offered += 1
+    now, limit_s, offered = 0.0, hours * 3600, 0
+    batch: tuple[float, int] | None = None
+    """The batch in preparation: the time when it is ready, and its size."""
+
+    def offer(number: int) -> None:
+        nonlocal offered
+        scheduler.ready.extend(range(offered, offered + number))
+        offered += number
 
     def launch(at_s: float) -> float:
         """Start trials on free workers; return the time after the random morphs that were needed."""
-        nonlocal offered
         late = at_s
         while len(scheduler.running) < workers:
             if not scheduler.ready:
-                scheduler.ready.append(offered)
-                offered += 1
+                offer(1)
                 outcome.hurried += 1
-                late += measured.hurried_s
+                outcome.proposing_s += proposing.random_s
+                late += proposing.random_s
             assignment = scheduler.start(late)
             if assignment is None:
                 break
@@ -146,28 +241,31 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
             outcome.rounds[assignment.round] = outcome.rounds.get(assignment.round, 0) + 1
         return late
 
+    offer(scheduler.wanted())  # prepared before the clock starts, as in the controller
     launch(0.0)
     while True:
-        if proposed_at is None and scheduler.wanted() > 0:
-            proposed_at = now + float(generator.choice(measured.proposal_s))
+        if batch is None and (wanted := scheduler.wanted()):
+            batch = now + proposing.batch_s(batch_size(wanted)), batch_size(wanted)
+            outcome.proposing_s += batch[0] - now
         end_s = ends[0][0] if ends else float("inf")
-        limit_s = hours * 3600
-        if min(end_s, proposed_at or float("inf")) >= limit_s:
+        if min(end_s, batch[0] if batch else float("inf")) >= limit_s:
             break
-        if proposed_at is not None and proposed_at <= end_s:
-            now, proposed_at = proposed_at, None
-            scheduler.ready.append(offered)
-            offered += 1
+        if batch is not None and batch[0] <= end_s:
+            now = batch[0]
+            offer(batch[1])
+            batch = None
             continue
-        now, trial, busy_s, _ = heapq.heappop(ends)
+        now, trial, busy_s, assignment = heapq.heappop(ends)
         outcome.busy_s += busy_s
         outcome.finished += 1
+        outcome.epochs += assignment.epochs_planned
         scheduler.ended(trial, "finished", now)
         launch(now)
     # Trials that still run are cut; the completed part counts, as in the controller.
-    limit_s = hours * 3600
-    for end_s, trial, busy_s, _ in ends:
-        outcome.busy_s += max(0.0, busy_s - (end_s - limit_s))
+    for end_s, trial, busy_s, assignment in ends:
+        done_s = max(0.0, busy_s - (end_s - limit_s))
+        outcome.busy_s += done_s
+        outcome.epochs += assignment.epochs_planned * done_s / busy_s
         scheduler.ended(trial, "cut", limit_s)
     if not scheduler.over(limit_s):
         raise AssertionError("the scheduler does not know that its time is up")
@@ -184,6 +282,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=12.0)
     parser.add_argument("--stretch", type=float, default=1.0, help="how much longer an epoch takes than measured")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--controlled", type=int, default=1024, help="workers and trials with which costs are measured")
     given = parser.parse_args()
     kept = RESULTS / "automl_measured_run.json"
     if given.run is not None:
@@ -192,9 +291,12 @@ def main() -> None:
     else:
         known = json.loads(kept.read_text(encoding="utf-8"))
         measured = Measured(**{name: known[name] for name in Measured.__dataclass_fields__})
+    proposing = Proposing(*proposal_seconds())
+    costs = controller_costs(given.controlled, given.controlled, proposing.random_s)
     rows: list[dict[str, Any]] = []
     for workers in (int(word) for word in given.workers.split(",")):
-        outcome = simulate(workers, measured, hours=given.hours, stretch=given.stretch, seed=given.seed)
+        outcome = simulate(workers, measured, proposing, hours=given.hours, stretch=given.stretch, seed=given.seed)
+        used_s = outcome.proposing_s + outcome.trials * costs.trial_s + outcome.epochs * costs.epoch_s
         rows.append(
             {
                 "workers": workers,
@@ -202,26 +304,40 @@ def main() -> None:
                 "idle_share": outcome.idle_share,
                 "trials": outcome.trials,
                 "finished": outcome.finished,
+                "epochs": round(outcome.epochs),
                 "hurried_share": outcome.hurried / max(1, outcome.trials),
                 "rounds_reached": max(outcome.rounds),
+                # Reports take at most a twentieth of the time.
+                "coordinator_cores": used_s / (3600 * given.hours) + 1 / 20,
+                "coordinator_gib": (costs.start_mib + outcome.trials * costs.trial_mib) / 1024,
             }
         )
         print(json.dumps(rows[-1]))
     mean_epoch = given.stretch * statistics.mean(measured.epoch_s)
     table = [
         f"{given.hours:g} simulated hours; an epoch takes {mean_epoch:.1f} s on average (measured x {given.stretch:g});"
-        f" a searched proposal {statistics.mean(measured.proposal_s):.3f} s; {measured.gap_s:.3f} s between trials.",
-        "Ideal is every worker training or evaluating all the time.",
+        f" {measured.gap_s:.3f} s between trials. Processor time of the coordinator, measured: a proposal"
+        f" {1e3 * proposing.batched_s:.0f} ms in a batch of {LARGEST_BATCH}, {proposing.alone_s:.2f} s alone,"
+        f" {1e3 * proposing.random_s:.0f} ms for a random morph; the controller {1e3 * costs.trial_s:.1f} ms a trial"
+        f" and {1e3 * costs.epoch_s:.2f} ms an epoch; {costs.start_mib:.0f} MiB at the start and"
+        f" {1024 * costs.trial_mib:.0f} KiB a trial. The processor time of `status` of a search of"
+        f" {costs.measured_trials:,} trials was {costs.status_command_s:.1f} s, of `report` with {21 * costs.measured_trials:,} epochs"
+        f" {costs.report_command_s:.1f} s.",
+        "Ideal is every worker training or evaluating all the time. Cores include the twentieth that reports may take.",
         "",
-        "| Workers | Score against ideal | Idle | Trials started | Proposals in a hurry | Rounds reached |",
-        "|---:|---:|---:|---:|---:|---:|",
+        "| Workers | Score against ideal | Idle | Trials started | Proposals in a hurry | Rounds | Coordinator |",
+        "|---:|---:|---:|---:|---:|---:|---|",
         *(
             f"| {one['workers']:,} | {one['score_of_ideal']:.3%} | {one['idle_share']:.3%} | {one['trials']:,}"
-            f" | {one['hurried_share']:.1%} | {one['rounds_reached']} |"
+            f" | {one['hurried_share']:.1%} | {one['rounds_reached']}"
+            f" | {one['coordinator_cores']:.2f} cores, {one['coordinator_gib']:.1f} GiB |"
             for one in rows
         ),
     ]
-    figures = {**stamp(), "hours": given.hours, "stretch": given.stretch, "measured": measured.__dict__, "sizes": rows}
+    figures = {
+        **stamp(), "hours": given.hours, "stretch": given.stretch, "measured": asdict(measured),
+        "proposing": asdict(proposing), "costs": asdict(costs), "sizes": rows,
+    }  # fmt: skip
     write_figures("automl_scheduling", figures, table)
 
 

@@ -36,7 +36,7 @@ from accelmark.automl.config import (
     TrainingConfig,
 )
 from accelmark.automl.controller.controller import SearchController
-from accelmark.automl.controller.journal import Proposed, SearchDirectory, SearchState, read_journal
+from accelmark.automl.journal import Proposed, SearchDirectory, SearchState, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small

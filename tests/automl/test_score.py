@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig
-from accelmark.automl.controller.journal import SearchState, SessionBegan
-from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
+from accelmark.automl.journal import EpochEvent, SearchState, SessionBegan, TrialEvent
+from accelmark.automl.records import EpochRecord, Hyperparameters, Individual, OperationCost, Splits, TrialRecord
 from accelmark.automl.scoring.score import PRESETS, Scoreboard, regulated, utilisation, verdict
 from accelmark.results.rounds.search import SearchVerdict, search_consumption
+from tests.automl.images import tiny_network
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
 
@@ -73,7 +74,12 @@ def state(trials: list[TrialRecord], epochs: list[EpochRecord], workers: int = 2
         splits=Splits(training=100, validation=20, held_out=20, classes=4),
         workers=workers,
     )
-    return SearchState({(one.trial, one.attempt): one for one in trials}, epochs, sessions=[session])
+    known = SearchState(sessions=[session], individuals=[Individual(id=0, network=tiny_network())] * 2)
+    for one in trials:
+        known.apply(TrialEvent(trial=one))
+    for each in epochs:
+        known.apply(EpochEvent(epoch=each))
+    return known
 
 
 FULL = 30 * 100 + 5 * 20 + 100 * 2

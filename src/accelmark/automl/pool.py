@@ -7,11 +7,11 @@ import pkgutil
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal
 
 from accelmark.automl.config import AutomlConfig, check_capacity
@@ -20,7 +20,9 @@ from accelmark.automl.model.network import Network
 from accelmark.spec.errors import RunError
 
 _WORKER: Final = "accelmark.automl.trial.worker:TrialWorker"  # by name because it is job side
-_DRAIN_S: Final = 0.5
+_DRAINS_PER_S: Final = 32.0
+"""Calls of all workers together: a worker answers at the end of an epoch, else after its share of the time."""
+_SHORTEST_DRAIN_S, _LONGEST_DRAIN_S = 0.5, 30.0
 _LAST_DRAIN_S: Final = 30.0
 _START_S: Final = 5.0
 _IDLE_S: Final = 0.02
@@ -41,7 +43,9 @@ class WorkerPool:
         self.ready: dict[int, WorkerReady] = {}
         self._pending: dict[Future[Any], tuple[int, str]] = {}
         """Calls that were not answered yet: worker and method."""
+        self._done: Final[SimpleQueue[Future[Any]]] = SimpleQueue()
         self._training: set[int] = set()
+        self._drain_s: Final = min(max(_SHORTEST_DRAIN_S, size / _DRAINS_PER_S), _LONGEST_DRAIN_S)
         for worker in range(size):
             self.replace(worker)
         while len(self.ready) < size:
@@ -59,13 +63,15 @@ class WorkerPool:
         return future
 
     def _call(self, worker: int, method: Literal["ready", "drain", "run"], *arguments: object) -> None:
-        self._pending[self._submit(worker, method, *arguments)] = worker, method
+        future = self._submit(worker, method, *arguments)
+        self._pending[future] = worker, method
+        future.add_done_callback(self._done.put)
 
     def start(self, worker: int, order: TrialOrder, weights: TrainedWeights) -> None:
         """Give an idle worker a trial."""
         self._training.add(worker)
         self._call(worker, "run", order, weights)
-        self._call(worker, "drain", _DRAIN_S)
+        self._call(worker, "drain", self._drain_s)
 
     def cancel(self, worker: int) -> None:
         """Ask a worker to cut its trial."""
@@ -82,11 +88,13 @@ class WorkerPool:
 
     def listen(self, timeout_s: float) -> list[tuple[int, Message]]:
         """Return messages with their workers; waits at most ``timeout_s`` for the first."""
-        if not self._pending:
-            time.sleep(min(timeout_s, _IDLE_S))  # yields the processor to the preparation of the next network
-        done = wait(self._pending, timeout=timeout_s, return_when=FIRST_COMPLETED).done
+        done: list[Future[Any]] = []
+        with suppress(Empty):
+            done.append(self._done.get(timeout=timeout_s if self._pending else min(timeout_s, _IDLE_S)))
+            while True:
+                done.append(self._done.get_nowait())
         # Reports before results: the last epoch is reported before the trial's end.
-        ordered = sorted(done, key=lambda future: self._pending[future][1] == "run")
+        ordered = sorted(done, key=lambda future: self._pending.get(future, (0, ""))[1] == "run")
         return [message for future in ordered if future in self._pending for message in self._messages(future)]
 
     def _messages(self, future: Future[Any]) -> list[tuple[int, Message]]:
@@ -105,14 +113,14 @@ class WorkerPool:
             return [(worker, value)]
         if method == "drain":
             if worker in self._training:
-                self._call(worker, "drain", _DRAIN_S)
+                self._call(worker, "drain", self._drain_s)
             return [(worker, message) for message in value]
         drains = [one for one, call in self._pending.items() if call == (worker, "drain")]
         for one in drains:
             del self._pending[one]
         found: list[tuple[int, Message]] = []
         with suppress(Exception):  # the worker may be lost now, but the trial's result is known
-            for one in (*drains, self._submit(worker, "drain", _DRAIN_S)):
+            for one in (*drains, self._submit(worker, "drain", self._drain_s)):
                 found += [(worker, message) for message in one.result(_LAST_DRAIN_S)]
         return [*found, (worker, value)]
 

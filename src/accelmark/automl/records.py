@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -94,6 +95,37 @@ class EpochRecord(EpochReport):
     attempt: Annotated[int, Field(ge=1)] = 1
 
 
+@dataclass(slots=True)
+class Totals:
+    """Sums over the epochs of one attempt; ``epochs`` includes one that was cut, ``complete`` does not."""
+
+    epochs: int = 0
+    complete: int = 0
+    trained_images: int = 0
+    evaluated_images: int = 0
+    steps: int = 0
+    training_s: float = 0.0
+    evaluating_s: float = 0.0
+    data_wait_s: float = 0.0
+    ended_s: float = 0.0
+    accuracy: float | None = None
+    """Best validation accuracy."""
+
+    def add(self, epoch: EpochReport) -> None:
+        """Add an epoch."""
+        self.epochs += 1
+        self.complete += epoch.complete
+        self.trained_images += epoch.trained_images
+        self.evaluated_images += epoch.evaluated_images
+        self.steps += epoch.steps
+        self.training_s += epoch.training_s
+        self.evaluating_s += epoch.evaluating_s
+        self.data_wait_s += epoch.data_wait_s
+        self.ended_s = max(self.ended_s, epoch.ended_s)
+        if epoch.validation_accuracy is not None:
+            self.accuracy = max(self.accuracy or 0.0, epoch.validation_accuracy)
+
+
 class OperationCost(Spec):
     """Operations of one network in one counting mode: per image, ``update`` per optimizer step."""
 
@@ -107,10 +139,10 @@ class OperationCost(Spec):
         """Return the cost of a counted network."""
         return OperationCost.model_validate(counted, from_attributes=True)
 
-    def operations(self, epoch: EpochReport) -> int:
-        """Return the operations of an epoch."""
-        trained, evaluated = (self.forward + self.backward) * epoch.trained_images, epoch.evaluated_images
-        return trained + self.evaluation * evaluated + self.update * epoch.steps
+    def operations(self, work: EpochReport | Totals) -> int:
+        """Return the operations of an epoch, or of the totals of several."""
+        trained = (self.forward + self.backward) * work.trained_images
+        return trained + self.evaluation * work.evaluated_images + self.update * work.steps
 
 
 class TrialOutcome(Spec):

@@ -17,7 +17,7 @@ from accelmark.cli.output import Output
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
-    from accelmark.automl.controller.journal import SearchDirectory
+    from accelmark.automl.journal import SearchDirectory
     from accelmark.results.rounds.search import SearchSummary
 
 app = typer.Typer(
@@ -203,7 +203,7 @@ def count(
 
 
 def _find(name: str, runs: Path) -> SearchDirectory:
-    from accelmark.automl.controller.journal import find_search
+    from accelmark.automl.journal import find_search
 
     return find_search(name, runs)
 
@@ -236,10 +236,10 @@ def _resume_command(search: SearchDirectory) -> str:
 
 
 def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:
-    from accelmark.automl.scoring.score import summarise
+    from accelmark.automl.scoring.score import current_summary
     from accelmark.report.search_terminal import show_summary
 
-    summary = summarise(found)
+    summary = current_summary(found)
     if as_json:
         typer.echo(summary.to_json())
     else:

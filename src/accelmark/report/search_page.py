@@ -5,10 +5,11 @@ from __future__ import annotations
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from accelmark.automl.controller.journal import SearchDirectory, SearchState
+from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.records import Individual, TrialRecord
@@ -209,7 +210,7 @@ def family_chart(individuals: Sequence[Individual], values: Mapping[int, float])
 def workers_chart(state: SearchState, num_workers: int) -> Chart:
     """Draw the training and evaluation of every worker; the rest is idle time."""
     spans: dict[str, list[tuple[str, float, float, str]]] = {"training": [], "evaluating": []}
-    for epoch in state.epochs:
+    for epoch in chain.from_iterable(state.epochs.values()):
         worker = f"worker {state.attempts[epoch.trial, epoch.attempt].worker}"
         label = f"trial {epoch.trial}, epoch {epoch.epoch}"
         trained_s, evaluated_s, end_s = epoch.training_s, epoch.evaluating_s, epoch.begun_s + epoch.training_s
@@ -234,9 +235,7 @@ def _trials(state: SearchState) -> list[tuple[Cell, ...]]:
 
 
 def _trial(record: TrialRecord, state: SearchState) -> tuple[Cell, ...]:
-    epochs = state.epochs_of(record)
-    best = max((epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None), default=None)
-    hyper = record.hyperparameters
+    totals, hyper = state.totals_of(record), record.hyperparameters
     settings = [f"batch {hyper.batch_size}", f"rate {digits(hyper.learning_rate)}"]
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
     settings += [f"dropout {digits(hyper.dropout, 2)}"] if hyper.dropout is not None else []
@@ -245,8 +244,8 @@ def _trial(record: TrialRecord, state: SearchState) -> tuple[Cell, ...]:
         record.individual,
         record.round,
         record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else ""),
-        f"{sum(epoch.complete for epoch in epochs)}/{record.epochs_planned}",
-        best,
+        f"{totals.complete}/{record.epochs_planned}",
+        totals.accuracy,
         record.held_out_accuracy,
         record.parameters,
         record.weights,

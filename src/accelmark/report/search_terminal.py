@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from heapq import nlargest
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.automl.controller.journal import SearchState
+from accelmark.automl.journal import SearchState
 from accelmark.automl.records import TrialStatus
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler
@@ -70,16 +71,16 @@ def _trials(state: SearchState) -> Table:
         width = len("finished") if heading == "status" else len(heading)
         table.add_column(heading, justify="left" if heading == "status" else "right", no_wrap=True, min_width=width)
     table.add_column("network", no_wrap=True, overflow="ellipsis", ratio=1)
-    latest = sorted(state.trials.values(), key=lambda record: (record.status == "running", record.trial))[-_SHOWN:]
-    for record in latest:
-        epochs = [epoch for epoch in state.epochs_of(record) if epoch.complete]
+    latest = nlargest(_SHOWN, state.trials.values(), key=lambda record: (record.status == "running", record.trial))
+    for record in reversed(latest):
+        totals = state.totals_of(record)
         table.add_row(
             str(record.trial),
             str(record.worker),
             str(record.round),
             Text(record.status, style=_STYLES.get(record.status, "red")),
-            f"{len(epochs)}/{record.epochs_planned}",
-            _ratio(max((epoch.validation_accuracy or 0 for epoch in epochs), default=None)),
+            f"{totals.complete}/{record.epochs_planned}",
+            _ratio(totals.accuracy),
             _ratio(record.held_out_accuracy),
             ", ".join(map(str, reversed(record.morphs))) or "seed",
         )

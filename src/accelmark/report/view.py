@@ -190,11 +190,11 @@ def live_run(name: str, path: Path) -> LiveRun:
 
 
 def _live_search(name: str, path: Path) -> LiveRun:
-    from accelmark.automl.controller.journal import SearchDirectory
-    from accelmark.automl.scoring.score import summarise
+    from accelmark.automl.journal import SearchDirectory
+    from accelmark.automl.scoring.score import current_summary
 
     directory = SearchDirectory(path)
-    summary, limits = summarise(directory), directory.config().schedule
+    summary, limits = current_summary(directory), directory.config().schedule
     finished = summary.trials.get("finished", 0)
     shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []
@@ -388,7 +388,7 @@ def _run_page(run: LoadedRun) -> str:
         from accelmark.report.run_page import render_page
 
         return render_page(load_source(run.path))
-    from accelmark.automl.controller.journal import SearchDirectory
+    from accelmark.automl.journal import SearchDirectory
     from accelmark.report.search_page import render_search
 
     return render_search(SearchDirectory(run.path))

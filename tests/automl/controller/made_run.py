@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
-from accelmark.automl.controller.journal import (
+from accelmark.automl.journal import (
     JOURNAL_FILE,
     EpochEvent,
     Event,
@@ -124,7 +124,7 @@ def forge(run: SearchDirectory, change: Callable[[Lines], None]) -> None:
     lines: Lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    events = read_journal(run.path)
+    events = list(read_journal(run.path))
     path.unlink()
     with closing(Journal(run.path)) as journal:
         for event in events:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelmark.automl.controller.journal import EpochEvent, SearchDirectory, find_search, read_journal
+from accelmark.automl.journal import EpochEvent, SearchDirectory, find_search, read_journal
 from tests.automl.images import tiny_dataset, tiny_network
 
 PROGRAM = """

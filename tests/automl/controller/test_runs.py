@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelmark.automl.controller.journal import SearchState, read_journal
+from accelmark.automl.journal import SearchState, read_journal
 from accelmark.automl.scoring.consistency import lineage
 from accelmark.automl.scoring.score import verify_search
 from tests.automl.controller.searching import Search
@@ -50,7 +50,7 @@ def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: 
     assert after.sessions[1].clock_s == pytest.approx(before.clock_s, abs=1.5)
     interrupted = [record for record in after.attempts.values() if record.status == "lost"]
     assert all(record.reason == "the run was interrupted" for record in interrupted)
-    scored = {(epoch.trial, epoch.attempt) for epoch in after.useful_epochs()}
+    scored = {(record.trial, record.attempt) for record in after.useful() if after.epochs_of(record)}
     assert not scored & {(record.trial, record.attempt) for record in interrupted}
     judged = verify_search(search.run())
     assert judged.verdict == "VALID", judged.reasons

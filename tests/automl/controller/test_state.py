@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.controller.journal import (
+from accelmark.automl.journal import (
     EpochEvent,
     Event,
     Journal,
@@ -107,8 +107,8 @@ def test_an_impossible_figure_is_refused_with_its_line(tmp_path: Path, was: str,
         journal.write(tried(0.0, 2.0, held_out_accuracy=0.25))
         journal.write(EpochEvent(epoch=epoch(0, 0.0, 1.0, 0.5)))
     path = tmp_path / "journal.jsonl"
-    assert len(read_journal(tmp_path)) == 2
+    assert len(list(read_journal(tmp_path))) == 2
     assert was in path.read_text()
     path.write_text(path.read_text().replace(was, forged))
     with pytest.raises(RunError, match=f"line [12] is not a valid event: .*{message}"):
-        read_journal(tmp_path)
+        list(read_journal(tmp_path))

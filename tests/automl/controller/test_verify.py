@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, TrainingConfig
-from accelmark.automl.controller.journal import (
+from accelmark.automl.journal import (
     CONFIG_FILE,
     JOURNAL_FILE,
     Journal,
@@ -261,7 +261,7 @@ def test_the_hash_chain_continues_after_an_incomplete_line(tmp_path: Path) -> No
 
 def _chain(run: SearchDirectory) -> tuple[int, int | None]:
     """Number of lines, and the first one that does not follow."""
-    events = read_journal(run.path)
+    events = list(read_journal(run.path))
     return len(events), first_broken_line(run.path, events)
 
 

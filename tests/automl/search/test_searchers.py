@@ -17,7 +17,7 @@ from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import Individual, IndividualStatus
 from accelmark.automl.search.searchers import SEARCHERS, Population
-from accelmark.automl.search.surrogate import GaussianProcess, distances, sketch
+from accelmark.automl.search.surrogate import GaussianProcess, Reference, sketch
 
 SEED = small((1, 12, 12), 4, filters=(4, 6))
 
@@ -44,10 +44,10 @@ def test_distances_are_zero_on_the_diagonal_symmetric_and_independent_of_batchin
     left: int, right: int, seed: int
 ) -> None:
     one, other = sketch(relative(left, seed)), sketch(relative(right, seed + 1))
-    assert distances(one, [one])[0] == pytest.approx(0)
-    together = distances(one, [sketch(SEED), other])
-    assert together[1] == pytest.approx(distances(other, [one])[0])
-    assert together[1] == pytest.approx(distances(one, [other])[0])
+    assert Reference([one]).distances(one)[0] == pytest.approx(0)
+    together = Reference([sketch(SEED), other]).distances(one)
+    assert together[1] == pytest.approx(Reference([one]).distances(other)[0])
+    assert together[1] == pytest.approx(Reference([other]).distances(one)[0])
     assert (together >= 0).all()
 
 
@@ -55,7 +55,7 @@ def test_every_morph_gives_a_distance_to_the_parent() -> None:
     generator = np.random.default_rng(0)
     for kind in ("deepen", "widen", "add-skip", "concat-skip", "kernel-grow"):
         _, child = MorphChoices(SEED).draw(generator, [kind])
-        assert distances(sketch(SEED), [sketch(child)])[0] > 0.05
+        assert Reference([sketch(child)]).distances(sketch(SEED))[0] > 0.05
 
 
 def test_the_process_interpolates_observations_and_is_uncertain_elsewhere() -> None:
@@ -78,7 +78,7 @@ def searched(name: SearchName, seed: int, steps: int = 14) -> Population:
     searcher, population = SEARCHERS[name](), started(SEED, seed)
     set_value(population, 0, "observed", filters_reached(SEED))
     for _ in range(steps):
-        one = searcher.propose(population)
+        (one,) = searcher.propose(population)
         set_value(population, one.id, "observed", filters_reached(one.network))
     return population
 
@@ -88,7 +88,7 @@ def test_a_search_is_reproducible_by_seed_and_continues_from_its_json(name: Sear
     population = searched(name, 7, steps=3)
     again = Population(7, [Individual.model_validate_json(one.model_dump_json()) for one in population.individuals])
     assert again == population
-    assert SEARCHERS[name]().propose(again).network == SEARCHERS[name]().propose(population).network
+    assert SEARCHERS[name]().propose(again) == SEARCHERS[name]().propose(population)
     assert searched(name, 7, steps=3) == searched(name, 7, steps=3)
 
 
@@ -114,14 +114,13 @@ def test_bayesian_search_reaches_better_networks_than_random_morphs() -> None:
 def test_parallel_proposals_differ() -> None:
     population = searched("bayesian", 2, steps=4)
     searcher = SEARCHERS["bayesian"]()
-    proposed = [searcher.propose(population).network for _ in range(4)]
-    texts = {network.model_dump_json() for network in proposed}
-    assert len(texts) == 4
+    proposed = [one.network for number in (1, 1, 4) for one in searcher.propose(population, number)]
+    assert len({network.digest for network in proposed}) == 6
 
 
 def test_a_network_of_a_lost_trial_is_neither_best_nor_parent() -> None:
     population = searched("random", 3, steps=3)
-    newest = SEARCHERS["random"]().propose(population)
+    (newest,) = SEARCHERS["random"]().propose(population)
     set_value(population, newest.id, "lost", None)
     assert newest.id not in {one.id for one in population.observed}
     assert newest.id not in {one.id for one in population.pending}
@@ -134,7 +133,7 @@ def test_limits_hold_for_every_network_proposed() -> None:
     set_value(population, 0, "observed", 0.1)
     try:
         for _ in range(12):
-            one = searcher.propose(population)
+            (one,) = searcher.propose(population)
             set_value(population, one.id, "observed", 0.1)
     except MorphError:
         pass
@@ -157,5 +156,5 @@ def test_a_tree_search_without_allowed_morphs_does_not_end_the_search() -> None:
         set_value(population, 0, "observed", 0.2)
         for value in (0.8, 0.9):
             set_value(population, population.add(grown, 0, (morph,)).id, "observed", value)
-        proposed = SEARCHERS["bayesian"](kinds=("widen",), limits=limits).propose(population)
+        (proposed,) = SEARCHERS["bayesian"](kinds=("widen",), limits=limits).propose(population)
         assert proposed.parent == 0

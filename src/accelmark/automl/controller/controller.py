@@ -10,11 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import ceil
 from typing import Final
 
+from accelmark.automl import journal
 from accelmark.automl.config import AutomlConfig, SearchName
-from accelmark.automl.controller import journal
-from accelmark.automl.controller.journal import SearchDirectory, SearchState
+from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphError
@@ -22,6 +23,7 @@ from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import seed_weights
 from accelmark.automl.pool import WorkerPool
 from accelmark.automl.records import EpochReport, Hyperparameters, Individual, OperationCost, TrialRecord, TrialStatus
+from accelmark.automl.scoring.score import summarise
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
 from accelmark.automl.search.surrogate import predicted_accuracy
@@ -29,12 +31,16 @@ from accelmark.automl.search.tuning import Tuner, within_limits
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
+_REPORT_SPACING: Final = 20
+"""Least time between two reports, as a multiple of a report's duration."""
 _LISTEN_S: Final = 0.2
 _CUT_GRACE_S: Final = 120.0
 _MAX_REPLACEMENTS: Final = 3
+_BATCHES: Final = 8
+LARGEST_BATCH: Final = 32
 
 Observer = Callable[[SearchState, Scheduler], None]
-"""Called about once a second."""
+"""Called about once a second; less often where a call takes long."""
 
 
 @dataclass
@@ -56,7 +62,7 @@ class SearchController:
         self._config: Final = config
         self._workers: Final = workers
         self._observer: Final = observer
-        state = directory.state()
+        state = directory.state(keeps_epochs=False)
         self._state: Final = state
         self._journal: Final = journal.Journal(directory.path)
         self._base_s: Final = self._state.clock_s
@@ -64,6 +70,7 @@ class SearchController:
         self._running: dict[int, _Running] = {}
         self._replaced: dict[int, int] = {}
         self._last_heartbeat_s = -_HEARTBEAT_S
+        self._next_report_s = 0.0
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
         self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
@@ -83,6 +90,8 @@ class SearchController:
             reason = self._scheduler.stop_reason(now) or "asked"
             ended = journal.SessionEnded(clock_s=now, reason=reason, over=reason != "asked")
             self._write(ended)
+            self._keep_weights()
+            self._report()
             return ended
         finally:
             self._proposals.close()
@@ -107,8 +116,8 @@ class SearchController:
     def _now(self) -> float:
         return self._base_s + time.monotonic() - self._began
 
-    def _write(self, event: journal.Event) -> None:
-        self._journal.write(event)
+    def _write(self, event: journal.Event, *, sync: bool = True) -> None:
+        self._journal.write(event, sync=sync)
         self._state.apply(event)
 
     def _note(self, text: str) -> None:
@@ -138,7 +147,7 @@ class SearchController:
                 workers=self._workers.size,
             )
         )
-        for record in self._state.trials.values():
+        for record in list(self._state.trials.values()):
             if record.status == "running":
                 lost = record.updated(status="lost", reason="the run was interrupted", ended_s=self._base_s)
                 self._write(journal.TrialEvent(trial=lost))
@@ -158,7 +167,7 @@ class SearchController:
                         self._running[worker].last_progress_s = self._now()
                 case EpochReport():
                     if running := self._running.get(worker):
-                        self._write(journal.EpochEvent(epoch=running.record.epoch(message)))
+                        self._write(journal.EpochEvent(epoch=running.record.epoch(message)), sync=False)
                         running.last_progress_s = self._now()
                 case TrialEnded():
                     self._end_trial(worker, message)
@@ -171,6 +180,7 @@ class SearchController:
                 case WorkerReady():
                     self._idle.add(worker)
                     self._replaced.pop(worker, None)
+        self._journal.sync()
         replacing = any(times <= _MAX_REPLACEMENTS for times in self._replaced.values())
         if not self._running and not self._idle and not replacing:
             raise RunError("no worker is left; the journal states why each was lost")
@@ -181,8 +191,21 @@ class SearchController:
         if now - self._last_heartbeat_s >= _HEARTBEAT_S:
             self._last_heartbeat_s = now
             self._write(journal.Heartbeat(clock_s=now))
-            if self._observer is not None:
-                self._observer(self._state, self._scheduler)
+            self._keep_weights()
+        if now >= self._next_report_s:
+            self._report()
+
+    def _report(self) -> None:
+        """Write the status, which readers of a running search show, and call the observer: a twentieth of the time."""
+        began = self._now()
+        self._directory.write_status(summarise(self._directory, state=self._state, series=False))
+        if self._observer is not None:
+            self._observer(self._state, self._scheduler)
+        ended = self._now()
+        self._next_report_s = ended + max(_HEARTBEAT_S, _REPORT_SPACING * (ended - began))
+
+    def _keep_weights(self) -> None:
+        self._directory.keep_weights({*self._proposals.needed_weights(), self._state.best_individual})
 
     def _start_trials(self) -> None:
         for worker in sorted(self._idle):
@@ -299,7 +322,6 @@ class SearchController:
             again = "; it will be tried again" if retried else ""
             self._note(f"trial {done.trial} {done.status}: {done.reason}{again}")
         self._running.pop(worker, None)
-        self._directory.keep_weights({*self._proposals.needed_weights(), self._state.best_individual})
 
     def _cut_all(self, now: float) -> None:
         for worker, running in list(self._running.items()):
@@ -308,6 +330,11 @@ class SearchController:
                 self._workers.cancel(worker)
             elif now - running.cut_s > _CUT_GRACE_S:
                 self._fail(worker, "cut", f"did not end within {_CUT_GRACE_S:.0f} s of its cut", now)
+
+
+def batch_size(wanted: int) -> int:
+    """Return how many of the wanted networks to propose at once: the fewer, the more results the later ones use."""
+    return min(LARGEST_BATCH, ceil(wanted / _BATCHES))
 
 
 class Proposals:
@@ -329,12 +356,12 @@ class Proposals:
         names = {self._method, self._fallback}
         self._searchers: Final = {name: SEARCHERS[name](search.morphs, search) for name in names}
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
-        self._next: Future[tuple[Individual, float]] | None = None
+        self._next: Future[tuple[list[Individual], float]] | None = None
         self._possible_parents: set[int] = set()
         """Of the network that is being prepared."""
 
     def fill(self, *, wait: bool = False) -> None:
-        """Add the network that is ready and prepare as many as the scheduler requests; ``wait`` for them."""
+        """Add the networks that are ready and prepare as many as the scheduler requests; ``wait`` for them."""
         while True:
             if self._next is not None and (wait or self._next.done()):
                 try:
@@ -342,11 +369,13 @@ class Proposals:
                 except MorphError:
                     self._scheduler.exhausted = True
                 self._next, self._possible_parents = None, set()
-            if self._next is not None or self._scheduler.wanted() == 0:
+            wanted = self._scheduler.wanted()
+            if self._next is not None or wanted == 0:
                 return
             population = self._population()
             self._possible_parents = {one.id for one in population.parents}
-            self._next = self._pool.submit(_timed, self._searchers[self._method], population)
+            number = batch_size(wanted)
+            self._next = self._pool.submit(_timed, self._searchers[self._method], population, number)
             if not wait:
                 return
 
@@ -354,13 +383,14 @@ class Proposals:
         """Add a random morph at once; used where a worker would have to wait for the searcher."""
         with suppress(MorphError):
             if self._scheduler.wanted():
-                found = _timed(self._searchers[self._fallback], self._population())
+                found = _timed(self._searchers[self._fallback], self._population(), 1)
                 self._add(*found, f"{self._fallback} (immediate)")
 
-    def _add(self, one: Individual, seconds: float, searcher: str) -> None:
-        added = one.model_copy(update={"id": len(self._state.individuals)})
-        self._write(journal.Proposed(individual=added, searcher=searcher, seconds=seconds))
-        self._scheduler.ready.append(added.id)
+    def _add(self, proposed: list[Individual], seconds: float, searcher: str) -> None:
+        for one in proposed:
+            added = one.model_copy(update={"id": len(self._state.individuals)})
+            self._write(journal.Proposed(individual=added, searcher=searcher, seconds=seconds / len(proposed)))
+            self._scheduler.ready.append(added.id)
 
     def needed_weights(self) -> set[int | None]:
         """Return the individuals whose weights may be needed.
@@ -380,6 +410,6 @@ class Proposals:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _timed(searcher: Searcher, population: Population) -> tuple[Individual, float]:
+def _timed(searcher: Searcher, population: Population, number: int) -> tuple[list[Individual], float]:
     began = time.monotonic()
-    return searcher.propose(population), time.monotonic() - began
+    return searcher.propose(population, number), time.monotonic() - began

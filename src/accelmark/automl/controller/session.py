@@ -15,8 +15,8 @@ from typing import Any, Final
 from accelmark.automl.config import AutomlConfig, LocalCluster, check_capacity
 from accelmark.automl.controller.cluster import cluster_address
 from accelmark.automl.controller.controller import Observer, SearchController
-from accelmark.automl.controller.journal import SearchDirectory
 from accelmark.automl.dataset import Dataset, open_dataset
+from accelmark.automl.journal import SearchDirectory
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes

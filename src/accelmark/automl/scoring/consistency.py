@@ -8,9 +8,9 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
+from accelmark.automl import journal
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.controller import journal
-from accelmark.automl.controller.journal import SearchState
+from accelmark.automl.journal import SearchState
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.model.network import Network, find_problems
@@ -38,9 +38,6 @@ _COUNT_SLACK: Final = 1e-6
 
 def consistency_checks(config: AutomlConfig, events: Sequence[journal.Event], state: SearchState) -> Iterator[Check]:
     """Check everything that a journal records more than once, or that follows from the configuration."""
-    epochs: dict[tuple[int, int], list[EpochRecord]] = {key: [] for key in state.attempts}
-    for epoch in state.epochs:
-        epochs[epoch.trial, epoch.attempt].append(epoch)
     yield from _sessions(config, state)
     yield from _bounds(config, state)
     yield from lineage(events, state)
@@ -49,12 +46,13 @@ def consistency_checks(config: AutomlConfig, events: Sequence[journal.Event], st
     known = splits.pop() if len(splits) == 1 else None
     if known is not None:
         yield from _splits(config, state, known)
-    for key, record in state.attempts.items():
-        yield from _counts(config, record, epochs[key], state)
-        yield from _request(config, record, epochs[key])
-        yield from _trial_times(record, epochs[key])
+    for record in state.attempts.values():
+        epochs = state.epochs_of(record)
+        yield from _counts(config, record, epochs, state)
+        yield from _request(config, record, epochs)
+        yield from _trial_times(record, epochs)
         if known is not None and record.status not in FAILURES:  # work of failed attempts is not scored
-            yield from _work(config, record, epochs[key], known)
+            yield from _work(config, record, epochs, known)
     delay_s = _REPORT_DELAY_S if config.training.devices_per_trial == 1 else _RANKS_START_S
     yield from _clock(events, delay_s)
     yield from _overlaps(state.attempts.values())
@@ -85,7 +83,7 @@ def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
     most = schedule.max_attempts + state.interruptions
     for trial, attempt in state.attempts:
         yield attempt <= most, "request", f"at most {most} attempts", f"trial {trial} has attempt {attempt}"
-    end_s, last_s = schedule.max_duration or inf, max((epoch.ended_s for epoch in state.epochs), default=0.0)
+    end_s, last_s = schedule.max_duration or inf, max((totals.ended_s for totals in state.totals.values()), default=0.0)
     in_time = last_s <= end_s + _END_SLACK_S
     yield in_time, "request", f"end after {end_s:.1f} s", f"the last epoch ended at {last_s:.1f} s"
 

@@ -6,25 +6,33 @@ those of attempts that gave a result. Error = 1 - accuracy. Regulated score = -l
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from math import log
-from operator import attrgetter
+from functools import cached_property
+from math import inf, log
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.controller.journal import SearchDirectory, SearchState, first_broken_line, read_journal
-from accelmark.automl.records import TrialRecord
+from accelmark.automl.journal import SearchDirectory, SearchState, first_broken_line, read_journal
+from accelmark.automl.records import FAILURES, TrialRecord
 from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.number_format import counted, percent
 
+Vector = NDArray[np.float64]
+
+_NONE: Final = -1.0
+"""Accuracy of what was not evaluated: below all others."""
 PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 
 
@@ -33,56 +41,87 @@ def regulated(score: float, error: float | None) -> float | None:
     return None if error is None or error <= 0 else -log(error) * score
 
 
+def _known(accuracy: float | None) -> float:
+    return _NONE if accuracy is None else accuracy
+
+
 class Scoreboard:
-    """The scored records of a search.
+    """The scored records of a search: attempts that gave a result or are running.
 
     trials     the latest attempt of each trial
-    epochs     those of attempts that gave a result or are running
     started_s  start of the first attempt of any trial
     ended_s    end of the last recorded epoch (or part of one) of any attempt
     """
 
     def __init__(self, state: SearchState) -> None:
         self.trials = state.trials
-        self.epochs = state.useful_epochs()
+        self._state: Final = state
         self.started_s = min((record.started_s for record in state.attempts.values()), default=0.0)
-        self.ended_s = max((epoch.ended_s for epoch in state.epochs), default=self.started_s)
+        self.ended_s = max((totals.ended_s for totals in state.totals.values() if totals.ended_s), default=0.0)
+        self.ended_s = max(self.ended_s, self.started_s)
+
+    @cached_property
+    def _epochs(self) -> tuple[Vector, Vector, Vector, Vector]:
+        """Begin, end, operations and best accuracy until then of the scored epochs, in the order of their ends."""
+        rows = [
+            (epoch.ended_s, epoch.begun_s, record.cost.operations(epoch), _known(epoch.validation_accuracy))
+            for record in self._state.useful()
+            for epoch in self._state.epochs_of(record)
+        ]
+        ended, begun, operations, accuracy = np.array(sorted(rows), np.float64).reshape(-1, 4).T
+        return begun, ended, operations, np.maximum.accumulate(accuracy)
+
+    @cached_property
+    def _bests(self) -> list[tuple[float, TrialRecord]]:
+        """The end of each trial with a held-out accuracy, and the best trial until then, in the order of ends."""
+        best: list[tuple[float, TrialRecord]] = []
+        for record in sorted(self.trials.values(), key=lambda record: record.ended_s or 0.0):
+            if record.held_out_accuracy is not None and record.ended_s is not None:
+                leader = max(record, best[-1][1] if best else record, key=self._validated)
+                best.append((record.ended_s, leader))
+        return best
+
+    def _validated(self, record: TrialRecord) -> tuple[float, int]:
+        return _known(self.best_validation(record.trial)), -record.trial
 
     def operations_until(self, time_s: float) -> float:
         """Return the operations until ``time_s``; an epoch under way counts by its share of time."""
-        total = 0.0
-        for epoch in self.epochs:
-            if epoch.begun_s < time_s:
-                operations = self.trials[epoch.trial].cost.operations(epoch)
-                done = epoch.ended_s <= time_s
-                total += operations * (1 if done else (time_s - epoch.begun_s) / (epoch.ended_s - epoch.begun_s))
-        return total
+        begun, ended, operations, _ = self._epochs
+        shares = (time_s - begun) / np.maximum(ended - begun, 1e-9)
+        return float(np.where(ended <= time_s, 1.0, np.clip(shares, 0.0, 1.0)) @ operations)
 
     def best_trial_at(self, time_s: float) -> TrialRecord | None:
         """Return the trial with the best validation accuracy among those with a held-out accuracy."""
-        ended = [
-            trial
-            for trial in self.trials.values()
-            if trial.held_out_accuracy is not None and trial.ended_s is not None and trial.ended_s <= time_s
-        ]
-        return max(ended, key=lambda trial: (self.best_validation(trial.trial) or 0.0, -trial.trial), default=None)
+        number = bisect_right(self._bests, time_s, key=itemgetter(0))
+        return self._bests[number - 1][1] if number else None
 
     def best_validation(self, trial: int) -> float | None:
         """Return a trial's best validation accuracy."""
-        reached = [epoch.validation_accuracy for epoch in self.epochs if epoch.trial == trial]
-        return max((accuracy for accuracy in reached if accuracy is not None), default=None)
+        record = self.trials[trial]
+        return None if record.status in FAILURES else self._state.totals_of(record).accuracy
 
-    def at(self, time_s: float, errors_at_s: float | None = None) -> search.SearchPoint:
-        """Return all figures at ``time_s``; the held-out error at ``errors_at_s`` where that is given.
+    def at(self, time_s: float) -> search.SearchPoint:
+        """Return all figures at ``time_s``.
 
         The search's error is that of the best epoch that ended by then, the held-out error that of the best trial.
         """
-        elapsed_s, operations = time_s - self.started_s, self.operations_until(time_s)
+        _, ended, _, accuracies = self._epochs
+        number = int(np.searchsorted(ended, time_s, "right"))
+        accuracy = float(accuracies[number - 1]) if number else _NONE
+        return self._point(time_s, self.operations_until(time_s), accuracy, time_s)
+
+    def final(self) -> search.SearchPoint:
+        """Return the figures of the whole run: the score ends with the last epoch, held-out evaluations may follow."""
+        totals = [(record.cost, self._state.totals_of(record)) for record in self._state.useful()]
+        operations = float(sum(cost.operations(each) for cost, each in totals))
+        accuracy = max((_known(each.accuracy) for _, each in totals), default=_NONE)
+        return self._point(self.ended_s, operations, accuracy, inf)
+
+    def _point(self, time_s: float, operations: float, accuracy: float, errors_at_s: float) -> search.SearchPoint:
+        elapsed_s, best = time_s - self.started_s, self.best_trial_at(errors_at_s)
         score = operations / elapsed_s if elapsed_s > 0 else 0.0
-        best = self.best_trial_at(time_s if errors_at_s is None else errors_at_s)
         error = 1 - best.held_out_accuracy if best is not None and best.held_out_accuracy is not None else None
-        ended = [epoch.validation_accuracy for epoch in self.epochs if epoch.ended_s <= time_s]
-        search_error = min((1 - accuracy for accuracy in ended if accuracy is not None), default=None)
+        search_error = None if accuracy == _NONE else 1 - accuracy
         return search.SearchPoint(
             time_h=elapsed_s / 3600,
             operations=operations,
@@ -92,11 +131,6 @@ class Scoreboard:
             regulated_score=regulated(score, error),
             regulated_search_score=regulated(score, search_error),
         )
-
-    def final(self) -> search.SearchPoint:
-        """Return the figures of the whole run: the score ends with the last epoch, held-out evaluations may follow."""
-        last = max([self.ended_s, *(trial.ended_s or 0.0 for trial in self.trials.values())])
-        return self.at(self.ended_s, last)
 
     def series(self, step_s: float) -> tuple[search.SearchPoint, ...]:
         """Return the figures every ``step_s`` and at the end."""
@@ -112,19 +146,17 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
 
     While trials run, it is the use until the latest event; the epochs that have not ended then count as work.
     """
-    records, epochs = list(state.attempts.values()), state.epochs
-    ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in epochs)]
-    end_s = max(ends, default=0.0)
+    records, totals = list(state.attempts.values()), list(state.totals.values())
+    end_s = max([*(record.ended_s or record.started_s for record in records), *(each.ended_s for each in totals), 0.0])
     available_s = state.workers * (end_s - Scoreboard(state).started_s)
     begun_s = [
-        max([record.started_s, *(epoch.ended_s for epoch in state.epochs_of(record))])
-        for record in records
-        if record.status == "running"
+        max(record.started_s, state.totals_of(record).ended_s) for record in records if record.status == "running"
     ]
-    training_s = sum(epoch.training_s for epoch in epochs)
-    evaluating_s = sum(epoch.evaluating_s for epoch in epochs) + sum(record.held_out_s for record in records)
-    waited_s = sum(epoch.data_wait_s for epoch in epochs)
-    worked_s = training_s + evaluating_s - waited_s + sum(end_s - begin_s for begin_s in begun_s if epochs)
+    training_s = sum(each.training_s for each in totals)
+    evaluating_s = sum(each.evaluating_s for each in totals) + sum(record.held_out_s for record in records)
+    waited_s = sum(each.data_wait_s for each in totals)
+    began = any(each.ended_s for each in totals)
+    worked_s = training_s + evaluating_s - waited_s + sum(end_s - begin_s for begin_s in begun_s if began)
     return search.SearchUtilisation(
         workers=state.workers,
         available_s=available_s,
@@ -208,16 +240,18 @@ def _disclosures(config: AutomlConfig, state: SearchState, board: Scoreboard) ->
         yield f"the run was interrupted and resumed {counted(state.interruptions, 'time')}"
 
 
-def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> search.SearchSummary:
-    """Compute the figures of a search; raises RunError where it cannot be read."""
+def summarise(
+    directory: SearchDirectory, *, state: SearchState | None = None, series: bool = True
+) -> search.SearchSummary:
+    """Compute the figures of a search, without ``series`` at its end only; raises RunError where it is not readable."""
     config, known = directory.config(), state or directory.state()
     board, ended = Scoreboard(known), known.ended
-    best = board.best_trial_at(known.clock_s + 1)
+    best, useful = board.best_trial_at(known.clock_s + 1), [known.totals_of(record) for record in known.useful()]
     return search.SearchSummary(
         run=directory.name,
-        status="running" if directory.is_running()
-        else "interrupted" if ended is None
-        else "over" if ended.over else "stopped",
+        status="over" if ended and ended.over
+        else "stopped" if ended
+        else "running" if directory.is_running() else "interrupted",
         ended_because=None if ended is None else ended.reason,
         duration_s=board.ended_s - board.started_s,
         counting=config.counting,
@@ -225,10 +259,10 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
         method=config.search.method,
         trials=dict(Counter(record.status for record in known.trials.values())),
         trials_started=len(known.trials),
-        epochs=len(board.epochs),
-        trained_images=sum(epoch.trained_images for epoch in board.epochs),
+        epochs=sum(totals.epochs for totals in useful),
+        trained_images=sum(totals.trained_images for totals in useful),
         final=board.final(),
-        series=board.series(PRESETS[config.rules].sample_s),
+        series=board.series(PRESETS[config.rules].sample_s) if series else (),
         utilisation=utilisation(known),
         consumption=_consumption(directory, known, board),
         best_trial=best.trial if best is not None else None,
@@ -240,7 +274,13 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
             if record.status not in ("running", "finished", "cut")
         ),
         notes=tuple(f"{note.clock_s:.1f} s: {note.text}" for note in known.notes),
+        journal_bytes=directory.journal_bytes,
     )  # fmt: skip
+
+
+def current_summary(directory: SearchDirectory) -> search.SearchSummary:
+    """Return the figures that were written last, where they are current; else compute them."""
+    return directory.status() or summarise(directory)
 
 
 def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = ()) -> search.SearchVerdict:
@@ -269,17 +309,17 @@ class Verified(search.SearchVerdict):
 
 def verify_search(directory: SearchDirectory) -> Verified:
     """Recompute what can be recomputed; a contradiction makes the search INVALID. Raises RunError if unreadable."""
-    config, events = directory.config(), read_journal(directory.path)
+    config, events = directory.config(), list(read_journal(directory.path))
     state, broken = SearchState.of(events), first_broken_line(directory.path, events)
     before = "configuration and seed network" if broken == 1 else f"line {(broken or 0) - 1}"
     actual = f"line {broken} of the journal does not follow from {before}: something was changed"
     linked = broken is None, "journal", "each line has the hash of the one before", actual
-    epochs = state.useful_epochs()
-    total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
+    useful = [(record.cost, state.totals_of(record)) for record in state.useful()]
+    total, epochs = sum(cost.operations(one) for cost, one in useful), sum(one.epochs for _, one in useful)
     return Verified(
         **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)])),
         checked=(
-            f"{len(state.trials)} trials and {len(epochs)} epochs read; {total:,} operations counted again",
+            f"{len(state.trials)} trials and {epochs} epochs read; {total:,} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
             f"{len(events) if broken is None else broken - 1} journal lines have the hash of the line before",
         ),
@@ -293,7 +333,7 @@ def _consumption(directory: SearchDirectory, state: SearchState, board: Scoreboa
     session = state.sessions[-1]
     offset = session.monotonic_s - session.clock_s
     window = (offset + max(session.clock_s, board.started_s), offset + board.ended_s)
-    images = sum(epoch.trained_images for epoch in board.epochs)
+    images = sum(state.totals_of(record).trained_images for record in state.useful())
     found = search.search_consumption(directory.telemetry(len(state.sessions)), session.host, window, images)
     if len(state.sessions) == 1:
         return found

@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import count
-from math import exp, inf
+from math import exp
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from accelmark.automl.config import SearchName
 from accelmark.automl.model.morphs import MORPH_KINDS, Morph, MorphChoices, MorphError, MorphKind, MorphLimits
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import Individual
-from accelmark.automl.search.surrogate import GaussianProcess, Sketch, Vector, distances, sketch
+from accelmark.automl.search.surrogate import DistanceTable, GaussianProcess, Reference, Sketch, Vector, sketch
 
 BEST_PARENTS: Final = 16
 LATEST_PARENTS: Final = 20
@@ -26,7 +27,9 @@ _BETA: Final = 2.576
 _END_TEMPERATURE: Final = 1e-4
 _COOLING: Final = 0.5
 _CHILDREN: Final = 4
-_MEMORY: Final = 300
+_BEST: Final = 50
+_LATEST: Final = 50
+_PENDING: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ class Population:
     @property
     def parents(self) -> list[Individual]:
         """Individuals that may have children: the best and the latest observed; only their weights are kept."""
+        return self.leaders(BEST_PARENTS, LATEST_PARENTS)
+
+    def leaders(self, best: int, latest: int) -> list[Individual]:
+        """Return the ``best`` and the ``latest`` observed individuals, in the order of their proposal."""
         observed = self.observed
-        best = sorted(observed, key=lambda one: one.rank)[-BEST_PARENTS:]
-        chosen = {one.id for one in (*best, *observed[-LATEST_PARENTS:])}
-        return [one for one in observed if one.id in chosen]
+        chosen = {one.id: one for one in (*nlargest(best, observed, key=lambda one: one.rank), *observed[-latest:])}
+        return [chosen[number] for number in sorted(chosen)]
 
     def generator(self) -> np.random.Generator:
         """Return the random generator of the next proposal; it depends only on the seed and the population's size."""
@@ -74,11 +80,18 @@ class Searcher:
     kinds: tuple[MorphKind, ...] = MORPH_KINDS
     limits: MorphLimits = field(default_factory=MorphLimits)
 
-    def propose(self, population: Population) -> Individual:
-        """Add the next network to the population and return it; equal populations give equal proposals.
+    def propose(self, population: Population, number: int = 1) -> list[Individual]:
+        """Add at most ``number`` networks to the population and return them; equal populations give equal proposals.
 
         Raises MorphError where no network may have a further child.
         """
+        proposed = [self._next(population)]
+        with suppress(MorphError):
+            while len(proposed) < number:
+                proposed.append(self._next(population))
+        return proposed
+
+    def _next(self, population: Population) -> Individual:
         generator = population.generator()
         for parent in self._parents(population, generator):
             with suppress(MorphError):
@@ -105,8 +118,7 @@ class EvolutionSearch(Searcher):
 class NoSearch(Searcher):
     """Proposes the seed network again, continuing from its latest weights: trains the seed longer."""
 
-    def propose(self, population: Population) -> Individual:
-        """Add the seed network as the child of its latest training."""
+    def _next(self, population: Population) -> Individual:
         latest = (population.observed or population.individuals[:1])[-1]
         return population.add(latest.network, latest.id, ())
 
@@ -119,55 +131,47 @@ class _Point(NamedTuple):
 
 @dataclass(frozen=True)
 class BayesianSearch(Searcher):
-    """Proposes the network with the highest upper confidence bound that a best-first tree search finds.
+    """Proposes the networks with the highest upper confidence bounds that a best-first tree search visits.
 
     The search accepts worse nodes by simulated annealing: temperature from 1, times ``_COOLING`` per step. Pending
-    networks count with their expected value, so that parallel trials differ. At most ``_MEMORY`` networks, the most
-    recent and the best, are fitted.
+    networks count with their expected value, so that parallel trials differ. The best and the latest networks are
+    fitted, and the latest pending ones, up to a cap of each, so that a proposal's cost does not grow with the search.
     """
 
+    _table: DistanceTable = field(default_factory=DistanceTable, repr=False)
     _sketches: dict[int, tuple[Network, Sketch]] = field(default_factory=dict, repr=False)
-    _known: dict[tuple[Sketch, Sketch], float] = field(default_factory=dict, repr=False)
 
-    def propose(self, population: Population) -> Individual:
-        """Add the next network; a random one where fewer than two were observed or none can be found."""
-        if len(population.observed) >= 2:
-            model, fitted = self._fit(population)
-            if (found := self._walk(population, model, fitted)) is not None:
-                return population.add(*found)
-        return super().propose(population)
+    def propose(self, population: Population, number: int = 1) -> list[Individual]:
+        """Add the next networks; random ones where fewer than two were observed or none can be found."""
+        if len(population.observed) >= 2 and (found := self._walk(population, number)):
+            return [population.add(*point) for point in found]
+        return super().propose(population, number)
 
-    def _fit(self, population: Population) -> tuple[GaussianProcess, list[Individual]]:
-        best = sorted(population.observed, key=lambda one: one.value or 0.0)[-_MEMORY // 2 :]
-        recent = [one for one in population.observed if one not in best][-_MEMORY // 2 :]
-        chosen = sorted([*best, *recent], key=lambda one: one.id)
-        values = [one.value or 0.0 for one in chosen]
-        model = GaussianProcess.fitted(self._matrix(chosen), np.array(values))
-        if not (pending := population.pending):
-            return model, chosen
-        values += [model.predict(self._distances(one, chosen))[0] for one in pending]
-        chosen += pending
-        return GaussianProcess.fitted(self._matrix(chosen), np.array(values)), chosen
-
-    def _walk(self, population: Population, model: GaussianProcess, fitted: list[Individual]) -> _Point | None:
-        """Return the best network on the way; None where no visited network allows a morph."""
-        generator = population.generator()
-        sketches = [self._sketch(one) for one in fitted]
+    def _walk(self, population: Population, number: int) -> list[_Point]:
+        """Return the best networks on the way; none where no visited network allows a morph."""
+        generator, observed = population.generator(), population.leaders(_BEST, _LATEST)
+        fitted = [*observed, *population.pending[-_PENDING:]]
+        # Hyperparameters may have been written into a network since.
+        kept = {one.id: known for one in fitted if (known := self._sketches.get(one.id)) and known[0] is one.network}
+        self._sketches.clear()
+        self._sketches.update({one.id: kept.get(one.id) or (one.network, sketch(one.network)) for one in fitted})
+        sketches = [known for _, known in self._sketches.values()]
+        apart = self._table.of(sketches)
+        values = np.array([one.value or 0.0 for one in observed])
+        model = GaussianProcess.fitted(apart[: len(observed), : len(observed)], values).extended(apart)
+        reference = Reference(sketches)
 
         def bound(distance: Vector) -> float:
             mean, deviation = model.predict(distance)
             return mean + _BETA * deviation
 
-        order = count()
         parents = {one.id for one in population.parents}
-        queue = [
-            (-bound(self._distances(one, fitted)), next(order), _Point(one.network, one.id, ()))
-            for one in fitted
-            if one.id in parents
-        ]
-        heapq.heapify(queue)
-        best: tuple[float, _Point | None] = (-inf, None)
+        rows = zip(fitted, apart, strict=True)
+        starts = [(-bound(row), one.id, _Point(one.network, one.id, ())) for one, row in rows if one.id in parents]
+        heapq.heapify(starts)
+        queue, order = starts, count(len(population.individuals))
         highest, temperature = -queue[0][0], 1.0
+        candidates: dict[tuple[bytes, bytes], tuple[_Point, Sketch, Vector]] = {}
         while queue and temperature > _END_TEMPERATURE:
             value, _, point = heapq.heappop(queue)
             unit = model.deviation * temperature
@@ -180,29 +184,21 @@ class BayesianSearch(Searcher):
                     morph, child = choices.draw(generator, self.kinds)
                 except MorphError:
                     break
-                reached = bound(distances(sketch(child), sketches))
+                drawn = sketch(child)
+                distance = reference.distances(drawn)
+                reached = bound(distance)
                 grown = _Point(child, point.parent, (*point.morphs, morph))
                 heapq.heappush(queue, (-reached, next(order), grown))
                 highest = max(highest, reached)
-                if reached > best[0]:
-                    best = (reached, grown)
-        return best[1]
-
-    def _sketch(self, one: Individual) -> Sketch:
-        known = self._sketches.get(one.id)
-        if known is None or known[0] is not one.network:  # hyperparameters may have been written into the network
-            self._sketches[one.id] = known = (one.network, sketch(one.network))
-        return known[1]
-
-    def _distances(self, one: Individual, others: list[Individual]) -> Vector:
-        own, sketches = self._sketch(one), [self._sketch(other) for other in others]
-        missing = [other for other in sketches if (own, other) not in self._known]
-        for other, value in zip(missing, distances(own, missing), strict=True):
-            self._known[own, other] = self._known[other, own] = float(value)
-        return np.array([self._known[own, other] for other in sketches])
-
-    def _matrix(self, chosen: list[Individual]) -> Vector:
-        return np.array([self._distances(one, chosen) for one in chosen])
+                candidates.setdefault(drawn.key, (grown, drawn, distance))
+        if not candidates:
+            return []
+        points, drawn_ones, crosses = zip(*candidates.values(), strict=True)
+        mutual = np.zeros((len(points), len(points)))  # not needed for one
+        if number > 1:
+            among = Reference(drawn_ones)
+            mutual = np.array([among.distances(one) for one in drawn_ones])
+        return [points[row] for row in model.select(np.array(crosses), mutual, number, _BETA)]
 
 
 SEARCHERS: Final[Mapping[SearchName, type[Searcher]]] = {

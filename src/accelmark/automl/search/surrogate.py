@@ -6,12 +6,12 @@ Predictions guide the search and are not scored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import solve_triangular
 from scipy.optimize import linear_sum_assignment
 
 from accelmark.automl.model.layers import AveragePool, Convolution, Dense, MaxPool
@@ -30,12 +30,17 @@ _CURVE_MIN_EPOCHS: Final = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """The features that the distance compares; hashed by identity."""
+    """The features that the distance compares; equal features are equal sketches."""
 
     layers: Vector
     """A row (kind, log2 width, kernel, stride) per convolution, dense layer and pooling of the main chain."""
     skips: Vector
     """A row (start, end, 1 for concat) per skip."""
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """The features as bytes."""
+        return self.layers.tobytes(), self.skips.tobytes()
 
 
 def sketch(network: Network) -> Sketch:
@@ -53,36 +58,65 @@ def sketch(network: Network) -> Sketch:
     return Sketch(*(np.array(table, np.float64).reshape(-1, width) for table, width in ((rows, 4), (joined, 3))))
 
 
-def distances(one: Sketch, others: Sequence[Sketch]) -> Vector:
-    """Return the edit distance of one network to each of ``others``: symmetric, 0 to itself.
+class Reference:
+    """Sketches to which the edit distances of many others are computed: symmetric, 0 to itself.
 
     Inserting or removing a layer costs 1; changing one costs 1/4 per doubling of its width and 1/8 per pixel of its
     kernel, at most 1; changing its kind or stride costs 1. Skips are paired for the least total cost.
     """
-    if not others:
-        return np.zeros(0)
-    layers = _layer_distances(one.layers, [other.layers for other in others])
-    return layers + _SKIP_WEIGHT * np.array([_skip_distance(one.skips, other.skips) for other in others])
+
+    def __init__(self, sketches: Sequence[Sketch]) -> None:
+        self._lengths: Final = np.array([len(one.layers) for one in sketches])
+        self._kinds, numbers = np.unique(np.concatenate([one.layers for one in sketches]), axis=0, return_inverse=True)
+        self._rows: Final = np.zeros((len(sketches), int(self._lengths.max())), np.intp)
+        """Numbers of the layers' kinds, padded."""
+        self._rows[np.arange(self._rows.shape[1]) < self._lengths[:, None]] = numbers.ravel()
+        distinct = {one.skips.tobytes(): one.skips for one in sketches}
+        place = {key: number for number, key in enumerate(distinct)}
+        self._skips: Final = list(distinct.values())
+        self._skips_of: Final = np.array([place[one.skips.tobytes()] for one in sketches])
+
+    def distances(self, one: Sketch) -> Vector:
+        """Return the distance of a sketch to each of the reference."""
+        skips_apart = np.array([_skip_distance(one.skips, other) for other in self._skips])
+        apart: Vector = self._layer_distances(one.layers) + _SKIP_WEIGHT * skips_apart[self._skips_of]
+        return apart
+
+    def _layer_distances(self, layers: Vector) -> Vector:
+        """Levenshtein distances by dynamic programming, one row at a time, for all of the reference at once."""
+        columns = np.arange(self._rows.shape[1] + 1, dtype=np.float64)
+        table = np.tile(columns, (len(self._rows), 1))
+        apart = np.abs(self._kinds[:, None] - layers)
+        change = np.minimum(1.0, _WIDTH_COST * apart[:, :, 1] + _KERNEL_COST * apart[:, :, 2])
+        change[(apart[:, :, 0] > 0) | (apart[:, :, 3] > 0)] = 1.0
+        for number in range(len(layers)):
+            best = table + 1.0
+            best[:, 1:] = np.minimum(best[:, 1:], table[:, :-1] + change[self._rows, number])
+            best -= columns
+            table = np.minimum.accumulate(best, axis=1, out=best) + columns  # insertions, each costing 1
+        result: Vector = table[np.arange(len(table)), self._lengths]
+        return result
 
 
-def _layer_distances(rows: Vector, others: Sequence[Vector]) -> Vector:
-    """Levenshtein distances by dynamic programming, one row at a time, for all ``others`` at once."""
-    lengths = np.array([len(other) for other in others])
-    padded = np.full((len(others), int(lengths.max()), rows.shape[1]), -1.0)
-    for index, other in enumerate(others):
-        padded[index, : len(other)] = other
-    columns = np.arange(padded.shape[1] + 1, dtype=np.float64)
-    table = np.broadcast_to(columns, (len(others), columns.size)).copy()
-    for number, row in enumerate(rows, start=1):
-        width, kernel = (np.abs(padded[:, :, axis] - row[axis]) for axis in (1, 2))
-        change = np.minimum(1.0, _WIDTH_COST * width + _KERNEL_COST * kernel)
-        change = np.where((padded[:, :, 0] == row[0]) & (padded[:, :, 3] == row[3]), change, 1.0)
-        best = np.empty_like(table)
-        best[:, 0] = number
-        best[:, 1:] = np.minimum(table[:, 1:] + 1.0, table[:, :-1] + change)
-        table = np.minimum.accumulate(best - columns, axis=1) + columns  # insertions, each costing 1
-    result: Vector = table[np.arange(len(others)), lengths]
-    return result
+class DistanceTable:
+    """Mutual distances of the sketches of the last call; a call computes those of sketches that it adds."""
+
+    def __init__(self) -> None:
+        self._place: dict[tuple[bytes, bytes], int] = {}
+        self._table: Vector = np.zeros((0, 0))
+
+    def of(self, sketches: Sequence[Sketch]) -> Vector:
+        """Return the distances (n, n)."""
+        table, keys = np.zeros((len(sketches), len(sketches))), [one.key for one in sketches]
+        known = [number for number, key in enumerate(keys) if key in self._place]
+        before = [self._place[keys[number]] for number in known]
+        table[np.ix_(known, known)] = self._table[np.ix_(before, before)]
+        if added := sorted(set(range(len(sketches))) - set(known)):
+            reference = Reference(sketches)
+            for number in added:
+                table[number] = table[:, number] = reference.distances(sketches[number])
+        self._place, self._table = {key: number for number, key in enumerate(keys)}, table
+        return table
 
 
 def _skip_distance(one: Vector, other: Vector) -> float:
@@ -97,10 +131,6 @@ def _skip_distance(one: Vector, other: Vector) -> float:
     return float(cost[rows, columns].sum() + abs(len(one) - len(other)))
 
 
-def _rbf(distance: Vector, scale: float) -> Any:
-    return np.exp(-0.5 * (distance / scale) ** 2)
-
-
 @dataclass(frozen=True, slots=True)
 class GaussianProcess:
     """A posterior over values, fitted to the mutual distances of observed networks.
@@ -109,10 +139,13 @@ class GaussianProcess:
     """
 
     scale: float
+    noise: float
     mean: float
     deviation: float
-    _factor: tuple[Vector, bool]
-    _solved: Vector
+    _lower: Vector
+    """Cholesky factor of the kernel with noise."""
+    _whitened: Vector
+    """The factor's inverse times the standardized values."""
 
     @staticmethod
     def fitted(distance: Vector, values: Vector) -> GaussianProcess:
@@ -122,25 +155,68 @@ class GaussianProcess:
         scaled = (values - mean) / deviation
         apart = distance[distance > 0]
         typical = float(np.median(apart)) if apart.size else 1.0
-        fits: list[tuple[float, GaussianProcess]] = []
+        best = -np.inf, 0.0, 0.0
         for scale in (typical * factor for factor in _SCALES):
-            # Without negative eigenvalues: an edit distance need not give a valid kernel.
-            kernel = _rbf(distance, scale)
-            eigenvalues, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
-            kernel = (vectors * np.maximum(eigenvalues, 0.0)) @ vectors.T
+            eigenvalues, vectors = np.linalg.eigh(_rbf(distance, scale))
+            projected = (scaled @ vectors) ** 2
             for noise in _NOISES:
-                factor = cho_factor(kernel + (noise + 1e-10) * np.eye(len(values)), lower=True)
-                solved = cho_solve(factor, scaled)
-                likelihood = -0.5 * float(scaled @ solved) - float(np.log(np.diag(factor[0])).sum())
-                fits.append((likelihood, GaussianProcess(scale, mean, deviation, factor, solved)))
-        return max(fits, key=lambda fit: fit[0])[1]
+                spectrum = np.maximum(eigenvalues, 0.0) + noise
+                likelihood = -0.5 * float((projected / spectrum + np.log(spectrum)).sum())
+                best = max(best, (likelihood, scale, noise))
+        _, scale, noise = best
+        lower = _factor(distance, scale, noise)
+        return GaussianProcess(scale, noise, mean, deviation, lower, solve_triangular(lower, scaled, lower=True))
+
+    def extended(self, distance: Vector) -> GaussianProcess:
+        """Return the process with networks in training, which count with their expected values.
+
+        ``distance`` (n + m, n + m) is that of the fitted networks and, after them, of the added ones.
+        """
+        count = len(self._whitened)
+        lower = _factor(distance, self.scale, self.noise)
+        scaled = self._lower @ self._whitened
+        whitened = solve_triangular(lower[:count, :count], scaled, lower=True)
+        return replace(self, _lower=lower, _whitened=np.append(whitened, np.zeros(len(distance) - count)))
 
     def predict(self, distance: Vector) -> tuple[float, float]:
         """Return mean and standard deviation of a network's value from its distances to the fitted networks."""
-        cross = _rbf(distance, self.scale)
-        mean = float(cross @ self._solved)
-        variance = 1.0 - float(cross @ cho_solve(self._factor, cross))
-        return self.mean + self.deviation * mean, self.deviation * float(np.sqrt(max(variance, 0.0)))
+        cross = solve_triangular(self._lower, _rbf(distance, self.scale), lower=True)
+        deviation = float(np.sqrt(max(1.0 - float(cross @ cross), 0.0)))
+        return self.mean + self.deviation * float(cross @ self._whitened), self.deviation * deviation
+
+    def select(self, distance: Vector, mutual: Vector, number: int, beta: float) -> list[int]:
+        """Return the rows of ``number`` candidates with the highest upper confidence bounds, one after the other.
+
+        Each selected one counts as in training for those after it. ``distance`` (m, n) is that of the candidates to the
+        fitted networks, ``mutual`` (m, m) that among them.
+        """
+        cross = solve_triangular(self._lower, _rbf(distance, self.scale).T, lower=True)
+        means, covariance = cross.T @ self._whitened, _rbf(mutual, self.scale) - cross.T @ cross
+        chosen: list[int] = []
+        while len(chosen) < min(number, len(means)):
+            bounds = means + beta * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+            bounds[chosen] = -np.inf
+            chosen.append(int(np.argmax(bounds)))
+            deviations = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+            most = deviations * deviations[chosen[-1]]  # an edit distance need not give a valid covariance
+            column = np.clip(covariance[:, chosen[-1]], -most, most)
+            covariance = covariance - np.outer(column, column) / (deviations[chosen[-1]] ** 2 + self.noise)
+        return chosen
+
+
+def _factor(distance: Vector, scale: float, noise: float) -> Vector:
+    """Return the Cholesky factor of the kernel with noise.
+
+    The kernel is without negative eigenvalues: an edit distance need not give a valid one.
+    """
+    eigenvalues, vectors = np.linalg.eigh(_rbf(distance, scale))
+    kernel = (vectors * (np.maximum(eigenvalues, 0.0) + noise)) @ vectors.T
+    factor: Vector = np.linalg.cholesky((kernel + kernel.T) / 2)
+    return factor
+
+
+def _rbf(distance: Vector, scale: float) -> Any:
+    return np.exp(-0.5 * (distance / scale) ** 2)
 
 
 def predicted_accuracy(accuracies: Sequence[float], at_epoch: int) -> float:

@@ -131,6 +131,8 @@ class SearchSummary(_Part):
     interruptions: int
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    journal_bytes: int | None = None
+    """Length of the journal that the figures are of."""
 
     @property
     def outcome(self) -> str:

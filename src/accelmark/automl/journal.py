@@ -8,8 +8,8 @@ line that of configuration and seed network, so that changed, inserted or remove
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,17 +20,19 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.model.network import Network, load_network
+from accelmark.automl.model.network import Network, Node, load_network
 from accelmark.automl.model.weights import Array, Weights
-from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegative, Splits, TrialRecord
+from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegative, Splits, Totals, TrialRecord
 from accelmark.datasets.images import read_weights
+from accelmark.results.rounds.search import CONFIG_FILE, SEARCH_REPORT, SearchSummary
+from accelmark.results.store.files import write_atomic
 from accelmark.run.record.directory import default_path, holder_of, lock_directory
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.model import Spec, first_error
 
 JOURNAL_FILE: Final = "journal.jsonl"
-CONFIG_FILE: Final = "automl.json"
 NETWORK_FILE: Final = "network.json"
+STATUS_FILE: Final = "status.json"
 
 
 class _Event(Spec):
@@ -122,22 +124,28 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Event)
 
 
 class Journal:
-    """Appends events to a file; each is on disk when ``write`` returns."""
+    """Appends events to a file; each is on disk when ``write`` returns, or with ``sync`` False at the next sync."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / JOURNAL_FILE
-        lines = _complete_lines(path) if path.exists() else []
-        self._last = sha256(lines[-1]).hexdigest() if lines else _sha256_of_request(directory)
+        self._last, length = _sha256_of_request(directory), 0
+        for line in _complete_lines(path) if path.exists() else ():
+            self._last, length = sha256(line).hexdigest(), length + len(line) + 1
         self._file = path.open("ab")
-        self._file.truncate(sum(len(line) + 1 for line in lines))  # a kill may have left an incomplete line
+        self._file.truncate(length)  # a kill may have left an incomplete line
 
-    def write(self, event: Event) -> None:
-        """Append an event with the hash of the one before, and sync it to disk."""
+    def write(self, event: Event, *, sync: bool = True) -> None:
+        """Append an event with the hash of the one before."""
         line = event.model_copy(update={"after": self._last}).model_dump_json().encode()
         self._file.write(line + b"\n")
+        self._last = sha256(line).hexdigest()
+        if sync:
+            self.sync()
+
+    def sync(self) -> None:
+        """Write everything to disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._last = sha256(line).hexdigest()
 
     def close(self) -> None:
         """Close the file."""
@@ -149,25 +157,27 @@ def _sha256_of_request(directory: Path) -> str:
     return sha256(b"\0".join(path.read_bytes() for path in paths if path.is_file())).hexdigest()
 
 
-def _complete_lines(path: Path) -> list[bytes]:
+def _complete_lines(path: Path) -> Iterator[bytes]:
     try:
-        return path.read_bytes().split(b"\n")[:-1]
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line[:-1]
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def read_journal(directory: Path) -> list[Event]:
-    """Return all events of a run without an incomplete last line; raises RunError with the line of an invalid one."""
-    path, events = directory / JOURNAL_FILE, []
+def read_journal(directory: Path) -> Iterator[Event]:
+    """Yield the events of a search without an incomplete last line; raises RunError with the line of an invalid one."""
+    path = directory / JOURNAL_FILE
     for number, line in enumerate(_complete_lines(path), start=1):
         try:
-            events.append(_EVENTS.validate_json(line))
+            yield _EVENTS.validate_json(line)
         except ValidationError as error:
             raise RunError(f"{path}: line {number} is not a valid event: {first_error(error)}") from error
-    return events
 
 
-def first_broken_line(directory: Path, events: Sequence[Event]) -> int | None:
+def first_broken_line(directory: Path, events: Iterable[Event]) -> int | None:
     """Return the first line (from 1) of a journal with these events whose hash is not that of the line before.
 
     Not detected: a change of the last line alone, lines removed at the end, and a journal whose hashes were all
@@ -182,23 +192,38 @@ def first_broken_line(directory: Path, events: Sequence[Event]) -> int | None:
     return None
 
 
+Attempt = tuple[int, int]
+"""Trial, and attempt at it from 1."""
+
+
 @dataclass
 class SearchState:
-    """Sessions, networks, trials, epochs and clock of a search."""
+    """Sessions, networks, trials, epochs and clock of a search, indexed as the events come.
 
-    attempts: dict[tuple[int, int], TrialRecord] = field(default_factory=dict)
-    """By trial and attempt."""
-    epochs: list[EpochRecord] = field(default_factory=list)
+    ``keeps_epochs`` False: an attempt that has ended keeps the totals of its epochs only.
+    """
+
+    keeps_epochs: bool = True
+    attempts: dict[Attempt, TrialRecord] = field(default_factory=dict)
+    trials: dict[int, TrialRecord] = field(default_factory=dict)
+    """The latest attempt of every trial."""
+    epochs: dict[Attempt, list[EpochRecord]] = field(default_factory=dict)
+    totals: dict[Attempt, Totals] = field(default_factory=dict)
     individuals: list[Individual] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
     clock_s: float = 0.0
     sessions: list[SessionBegan] = field(default_factory=list)
     ended: SessionEnded | None = None
+    best_individual: int | None = None
+    """The individual whose trial reached the best validation accuracy, of those that gave a result."""
+    _best: tuple[float, int] = (-1.0, 0)
+    _nodes: dict[Node, Node] = field(default_factory=dict, repr=False)
+    """Equal nodes of all networks are one object: a search has many networks that differ in few nodes."""
 
     @staticmethod
-    def of(events: Iterable[Event]) -> SearchState:
+    def of(events: Iterable[Event], *, keeps_epochs: bool = True) -> SearchState:
         """Return the state after all events; raises RunError with the line of one that contradicts earlier ones."""
-        state = SearchState()
+        state = SearchState(keeps_epochs)
         for line, event in enumerate(events, start=1):
             try:
                 state.apply(event)
@@ -216,7 +241,9 @@ class SearchState:
             case Proposed(individual=one):
                 if not 0 <= one.id <= known:
                     raise RunError(f"network {one.id}, but only {known} networks were proposed before")
-                self.individuals[one.id : one.id + 1] = [one]
+                nodes = (self._nodes.setdefault(node, node) for node in one.network.nodes)
+                shared = one.model_copy(update={"network": one.network.with_nodes(nodes)})
+                self.individuals[one.id : one.id + 1] = [shared]
             case Valued(individual=number):
                 if not 0 <= number < known:
                     raise RunError(f"the value of network {number}, which was not proposed before")
@@ -226,13 +253,15 @@ class SearchState:
                 if record.individual >= known:
                     which = f"trial {record.trial} of network {record.individual}"
                     raise RunError(f"{which}, which was not proposed before")
-                self.attempts[record.trial, record.attempt] = record
+                self._apply_trial(record)
                 clock_s = record.ended_s or record.started_s
             case EpochEvent(epoch=epoch):
                 key, clock_s = (epoch.trial, epoch.attempt), epoch.ended_s
                 if key not in self.attempts:
                     raise RunError(f"an epoch of trial {key[0]}, attempt {key[1]}, which was not started before")
-                self.epochs.append(epoch)
+                self.totals[key].add(epoch)
+                if self.keeps_epochs or self.attempts[key].status == "running":
+                    self.epochs.setdefault(key, []).append(epoch)
             case Remark():
                 self.notes.append(event)  # notes do not advance the run's clock
             case Heartbeat(clock_s=clock_s):
@@ -241,10 +270,19 @@ class SearchState:
                 self.ended = event
         self.clock_s = max(self.clock_s, clock_s)
 
-    @property
-    def trials(self) -> dict[int, TrialRecord]:
-        """The latest attempt of every trial."""
-        return {trial: self.attempts[trial, attempt] for trial, attempt in sorted(self.attempts)}
+    def _apply_trial(self, record: TrialRecord) -> None:
+        key = record.trial, record.attempt
+        self.attempts[key] = record
+        totals = self.totals.setdefault(key, Totals())
+        if record.trial not in self.trials or self.trials[record.trial].attempt <= record.attempt:
+            self.trials[record.trial] = record
+        if record.status == "running":
+            return
+        if not self.keeps_epochs:
+            self.epochs.pop(key, None)
+        reached = totals.accuracy if totals.accuracy is not None else -1.0, -record.trial
+        if record.status not in FAILURES and reached > self._best:
+            self.best_individual, self._best = record.individual, reached
 
     @property
     def interruptions(self) -> int:
@@ -256,24 +294,17 @@ class SearchState:
         """Number of workers."""
         return self.sessions[-1].workers if self.sessions else 0
 
-    @property
-    def best_individual(self) -> int | None:
-        """The individual whose trial reached the best validation accuracy, of those that gave a result."""
-        with_result = {key: record for key, record in self.attempts.items() if record.status in ("finished", "cut")}
-        reached = [
-            (epoch.validation_accuracy, -epoch.trial, with_result[epoch.trial, epoch.attempt].individual)
-            for epoch in self.epochs
-            if epoch.validation_accuracy is not None and (epoch.trial, epoch.attempt) in with_result
-        ]
-        return max(reached)[-1] if reached else None
-
     def epochs_of(self, record: TrialRecord) -> list[EpochRecord]:
         """Return the epochs of one attempt."""
-        return [epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
+        return self.epochs.get((record.trial, record.attempt), [])
 
-    def useful_epochs(self) -> list[EpochRecord]:
-        """Return the scored epochs: those of attempts that gave a result or are running."""
-        return [epoch for epoch in self.epochs if self.attempts[epoch.trial, epoch.attempt].status not in FAILURES]
+    def totals_of(self, record: TrialRecord) -> Totals:
+        """Return the totals of one attempt's epochs."""
+        return self.totals[record.trial, record.attempt]
+
+    def useful(self) -> Iterator[TrialRecord]:
+        """Yield the attempts whose epochs are scored: those that gave a result or are running."""
+        return (record for record in self.attempts.values() if record.status not in FAILURES)
 
 
 class SearchDirectory:
@@ -316,9 +347,32 @@ class SearchDirectory:
         """Return the seed network."""
         return load_network(self.path / NETWORK_FILE)
 
-    def state(self) -> SearchState:
+    def state(self, *, keeps_epochs: bool = True) -> SearchState:
         """Return the state that the journal gives; the initial state where there is none yet."""
-        return SearchState.of(read_journal(self.path)) if (self.path / JOURNAL_FILE).exists() else SearchState()
+        events = read_journal(self.path) if (self.path / JOURNAL_FILE).exists() else ()
+        return SearchState.of(events, keeps_epochs=keeps_epochs)
+
+    @property
+    def journal_bytes(self) -> int:
+        """Length of the journal."""
+        return (self.path / JOURNAL_FILE).stat().st_size if (self.path / JOURNAL_FILE).is_file() else 0
+
+    def write_status(self, summary: SearchSummary) -> None:
+        """Write the figures of a running search, as its controller knows them."""
+        write_atomic(self.path / STATUS_FILE, summary.to_json())
+
+    def status(self) -> SearchSummary | None:
+        """Return the figures that the controller or the report wrote last; None where the journal has gone on since.
+
+        Those of a running search are a moment old.
+        """
+        runs = self.is_running()
+        for name in (STATUS_FILE,) if runs else (SEARCH_REPORT, STATUS_FILE):
+            with suppress(OSError, ValidationError):
+                found = SearchSummary.model_validate_json((self.path / name).read_bytes())
+                if runs or (found.status != "running" and found.journal_bytes == self.journal_bytes):
+                    return found
+        return None
 
     def is_running(self) -> bool:
         """Return whether a controller has locked the search."""
