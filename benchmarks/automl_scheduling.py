@@ -203,7 +203,9 @@ def controller_costs(workers: int, trials: int, random_s: float) -> Costs:
             commands.append(sum(os.times()[2:4]) - began)
     epoch_s = (used[1] - used[0]) / 20
     start_mib = process.memory_info().rss / 2**20 - sum(peak)
-    return Costs(used[0] - epoch_s - random_s, epoch_s, start_mib, peak[0] / trials, report_s, *commands, trials)
+    return Costs(
+        used[0] - epoch_s - random_s, epoch_s, start_mib, peak[0] / trials, report_s, commands[0], commands[1], trials
+    )
 
 
 def simulate(
@@ -321,8 +323,8 @@ def main() -> None:
         f" {1e3 * proposing.random_s:.0f} ms for a random morph; the controller {1e3 * costs.trial_s:.1f} ms a trial"
         f" and {1e3 * costs.epoch_s:.2f} ms an epoch; {costs.start_mib:.0f} MiB at the start and"
         f" {1024 * costs.trial_mib:.0f} KiB a trial. The processor time of `status` of a search of"
-        f" {costs.measured_trials:,} trials was {costs.status_command_s:.1f} s, of `report` with {21 * costs.measured_trials:,} epochs"
-        f" {costs.report_command_s:.1f} s.",
+        f" {costs.measured_trials:,} trials was {costs.status_command_s:.1f} s, of `report` with"
+        f" {21 * costs.measured_trials:,} epochs {costs.report_command_s:.1f} s.",
         "Ideal is every worker training or evaluating all the time. Cores include the twentieth that reports may take.",
         "",
         "| Workers | Score against ideal | Idle | Trials started | Proposals in a hurry | Rounds | Coordinator |",

@@ -5,8 +5,10 @@
 Work is counted in operations: each method may use the operations of ``--epochs`` epochs of the seed network. The error
 is the held-out error of the network with the best validation accuracy. ``bayesian`` is the Gaussian process with
 morphs; ``random`` and ``evolution`` use morphs with the same weight transfer, trial length and limits. ``none`` trains
-the seed network in one trial of all epochs, with one decay of the learning rate. ``scaled`` trains a network with three
-times its filters, once, for as many epochs as the operations allow; ``bayesian-scaled`` searches from that network.
+the seed network in one trial of all epochs, with one decay of the learning rate. ``scaled``, ``scaled5`` and
+``scaled8`` train a network of three, five and eight times its filters once, for as many epochs as operations allow;
+``bayesian-scaled`` searches from the first. ``halving`` is successive halving over widths and depths, each network in
+rounds of 1, 3, 9 and 18 epochs that continue from its weights; ``halving-scratch`` trains each round from new weights.
 
 Results are added to the existing file if it has the same setting, so that a measurement can be split over several runs.
 """
@@ -47,17 +49,29 @@ from benchmarks.automl_figures import RESULTS, stamp, write_figures
 from tests.automl.threads import thread_pool
 
 NAME: Final = "automl_search_quality"
-METHODS: Final = ("bayesian", "random", "evolution", "none", "scaled", "bayesian-scaled")
+METHODS: Final = (
+    "bayesian", "random", "evolution", "tpe", "halving", "halving-scratch", "none", "scaled", "scaled5", "scaled8",
+    "bayesian-scaled",
+)  # fmt: skip
 SEARCHERS: Final[dict[str, SearchName]] = {
-    "bayesian": "bayesian", "random": "random", "evolution": "evolution", "none": "none", "scaled": "none",
+    "bayesian": "bayesian", "random": "random", "evolution": "evolution", "tpe": "tpe", "halving": "halving",
+    "halving-scratch": "halving", "none": "none", "scaled": "none", "scaled5": "none", "scaled8": "none",
     "bayesian-scaled": "bayesian",
 }  # fmt: skip
+TIMES: Final = {"scaled": 3, "scaled5": 5, "scaled8": 8, "bayesian-scaled": 3}
+"""Method -> how often the seed's filters are taken."""
+HALVING_EPOCHS: Final = (1, 3, 9, 18)
 TOLD: Final = {
     "bayesian": "Gaussian process with morphs",
     "random": "random morphs",
     "evolution": "evolution with morphs",
+    "tpe": "TPE over widths and depths",
+    "halving": "successive halving, weights carried",
+    "halving-scratch": "successive halving, from scratch",
     "none": "seed trained longer",
     "scaled": "network of 12 and 24 filters trained once",
+    "scaled5": "network of 20 and 40 filters trained once",
+    "scaled8": "network of 32 and 64 filters trained once",
     "bayesian-scaled": "Gaussian process with morphs, from that network",
 }
 VALIDATION_SHARE: Final = 0.2
@@ -82,9 +96,8 @@ class Setting:
 
     def start(self, method: str) -> Network:
         """Return the network that a method starts from."""
-        if not method.endswith("scaled"):
-            return self.network
-        return small((1, SIDE, SIDE), filters=(12, 24), dropout=0.0, name="thin14-scaled")
+        times = TIMES.get(method, 1)
+        return small((1, SIDE, SIDE), filters=(4 * times, 8 * times), dropout=0.0, name=f"thin14-{method}")
 
     @property
     def budget(self) -> int:
@@ -103,17 +116,19 @@ class Setting:
     def config(self, method: str, seed: int, data: Path) -> AutomlConfig:
         """Return the configuration of one search."""
         longer = SEARCHERS[method] == "none"
+        epochs = HALVING_EPOCHS if SEARCHERS[method] == "halving" else (self.trial_epochs,)
         return AutomlConfig(
             seed=seed,
             dataset=DatasetConfig(name="arrays", directory=data, limit=self.images, validation_share=VALIDATION_SHARE),
             search=SearchConfig(
                 method=SEARCHERS[method],
+                weights="from-scratch" if method.endswith("scratch") else "carried",
                 max_forward_operations=GROWTH * count(self.network, "accelmark").matrix_forward,
             ),
             schedule=ScheduleConfig(
                 concurrency=1,
                 max_trials=1 if longer else 1000,
-                round_epochs=(self.budget // self._epoch(self.start(method)) if longer else self.trial_epochs,),
+                round_epochs=(self.budget // self._epoch(self.start(method)),) if longer else epochs,
                 tuning_round=None,
                 early_stop=False,
             ),
@@ -176,10 +191,7 @@ def _measured(figures: dict[str, Any]) -> str:
 
 def _within(state: SearchState, budget: int) -> list[int]:
     """Return the trials that ended within the budget; a trial beyond it would give its method more work."""
-    board = Scoreboard(state)
-    spent: dict[int, int] = {}
-    for epoch in board.epochs:
-        spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.operations(epoch)
+    spent = {record.trial: record.cost.operations(state.totals_of(record)) for record in state.useful()}
     total, within = 0, []
     for trial in sorted(spent):
         total += spent[trial]

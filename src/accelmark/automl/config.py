@@ -9,12 +9,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
-from accelmark.automl.records import Hyperparameters, WeightMode
+from accelmark.automl.records import Hyperparameters, Individual, WeightMode
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.number_format import DURATION, duration_s
 
-SearchName = Literal["bayesian", "random", "evolution", "none"]
+SearchName = Literal["bayesian", "random", "evolution", "tpe", "batch", "halving", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
 
 
@@ -46,7 +46,8 @@ class SearchConfig(MorphLimits):
     """Search method and bounds on networks."""
 
     method: SearchName = "bayesian"
-    """How networks are proposed; ``none`` trains the seed network only."""
+    """How networks are proposed: ``bayesian``, ``random`` and ``evolution`` morph; ``tpe`` and ``batch`` sample widths
+    and depths of stages; ``halving`` trains the best third of a round longer; ``none`` trains the seed network only."""
     morphs: Annotated[tuple[MorphKind, ...], Field(min_length=1)] = MORPH_KINDS
     """Morphs that may be applied."""
     weights: WeightMode = "carried"
@@ -87,13 +88,13 @@ class ScheduleConfig(FiniteSpec):
         """Return the round of a trial; trials are numbered from 0, rounds from 1."""
         return trial // self.concurrency + 1
 
-    def epochs_of(self, trial: int) -> int:
-        """Return the planned epochs of a trial."""
-        return self.round_epochs[min(self.round_of(trial), len(self.round_epochs)) - 1]
+    def epochs_of(self, number: int) -> int:
+        """Return the planned epochs of a trial of round ``number``."""
+        return self.round_epochs[min(number, len(self.round_epochs)) - 1]
 
-    def tunes(self, trial: int) -> bool:
-        """Return whether the trial's hyperparameters are searched."""
-        return self.tuning_round is not None and self.round_of(trial) >= self.tuning_round
+    def tunes(self, number: int) -> bool:
+        """Return whether hyperparameters are searched in round ``number``."""
+        return self.tuning_round is not None and number >= self.tuning_round
 
 
 class TuningConfig(FiniteSpec):
@@ -222,6 +223,8 @@ class AutomlConfig(FiniteSpec):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
+        if self.search.method == "halving" and self.schedule.tuning_round is not None:
+            raise ValueError("schedule.tuning_round: halving compares equal hyperparameters: write null")
         limit, devices = self.search.max_kernel, self.training.devices_per_trial
         above = ", ".join(str(kernel) for kernel in self.tuning.kernel if kernel > limit)
         if above and self.schedule.tuning_round is not None:
@@ -232,6 +235,11 @@ class AutomlConfig(FiniteSpec):
                 smaller, larger = max(1, batch // devices) * devices, (batch // devices + 1) * devices
                 raise ValueError(f"{what}: take {smaller} or {larger}")
         return self
+
+
+def round_of(config: AutomlConfig, trial: int, individual: Individual) -> int:
+    """Return the round of an individual's trial; in successive halving it is that of its promotion."""
+    return individual.round if config.search.method == "halving" else config.schedule.round_of(trial)
 
 
 def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> None:

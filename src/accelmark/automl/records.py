@@ -50,7 +50,8 @@ class Individual(Spec):
     """A proposed network.
 
     ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
-    individual to whose network the ``morphs`` were applied in order; the seed has none.
+    individual to whose network the ``morphs`` were applied in order; the seed has none. ``point`` is its place in the
+    space of a sampler, ``round`` that of successive halving.
     """
 
     id: int
@@ -59,6 +60,8 @@ class Individual(Spec):
     morphs: tuple[Morph, ...] = ()
     status: IndividualStatus = "pending"
     value: float | None = None
+    point: dict[str, int] | None = None
+    round: Annotated[int, Field(ge=1)] = 1
 
     @property
     def rank(self) -> tuple[float, int]:

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, TrainingConfig
 from accelmark.automl.journal import (
-    CONFIG_FILE,
     JOURNAL_FILE,
     Journal,
     SearchDirectory,
@@ -241,7 +240,7 @@ def test_a_changed_inserted_or_removed_line_is_named(tmp_path: Path) -> None:
     assert f"line {beat + 2} of the journal does not follow from line {beat + 1}" in verify_search(run).reasons[0]
     path.write_bytes(original)
     assert verify_search(run).verdict == "VALID"
-    config = run.path / CONFIG_FILE
+    config = run.path / "automl.json"
     config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
     assert "line 1 of the journal does not follow from configuration" in verify_search(run).reasons[0]
 

@@ -16,7 +16,8 @@ from accelmark.automl.model.morphs import MorphChoices, MorphError, MorphLimits,
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import Individual, IndividualStatus
-from accelmark.automl.search.searchers import SEARCHERS, Population
+from accelmark.automl.search.samplers import SEARCHERS
+from accelmark.automl.search.searchers import Population
 from accelmark.automl.search.surrogate import GaussianProcess, Reference, sketch
 
 SEED = small((1, 12, 12), 4, filters=(4, 6))

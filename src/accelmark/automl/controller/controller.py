@@ -14,7 +14,7 @@ from math import ceil
 from typing import Final
 
 from accelmark.automl import journal
-from accelmark.automl.config import AutomlConfig, SearchName
+from accelmark.automl.config import AutomlConfig, SearchName, round_of
 from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
@@ -24,8 +24,9 @@ from accelmark.automl.model.seeds import seed_weights
 from accelmark.automl.pool import WorkerPool
 from accelmark.automl.records import EpochReport, Hyperparameters, Individual, OperationCost, TrialRecord, TrialStatus
 from accelmark.automl.scoring.score import summarise
+from accelmark.automl.search.samplers import SEARCHERS
 from accelmark.automl.search.schedule import Assignment, Scheduler
-from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
+from accelmark.automl.search.searchers import Population, Searcher
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
 from accelmark.spec.errors import RunError
@@ -74,6 +75,7 @@ class SearchController:
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
         self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
+        self._scheduler.round_of = lambda trial, number: round_of(config, trial, state.individuals[number])
         self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
 
     def request_stop(self) -> None:
@@ -354,7 +356,9 @@ class Proposals:
         self._method: Final = search.method
         self._fallback: Final[SearchName] = "none" if search.method == "none" else "random"
         names = {self._method, self._fallback}
-        self._searchers: Final = {name: SEARCHERS[name](search.morphs, search) for name in names}
+        self._searchers: Final = {
+            name: SEARCHERS[name](search.morphs, search, len(config.schedule.round_epochs)) for name in names
+        }
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._next: Future[tuple[list[Individual], float]] | None = None
         self._possible_parents: set[int] = set()

@@ -185,14 +185,17 @@ class MorphChoices:
                 remaining.remove(kind)
                 continue
             chosen = choices[int(generator.integers(len(choices)))]
-            seed = int(generator.integers(2**31))
-            used = {name.partition("_")[0] for name in self.network.by_name}
-            label = next(label for label in map("m{}".format, count(1)) if label not in used)
-            morph = chosen.model_copy(update={"label": label, "seed": seed})
-            child = _morphed(self.network, morph)
+            morph, child = self.make(chosen, generator)
             if self.limits.allow(child):
                 return morph, child
         raise MorphError(f"{self.network.name!r} allows no further morph within the limits")
+
+    def make(self, chosen: Morph, generator: np.random.Generator) -> tuple[Morph, Network]:
+        """Return one of the morphs with a label and a seed, and the network that it makes."""
+        used = {name.partition("_")[0] for name in self.network.by_name}
+        label = next(label for label in map("m{}".format, count(1)) if label not in used)
+        morph = chosen.model_copy(update={"label": label, "seed": int(generator.integers(2**31))})
+        return morph, _morphed(self.network, morph)
 
     def _find(self, kind: MorphKind) -> Iterator[Morph]:
         network, shapes, limits = self.network, infer_shapes(self.network), self.limits

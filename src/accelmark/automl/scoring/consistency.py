@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from accelmark.automl import journal
-from accelmark.automl.config import AutomlConfig
+from accelmark.automl.config import AutomlConfig, round_of
 from accelmark.automl.journal import SearchState
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
@@ -49,7 +49,7 @@ def consistency_checks(config: AutomlConfig, events: Sequence[journal.Event], st
     for record in state.attempts.values():
         epochs = state.epochs_of(record)
         yield from _counts(config, record, epochs, state)
-        yield from _request(config, record, epochs)
+        yield from _request(config, record, epochs, state)
         yield from _trial_times(record, epochs)
         if known is not None and record.status not in FAILURES:  # work of failed attempts is not scored
             yield from _work(config, record, epochs, known)
@@ -88,14 +88,17 @@ def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
     yield in_time, "request", f"end after {end_s:.1f} s", f"the last epoch ended at {last_s:.1f} s"
 
 
-def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Check]:
+def _request(
+    config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord], state: SearchState
+) -> Iterator[Check]:
     """Compare a trial with the schedule and training settings."""
+    number = round_of(config, record.trial, state.individuals[record.individual])
     schedule, training, hyper = config.schedule, config.training, record.hyperparameters
     trial = f"trial {record.trial}"
     for name, wanted, actual in (
-        ("round", schedule.round_of(record.trial), record.round),
-        ("planned epochs", schedule.epochs_of(record.trial), record.epochs_planned),
-        ("tuned", schedule.tunes(record.trial), record.tuned),
+        ("round", number, record.round),
+        ("planned epochs", schedule.epochs_of(number), record.epochs_planned),
+        ("tuned", schedule.tunes(number), record.tuned),
         ("precision", training.precision, record.precision),
         ("ranks", training.devices_per_trial, record.ranks),
         ("learning rate", training.learning_rate, hyper.learning_rate if not record.tuned else None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, Literal, NamedTuple
@@ -41,6 +41,11 @@ class Scheduler:
     started_trials: int = 0
     asked_to_stop: bool = False
     exhausted: bool = False
+    round_of: Callable[[int, int], int] = field(init=False)
+    """Round of a trial of an individual."""
+
+    def __post_init__(self) -> None:
+        self.round_of = lambda trial, individual: self.schedule.round_of(trial)
 
     @staticmethod
     def resumed(schedule: ScheduleConfig, trials: Collection[TrialRecord], individuals: list[Individual]) -> Scheduler:
@@ -73,8 +78,10 @@ class Scheduler:
         if self.retries:
             assignment = self.retries.popleft()
         elif self.ready and not self._all_started():
-            planned = schedule.round_of(trial), schedule.epochs_of(trial), schedule.tunes(trial)
-            assignment = Assignment(trial, self.ready.popleft(), *planned)
+            individual = self.ready.popleft()
+            number = self.round_of(trial, individual)
+            planned = schedule.epochs_of(number), schedule.tunes(number)
+            assignment = Assignment(trial, individual, number, *planned)
             self.started_trials += 1
         else:
             return None

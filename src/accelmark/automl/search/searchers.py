@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from accelmark.automl.config import SearchName
 from accelmark.automl.model.morphs import MORPH_KINDS, Morph, MorphChoices, MorphError, MorphKind, MorphLimits
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import Individual
@@ -64,21 +63,39 @@ class Population:
         """Return the random generator of the next proposal; it depends only on the seed and the population's size."""
         return np.random.default_rng([self.seed, len(self.individuals), 0])
 
-    def add(self, network: Network, parent: int, morphs: tuple[Morph, ...]) -> Individual:
+    @property
+    def points(self) -> list[dict[str, int]]:
+        """Places of all individuals in the space of a sampler."""
+        return [one.point for one in self.individuals if one.point is not None]
+
+    def add(
+        self,
+        network: Network,
+        parent: int,
+        morphs: tuple[Morph, ...],
+        *,
+        point: dict[str, int] | None = None,
+        round: int = 1,  # noqa: A002 - the field's name
+    ) -> Individual:
         """Append a pending individual and return it."""
-        self.individuals.append(Individual(id=len(self.individuals), network=network, parent=parent, morphs=morphs))
-        return self.individuals[-1]
+        made = Individual(
+            id=len(self.individuals), network=network, parent=parent, morphs=morphs, point=point, round=round
+        )
+        self.individuals.append(made)
+        return made
 
 
 @dataclass(frozen=True)
 class Searcher:
     """Proposes a random morph of a random possible parent; base of the other searchers.
 
-    ``kinds`` of morphs are used, within the ``limits``. Stateless except for caches.
+    ``kinds`` of morphs are used, within the ``limits``; ``rounds`` are those of the schedule. Stateless except for
+    caches.
     """
 
     kinds: tuple[MorphKind, ...] = MORPH_KINDS
     limits: MorphLimits = field(default_factory=MorphLimits)
+    rounds: int = 1
 
     def propose(self, population: Population, number: int = 1) -> list[Individual]:
         """Add at most ``number`` networks to the population and return them; equal populations give equal proposals.
@@ -199,8 +216,3 @@ class BayesianSearch(Searcher):
             among = Reference(drawn_ones)
             mutual = np.array([among.distances(one) for one in drawn_ones])
         return [points[row] for row in model.select(np.array(crosses), mutual, number, _BETA)]
-
-
-SEARCHERS: Final[Mapping[SearchName, type[Searcher]]] = {
-    "bayesian": BayesianSearch, "random": Searcher, "evolution": EvolutionSearch, "none": NoSearch,
-}  # fmt: skip
