@@ -29,8 +29,9 @@ _KNOWN: Final = {
     *_MAPPINGS,
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = {"authorName", "trainingServicePlatform", "useAnnotation", "trial.codeDir", "trial.gpuNum"}
-_TUNERS: Final = {"NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution"}
-_OTHER_TUNERS: Final = ("TPE", "Anneal", "BatchTuner", "SMAC")
+_TUNERS: Final = {
+    "NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution", "TPE": "tpe", "BatchTuner": "batch",
+}  # fmt: skip
 _FLAGS: Final = {
     "slave", "ip", "batch_size", "epoch", "epochs", "initial_lr", "final_lr", "train_data_dir", "val_data_dir",
     "warmup_1", "warmup_2", "warmup_3", "num_parallel_calls",
@@ -304,11 +305,8 @@ class _Reader:
     def _method(self) -> str:
         key = "tuner.builtinTunerName"
         name = str(self.values.get(key, "NetworkMorphism"))
-        if name in _OTHER_TUNERS:
-            what = f"{name} cannot search networks; TPE tunes hyperparameters of every search here"
-            self._problem(key, what, f"known: {', '.join(_TUNERS)}")
-        elif name not in _TUNERS:
-            self._problem(key, f"no tuner is called {name!r}", nearest(name, _TUNERS))
+        if name not in _TUNERS:
+            self._problem(key, f"there is no tuner {name!r}", nearest(name, _TUNERS))
         for argument, wanted in (("optimize_mode", "maximize"), ("task", "cv")):
             key = f"tuner.classArgs.{argument}"
             if (found := self.values.get(key, wanted)) != wanted:

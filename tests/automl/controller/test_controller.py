@@ -225,6 +225,21 @@ def test_a_search_without_allowed_morphs_reports_it(tmp_path: Path, capsys: pyte
     assert all(line.startswith("  ") for line in reasons)
 
 
+def test_a_promoted_network_is_trained_on_for_the_epochs_of_its_round(tmp_path: Path) -> None:
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1, 2), tuning_round=None),
+        search=SearchConfig(method="halving"),
+    )
+    run = new_run(tmp_path, wanted)
+    session(run, wanted)
+    state = run.state()
+    promoted = [record for record in state.trials.values() if record.round == 2]
+    assert [(record.epochs_planned, record.weights, record.morphs) for record in promoted] == [(2, "carried", ())]
+    assert verify_search(run).verdict == "VALID"
+    assert summarise(run).method == "halving"
+
+
 def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
     wanted = config(
         tmp_path,

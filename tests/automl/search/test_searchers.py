@@ -159,3 +159,31 @@ def test_a_tree_search_without_allowed_morphs_does_not_end_the_search() -> None:
             set_value(population, population.add(grown, 0, (morph,)).id, "observed", value)
         (proposed,) = SEARCHERS["bayesian"](kinds=("widen",), limits=limits).propose(population)
         assert proposed.parent == 0
+
+
+def test_halving_promotes_the_best_third_of_a_round_and_grows_from_the_widest() -> None:
+    searcher, population = SEARCHERS["halving"](rounds=3), started(SEED, 0)
+    set_value(population, 0, "observed", 0.9)
+    for _ in range(14):
+        (one,) = searcher.propose(population)
+        set_value(population, one.id, "observed", 0.9 - 0.01 * one.id)
+    rounds = [one.round for one in population.individuals]
+    assert rounds.count(2) == rounds.count(1) // 3
+    assert rounds.count(3) == rounds.count(2) // 3
+    for one in population.individuals:
+        if one.round > 1:
+            parent = population.individuals[one.parent or 0]
+            assert (one.network, one.morphs, one.round) == (parent.network, (), parent.round + 1)
+    points = [one.point for one in population.individuals[1:4] if one.round == 1]
+    assert [set(point.values()) for point in points if point] == [{0, 1}, {0, 2}]
+
+
+def test_every_point_of_the_space_is_tried_once_within_the_limits() -> None:
+    limits = MorphLimits(max_parameters=2 * count(SEED, "accelmark").parameters)
+    searcher, population = SEARCHERS["batch"](limits=limits), started(SEED, 0)
+    searcher.propose(population, 10_000)
+    with pytest.raises(MorphError, match="space"):
+        searcher.propose(population)
+    points = [tuple((one.point or {}).values()) for one in population.individuals[1:]]
+    assert len(points) == len(set(points)) > 2
+    assert all(limits.allow(one.network) for one in population.individuals)
