@@ -87,7 +87,7 @@ def _train(vendor: str, data: Path, out: Path, *, as_json: bool) -> None:
 
     request = RunSpec(name=out.name, vendor=vendor, cases=(CaseRequest(key=_CASE, data=data),))
     try:
-        execute(plan_request(request, [], synthetic=False), out, offline=True, dry_run=False, as_json=as_json)
+        execute(plan_request(request, [], synthetic=False), out, offline=True, as_json=as_json)
     except typer.Exit:  # the cheat is INVALID
         if not (out / SUMMARY_FILE).is_file():
             raise

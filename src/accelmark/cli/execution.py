@@ -25,8 +25,8 @@ def execute(
     *,
     runs: Path | None = None,
     offline: bool,
-    dry_run: bool,
     as_json: bool,
+    dry_run: bool = False,
     with_commands: bool = False,
     submit: bool = False,
 ) -> Path | None:
@@ -41,7 +41,7 @@ def execute(
     path = out or default_path(plan.name, datetime.now(UTC), runs or Path("runs"))
     if plan.strict and plan.warnings:
         raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
-    if dry_run:
+    if dry_run or with_commands:
         from accelmark.cli.dry_run import print_plan
         from accelmark.run.launchers import batch_script
 

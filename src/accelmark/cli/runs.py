@@ -61,15 +61,13 @@ def train(
         request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=dry_run or commands
     )
     if not (write_reference or reference_file):
-        execute(plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json)
+        execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
         return
     from accelmark.cli.finished import reference
 
     file = reference.reference_file(plan, reference_file)
     try:
-        directory = execute(
-            plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json
-        )
+        directory = execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
     except typer.Exit:
         options.warn(f"{file}: not written: the run was not completed, or is INVALID")
         raise
@@ -141,7 +139,7 @@ def infer(
     plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run or commands)
     if limits is not None:
         plan = tuning.with_search(plan, limits)
-    execute(plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
 
 
 def run(
@@ -173,23 +171,13 @@ def run(
     request = read_run_file(file)
     request = request.model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(
-        request,
-        settings or (),
-        synthetic=synthetic,
-        where=str(file),
-        base=file.parent,
+        request, settings or (), synthetic=synthetic, where=str(file), base=file.parent,
         allow_missing_data=dry_run or commands,
-    )
+    )  # fmt: skip
     execute(
-        plan,
-        out,
-        runs=request.runs,
-        offline=offline,
-        dry_run=dry_run or commands,
-        with_commands=commands,
-        as_json=as_json,
+        plan, out, runs=request.runs, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json,
         submit=submit,
-    )
+    )  # fmt: skip
 
 
 def resume(

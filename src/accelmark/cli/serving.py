@@ -84,4 +84,4 @@ def serve(
         name=f"{run_name(key)}-serve", vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,)
     )
     plan = plan_request(request, settings or (), synthetic=False, allow_missing_data=dry_run or commands)
-    execute(plan, out, offline=offline, dry_run=dry_run or commands, with_commands=commands, as_json=as_json)
+    execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
