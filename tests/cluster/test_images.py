@@ -111,10 +111,6 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     assert "/nowhere/boxed.tar: no such file or directory" in gone
     unmade = reason("unmade", image="other:2")
     assert unmade.startswith("n1: the image other:2 could not be pulled: Error: "), unmade
-    nowhere = fakes_in(cluster, image="127.0.0.1:1/nowhere:1")
-    code, _, err = done(drive("start", tmp_path / "nowhere", "--look", plan=nowhere))
-    assert (code, (tmp_path / "nowhere").exists()) == (1, False)
-    assert "n1: the image 127.0.0.1:1/nowhere:1 is absent, and was not found in its registry: Error: " in err
 
 
 def test_a_full_storage_of_podman_is_named(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:

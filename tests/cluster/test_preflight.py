@@ -107,8 +107,8 @@ def test_unusable_keys_are_reported_with_all_other_problems(plan: MakePlan, bed:
     run = tmp_path / "run"
     code, _, err = done(drive("start", run, "--look", plan=made))
     assert (code, run.exists()) == (1, False), err
-    assert f"n1: SSH cannot use the key file {keys[0]} (" in err
-    assert f"n2: SSH cannot use the file {keys[1]} of this machine (No such file or directory)" in err
+    for name, key in zip(("n1", "n2"), keys, strict=False):
+        assert [line for line in err.splitlines() if f"{name}: cannot be reached at" in line and str(key) in line], err
     assert "1000000000 are needed" in err
 
 
@@ -134,9 +134,8 @@ def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
     argv = [sys.executable, "-m", "accelmark", "preflight", str(file)]
     found = subprocess.run(argv, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "300"})
     assert (found.returncode, found.stdout) == (1, "1 of 3 hosts are ready\n"), found
-    rows = [line for line in found.stderr.splitlines() if "SSH cannot use the file /nowhere" in line]
-    assert len(rows) == 1, found.stderr
-    assert rows[0].startswith("error: n2, n3: "), found.stderr
+    rows = [line for line in found.stderr.splitlines() if "/nowhere" in line]
+    assert [row[:9] for row in rows] == ["error: n2", "error: n3"], found.stderr
 
     n1, n2, n3 = values["hosts"]
     file.write_text(yaml.safe_dump(values | {"vendor": "cpu", "hosts": [n2], "spares": [n3, n1]}))

@@ -41,7 +41,6 @@ from accelmark.spec.plugins.catalog import (
 )
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.settings.inference import InferCaseSpec
 from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
@@ -86,7 +85,25 @@ def vendor_checks(name: str, *, run: bool = False) -> Checks:
     if not run:
         yield Check("advice", "not tried: reading its devices, training on them", f"accelmark check vendor {name}")
     elif all(check.state != "missing" for check in described):
-        yield from _vendor_trials(name, folder)
+        from accelmark.telemetry.detect import detect
+
+        found = next(iter(detect([name])), None)
+        if found is None:
+            do = "repeat the check on a machine that has one, or correct telemetry.detect"
+            yield Check("advice", "not tried: no device of this vendor on this machine", do)
+            return
+        if _has_telemetry(name, folder):
+            names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
+            if found.problem is not None:
+                yield Check("missing", f"cannot read its devices: {found.problem}", found.hint or "correct telemetry")
+            else:
+                yield Check("good", f"reads {counted(len(found.devices), 'device')} of this machine: {names}")
+        adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
+        for model, _, framework in adapted:
+            if load_case(model).train is not None and (find("cases", model).path / f"{framework}.py").is_file():
+                yield from trial(model, name, framework, untried="advice")
+        if not adapted:
+            yield from trial("resnet_mini", name)
 
 
 def _vendor_description(name: str, folder: Path) -> Checks:
@@ -148,29 +165,6 @@ def _vendor_description(name: str, folder: Path) -> Checks:
 def _has_telemetry(name: str, folder: Path) -> bool:
     telemetry = telemetry_of(load_vendor(name), str(folder / "vendor.yaml"))
     return bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
-
-
-def _vendor_trials(name: str, folder: Path) -> Checks:
-    """Read the vendor's devices on this machine, and train three steps of each adapted case on them."""
-    from accelmark.telemetry.detect import detect
-
-    found = next(iter(detect([name])), None)
-    if found is None:
-        do = "repeat the check on a machine that has one, or correct telemetry.detect"
-        yield Check("advice", "not tried: no device of this vendor on this machine", do)
-        return
-    if _has_telemetry(name, folder):
-        names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
-        if found.problem is not None:
-            yield Check("missing", f"cannot read its devices: {found.problem}", found.hint or "correct telemetry")
-        else:
-            yield Check("good", f"reads {counted(len(found.devices), 'device')} of this machine: {names}")
-    adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
-    for model, _, framework in adapted:
-        if load_case(model).train is not None and (find("cases", model).path / f"{framework}.py").is_file():
-            yield from trial(model, name, framework, untried="advice")
-    if not adapted:
-        yield from trial("resnet_mini", name)
 
 
 def _resolved_server(name: str, folder: Path) -> object:
@@ -278,7 +272,12 @@ def case_checks(name: str, *, run: bool) -> Checks:
         if case.train is not None:
             yield from trial(name, "cpu", evaluate=True)
         if case.infer is not None:
-            yield from _inference(name, case.infer)
+            if case.infer.generates or case.infer.iterative:
+                yield Check(
+                    "advice", f"{name}: inference was not tried: it needs weights", f"accelmark infer {name} --data DIR"
+                )
+            else:
+                yield from _metrics(f"{name}: inference", "infer.metric", case.infer.metric, "--infer", name)
 
 
 def _case_description(name: str, folder: Path) -> Checks:
@@ -491,15 +490,6 @@ def _evaluation(name: str, run: Path) -> Checks:
     train = load_case(name).train
     metric = train.target.metric if train is not None and train.target is not None else None
     yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(next(run.glob("*/round1/job.json"))))
-
-
-def _inference(name: str, infer: InferCaseSpec) -> Checks:
-    if infer.generates or infer.iterative:
-        yield Check(
-            "advice", f"{name}: inference was not tried: it needs weights", f"accelmark infer {name} --data DIR"
-        )
-    else:
-        yield from _metrics(f"{name}: inference", "infer.metric", infer.metric, "--infer", name)
 
 
 def _metrics(what: str, key: str, metric: str | None, *arguments: str) -> Checks:

@@ -14,7 +14,7 @@ from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
-    from accelmark.results.claims import Claim, Difference, Reproduction
+    from accelmark.results.claims import Claim, Reproduction
     from accelmark.results.store.loaded_run import LoadedRun
 
 _ROUNDS = 3
@@ -64,7 +64,21 @@ def reproduce(
 
     plan = _planned(content, rounds, data, vendor, settings or [], synthetic=synthetic, dry_run=dry_run)
     if not as_json:
-        _show_planned(name, content, _planned_differences(content, plan))
+        from accelmark.results.claims import planned_differences
+        from accelmark.spec.number_format import quantity
+
+        job = plan.jobs[0].job
+        values = {name: setting.value for name, setting in job.provenance.items()}
+        precision = str(values.get("precision", content.precision))
+        made_up = bool(values.get("loader.synthetic") or values.get("synthetic"))
+        differences = list(planned_differences(content, values, precision, job.key.world_size, synthetic=made_up))
+        typer.secho(f"{name}: {content.title}: {quantity(content.value, content.unit)}", bold=True)
+        typer.echo(f"source: {content.source.document}")
+        typer.echo("will differ:" if differences else "will differ: nothing that the source states")
+        for difference in differences:
+            options.echo_wrapped(f"  {difference.text}")
+        for text in content.not_stated:
+            options.echo_wrapped(f"  not stated: {text}")
     directory = out or default_path(plan.name, datetime.now(UTC))
     try:
         execute(plan, directory, offline=offline, dry_run=dry_run, as_json=as_json)
@@ -139,16 +153,6 @@ def _planned(
     return plan_request(request, settings, synthetic=synthetic, where="the claim", allow_missing_data=dry_run)
 
 
-def _planned_differences(claim: Claim, plan: Plan) -> list[Difference]:
-    from accelmark.results.claims import planned_differences
-
-    job = plan.jobs[0].job
-    values = {name: setting.value for name, setting in job.provenance.items()}
-    precision = str(values.get("precision", claim.precision))
-    synthetic = bool(values.get("loader.synthetic") or values.get("synthetic"))
-    return list(planned_differences(claim, values, precision, job.key.world_size, synthetic=synthetic))
-
-
 def _show_claims(claims: dict[str, Claim]) -> None:
     from rich.console import Console
 
@@ -158,18 +162,6 @@ def _show_claims(claims: dict[str, Claim]) -> None:
     for name, claim in claims.items():
         table.add_row(name, quantity(claim.value, claim.unit), f"{claim.num_devices} x {claim.hardware}")
     Console(highlight=False).print(table)
-
-
-def _show_planned(name: str, claim: Claim, differences: list[Difference]) -> None:
-    from accelmark.spec.number_format import quantity
-
-    typer.secho(f"{name}: {claim.title}: {quantity(claim.value, claim.unit)}", bold=True)
-    typer.echo(f"source: {claim.source.document}")
-    typer.echo("will differ:" if differences else "will differ: nothing that the source states")
-    for difference in differences:
-        options.echo_wrapped(f"  {difference.text}")
-    for text in claim.not_stated:
-        options.echo_wrapped(f"  not stated: {text}")
 
 
 def _show(found: Reproduction) -> None:

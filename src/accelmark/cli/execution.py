@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +48,16 @@ def execute(
         print_plan(plan, path, as_json=as_json, with_commands=with_commands, script=script)
         return None
     if submit:
-        _submit_run(plan, path.absolute(), _arguments_inside(path, out), as_json=as_json)
+        from accelmark.run.launchers import submit as submit_run
+        from accelmark.run.record.directory import require_empty
+
+        place = path.absolute()
+        require_empty(place)
+        number = submit_run(plan, place, _arguments_inside(path, out))
+        if as_json:
+            typer.echo(json.dumps({"run": str(place), "job": number}))
+        else:
+            typer.echo(f"submitted as job {number}; it writes {place}\nfollow it with 'accelmark status {place}'")
         return None
     from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
@@ -69,19 +77,6 @@ def _arguments_inside(path: Path, out: Path | None) -> list[str]:
     """Return the arguments with which a batch job gives this command."""
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run", "--commands")]
     return arguments if out is not None else [*arguments, "--out", str(path.absolute())]
-
-
-def _submit_run(plan: Plan, path: Path, arguments: Sequence[str], *, as_json: bool) -> None:
-    """Submit this command as a batch job of the plan's launcher, and print its number."""
-    from accelmark.run.launchers import submit
-    from accelmark.run.record.directory import require_empty
-
-    require_empty(path)
-    number = submit(plan, path, arguments)
-    if as_json:
-        typer.echo(json.dumps({"run": str(path), "job": number}))
-    else:
-        typer.echo(f"submitted as job {number}; it writes {path}\nfollow it with 'accelmark status {path}'")
 
 
 def submitted_job(run: Path) -> tuple[Path, SubmittedJob] | None:

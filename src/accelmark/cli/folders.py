@@ -325,7 +325,19 @@ def import_files(
     from accelmark.compat.flagperf.tree import convert_tree, is_tree
 
     if origin == _CLAIMS:
-        texts = _claims(files, url)
+        import yaml
+
+        from accelmark.compat.published import read_published
+
+        if url is None:
+            raise RequestError("a claim names its source: give its address with --url")
+        found = [claim for file in files for claim in read_published(file, url)]
+        texts = {
+            f"{name}.yaml": yaml.safe_dump(
+                claim.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
+            )
+            for name, claim in found
+        }
         return Output({"written": _written(texts, out, force=force)}, lambda: typer.echo("\n".join(texts)))
     if origin != _FLAGPERF:
         what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}, and {_CLAIMS}"
@@ -350,23 +362,6 @@ def import_files(
     written = _written(copied | _files(converted), out, force=force)
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
     return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
-
-
-def _claims(files: Sequence[Path], url: str | None) -> dict[str, str]:
-    """Return the name and text of the file of each claim."""
-    import yaml
-
-    from accelmark.compat.published import read_published
-
-    if url is None:
-        raise RequestError("a claim names its source: give its address with --url")
-    found = [claim for file in files for claim in read_published(file, url)]
-    return {
-        f"{name}.yaml": yaml.safe_dump(
-            claim.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
-        )
-        for name, claim in found
-    }
 
 
 def _written(texts: Mapping[str, str], out: Path, *, force: bool) -> list[str]:

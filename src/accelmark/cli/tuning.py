@@ -118,13 +118,6 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
             why = "the search did not end" if found is None else found.conclusion
             options.warn(f"{file}: not written: {why}")
         return
-    write_atomic(file, settings_text(plan, found.conclusion))
-    if not as_json:
-        typer.echo(f"Settings  {file}")
-
-
-def settings_text(plan: Plan, conclusion: str) -> str:
-    """Return the YAML of a vendor's ``infer_<HW>x<nnodes>x<nproc>.yaml`` with the tuned settings of a search."""
     import yaml
 
     from accelmark.plan.tuning import vendor_values
@@ -135,6 +128,10 @@ def settings_text(plan: Plan, conclusion: str) -> str:
     key = shipped.key
     name = f"infer_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
     place = f"vendors/{plan.vendor}/cases/{key.model}-{key.framework}/{name}"
-    found = f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}, AccelMark {plan.accelmark_version}"
-    head = "".join(f"# {line}.\n" for line in (found, conclusion, f"To ship it: {place}"))
-    return head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False)
+    origin = (
+        f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}, AccelMark {plan.accelmark_version}"
+    )
+    head = "".join(f"# {line}.\n" for line in (origin, found.conclusion, f"To ship it: {place}"))
+    write_atomic(file, head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False))
+    if not as_json:
+        typer.echo(f"Settings  {file}")

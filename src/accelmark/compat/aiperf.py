@@ -73,7 +73,19 @@ def load_search(path: Path, cluster: Path | None = None, num_devices: int = 1) -
     with suppress(OSError, UnicodeDecodeError):  # load_config reports these
         text = path.read_text(encoding="utf-8")
         if _TOP_LEVEL_KEY.search(text) is not None:
-            config, ignored = read_aiperf(text, str(path), servers, num_devices)
+            where = str(path)
+            try:
+                # AIPerf's manual has comments after the lines of a folded command, where YAML would end it.
+                loaded = yaml.safe_load(_COMMENT.sub("", text))
+            except yaml.YAMLError as error:
+                raise SpecError([Problem(where, "", f"is not valid YAML: {error}")]) from error
+            if not isinstance(loaded, dict):
+                raise SpecError([Problem(where, "", "must be a mapping")])
+            reader = _Reader(loaded, where, servers, num_devices)
+            values = reader.search()
+            if reader.problems:
+                raise SpecError(reader.problems)
+            config, ignored = parse(AutomlConfig, values, where), tuple(reader.unused)
             return config, (*ignored, *unused)
     config = load_config(path)
     return config if servers is None else config.model_copy(update={"cluster": servers}), tuple(unused)
@@ -107,28 +119,6 @@ def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
         init_script=script if script.is_file() else None,
     )  # fmt: skip
     return cluster, list(dict.fromkeys(unused))
-
-
-def read_aiperf(
-    text: str, where: str, servers: SshCluster | None = None, num_devices: int = 1
-) -> tuple[AutomlConfig, tuple[str, ...]]:
-    """Return the search that AIPerf's configuration describes, and its ignored parts, each with the reason.
-
-    Raises:
-        SpecError: with all problems.
-    """
-    try:
-        # AIPerf's manual has comments after the lines of a folded command, where YAML would end it.
-        loaded = yaml.safe_load(_COMMENT.sub("", text))
-    except yaml.YAMLError as error:
-        raise SpecError([Problem(where, "", f"is not valid YAML: {error}")]) from error
-    if not isinstance(loaded, dict):
-        raise SpecError([Problem(where, "", "must be a mapping")])
-    reader = _Reader(loaded, where, servers, num_devices)
-    values = reader.search()
-    if reader.problems:
-        raise SpecError(reader.problems)
-    return parse(AutomlConfig, values, where), tuple(reader.unused)
 
 
 def _num_indices(listed: str) -> int:

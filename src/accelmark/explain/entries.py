@@ -96,7 +96,9 @@ def explain(name: str) -> list[Entry]:
         family = [entry for entry in known if _plain(entry.title).startswith(f"{_plain(name)},")]
         found = [*family, *(entry for entry in known if entry.name.rpartition(".")[2] == name)]
     if not found:
-        hint = _nearest(name, {entry.name for entry in known})
+        plain = {_plain(each): each for each in sorted({entry.name for entry in known})}
+        close = closest(_plain(name), list(plain))
+        hint = f"did you mean {plain[close[0]]!r}?" if close else "accelmark explain lists all names"
         raise RequestError(f"nothing is called {name!r}; {hint}")
     return sorted(found, key=lambda entry: entry.kind != "word")  # what a newcomer means comes first
 
@@ -133,12 +135,6 @@ def _engine_options(engine: EngineSpec) -> list[DocumentedField]:
             kind = f"integer of at least {option.least}"
         found.append(DocumentedField(f"engine_options.{name}", kind, "", f"Option of {engine.title}: {option.what}."))
     return found
-
-
-def _nearest(name: str, known: set[str]) -> str:
-    plain = {_plain(each): each for each in sorted(known)}
-    close = closest(_plain(name), list(plain))
-    return f"did you mean {plain[close[0]]!r}?" if close else "accelmark explain lists all names"
 
 
 def _plain(name: str) -> str:

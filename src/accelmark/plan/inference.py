@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from accelmark.plan.adaptation import vendor_layers
-from accelmark.plan.plan import LayerFile
 from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.job import InferJob
-from accelmark.spec.layers import Layer, Resolved, resolve_inference
+from accelmark.spec.layers import Resolved, resolve_inference
 from accelmark.spec.parallelism import fitting
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, known_engines
@@ -48,7 +47,18 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     chosen = ENGINE_ALIASES.get(str(chosen), chosen)
     warnings = list(_unknown_engine(request, chosen))
     layers, applied = vendor_layers(request.adaptations, run.vendor.name, request.key, request.capabilities, "infer")
-    layers, applied = _computable(layers, applied, str(chosen), engines.get(str(chosen)))
+    spec = engines.get(str(chosen))
+    precisions = spec.precisions if spec is not None else ()
+    refused = {
+        layer.name: f"{chosen!s} does not compute in {layer.values['precision']}"
+        for layer in layers
+        if precisions and layer.values.get("precision", precisions[0]) not in precisions
+    }
+    marked = (
+        file.model_copy(update={"applied": False, "reason": refused[file.file]}) if file.file in refused else file
+        for file in applied
+    )
+    layers, applied = [layer for layer in layers if layer.name not in refused], tuple(marked)
     resolved = resolve_inference(case, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
     if settings.compiler != chosen:
@@ -61,13 +71,24 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         warnings += _unknown_options(resolved, engine)
     if request.key.nproc > 1 and (settings.synthetic or case.weights is None or "weights" in data_dirs):
         request.problems.extend(_split_problems(request, settings, data_dirs, engines))
+    device = request.run.vendor.frameworks.get(request.key.framework)
+    device_type = device.device_type if device is not None else "cpu"
+    required = engine.requires_on(device_type, settings.engine_options) if engine is not None else ()
+    has_weights = "weights" in data_dirs or any(request.folder.path.glob("*.safetensors"))
+    needs = (
+        (settings.scenarios or settings.generate_scenarios, "scenarios", LOADGEN_REQUIRES),
+        (case.generates, "generation", ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")),
+        (settings.benchmarks, "benchmarks", BENCHMARK_REQUIRES),
+        (has_weights, "weights of the case", ("safetensors>=0.4",)),
+        (engine, f"engine {settings.compiler}", required),
+    )
     return PlannedWork(
         work=InferJob(**{name: getattr(case, name) for name in _OF_CASE}, settings=settings, notes=resolved.notes),
         directory=f"{request.key.slug}-infer-{engine_words(settings)}",
         data_dirs=data_dirs,
         provenance=resolved.provenance,
         layer_files=applied,
-        requires=_requires(request, case, data_dirs, settings, engine),
+        requires={needed_by: requirements for is_used, needed_by, requirements in needs if is_used},
         sdks=engine.sdks if engine is not None else {},
         warnings=(*warnings, *data_warnings),
     )
@@ -95,23 +116,6 @@ def _unknown_engine(request: KeyRequest, name: object) -> Iterator[str]:
         request.problems.append(Problem(request.where, "compiler", f"unknown engine {name!r}", hint))
     else:
         yield f"no engine {name!r} is known here ({hint}): the hosts must have it"
-
-
-def _computable(
-    layers: Sequence[Layer], files: Sequence[LayerFile], name: str, engine: EngineSpec | None
-) -> tuple[list[Layer], tuple[LayerFile, ...]]:
-    """Leave out the vendor's files whose precision the engine that the user chose does not compute in."""
-    precisions = engine.precisions if engine is not None else ()
-    refused = {
-        layer.name: f"{name} does not compute in {layer.values['precision']}"
-        for layer in layers
-        if precisions and layer.values.get("precision", precisions[0]) not in precisions
-    }
-    marked = (
-        file.model_copy(update={"applied": False, "reason": refused[file.file]}) if file.file in refused else file
-        for file in files
-    )
-    return [layer for layer in layers if layer.name not in refused], tuple(marked)
 
 
 def _engine_problems(
@@ -211,27 +215,6 @@ def _split_problems(
     if wrong := [f"{name} {size}" for name, size in sizes.items() if size % key.nproc]:
         what = f"{key.nproc} devices do not divide the model's {' and '.join(wrong)}"
         yield Problem(where, str(key), what, f"numbers of devices that fit: {', '.join(map(str, fitting(0, sizes)))}")
-
-
-def _requires(
-    request: KeyRequest,
-    case: InferCaseSpec,
-    data: Mapping[str, Path],
-    settings: InferSettings,
-    engine: EngineSpec | None,
-) -> dict[str, tuple[str, ...]]:
-    device = request.run.vendor.frameworks.get(request.key.framework)
-    device_type = device.device_type if device is not None else "cpu"
-    required = engine.requires_on(device_type, settings.engine_options) if engine is not None else ()
-    has_weights = "weights" in data or any(request.folder.path.glob("*.safetensors"))
-    needs = (
-        (settings.scenarios or settings.generate_scenarios, "scenarios", LOADGEN_REQUIRES),
-        (case.generates, "generation", ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")),
-        (settings.benchmarks, "benchmarks", BENCHMARK_REQUIRES),
-        (has_weights, "weights of the case", ("safetensors>=0.4",)),
-        (engine, f"engine {settings.compiler}", required),
-    )
-    return {needed_by: requirements for is_used, needed_by, requirements in needs if is_used}
 
 
 def _data(request: KeyRequest, case: InferCaseSpec, settings: InferSettings) -> tuple[dict[str, Path], list[str]]:

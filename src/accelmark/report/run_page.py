@@ -27,7 +27,7 @@ from accelmark.results.figures import (
 from accelmark.results.prices import Prices, costs_of, units_per_epoch
 from accelmark.results.rounds.summary import NARROW
 from accelmark.results.scaling import scaling_curves
-from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread, Summary
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
@@ -132,16 +132,6 @@ class CaseView(NamedTuple):
     adaptation: list[tuple[str, str, str]]
     """(kind, name, change) of what the vendor changed."""
     plots: dict[str, Any]
-
-
-def case_views(run: LoadedRun, prices: Prices | None = None) -> list[CaseView]:
-    """Return one view for each case of a run but trials of a search, in the run's order, with costs at ``prices``."""
-    cases = run.without_trials
-    models = Counter(case.result.key.model for case in cases)
-    return [
-        _case(f"case-{number}", case, prices, alone=models[case.result.key.model] == 1)
-        for number, case in enumerate(cases, start=1)
-    ]
 
 
 def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) -> CaseView:
@@ -374,12 +364,19 @@ def _steps(inference: InferenceRound) -> list[str]:
 
 def render_page(run: LoadedRun, prices: Prices | None = None) -> str:
     """Return the page of a run as HTML, with costs at ``prices``; all values in it are escaped."""
-    cases = case_views(run, prices)
+    listed = run.without_trials
+    models = Counter(case.result.key.model for case in listed)
+    cases = [
+        _case(f"case-{number}", case, prices, alone=models[case.result.key.model] == 1)
+        for number, case in enumerate(listed, start=1)
+    ]
+    name = re.sub(r"[-_]+", " ", _STAMP.sub("", run.summary.run)).strip() or run.summary.run
+    day = f", {datetime.fromisoformat(run.summary.started_at):%-d %b %Y}" if run.summary.started_at else ""
     return page(
         "run/run.html",
         "run/run.js",
         charts=True,
-        title=_title(run.summary),
+        title=f"{name[:1].upper()}{name[1:]}{day}",
         version=run.summary.accelmark_version,
         run=run,
         summary=run.summary,
@@ -390,13 +387,6 @@ def render_page(run: LoadedRun, prices: Prices | None = None) -> str:
         scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
         data=embed_json({case.anchor: case.plots for case in cases}),
     )
-
-
-def _title(summary: Summary) -> str:
-    """Return name and day of a run for people: ``Quickstart, 27 Nov 2026``."""
-    name = re.sub(r"[-_]+", " ", _STAMP.sub("", summary.run)).strip() or summary.run
-    day = f", {datetime.fromisoformat(summary.started_at):%-d %b %Y}" if summary.started_at else ""
-    return f"{name[:1].upper()}{name[1:]}{day}"
 
 
 def write_page(run_dir: Path, output: Path | None = None, prices: Prices | None = None) -> Path:

@@ -70,34 +70,31 @@ class RunIndex:
         """Return the runs, at most a few seconds old."""
         with self._lock:
             if self._snapshot is None or time.monotonic() - self._taken_s > _MAX_AGE_S:
-                self._snapshot = self._scan()
+                read: list[LoadedRun] = []
+                unfinished: dict[str, Path] = {}
+                known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
+                paths, problems = find_sources(self.directory)
+                for path in paths:
+                    name = self._name(path)
+                    stamp = _stamp(path)
+                    if stamp is None:
+                        unfinished[name] = path
+                        continue
+                    before = self._known.get(path)
+                    known[path] = before if before is not None and before[0] == stamp else (stamp, _load(path))
+                    run = known[path][1]
+                    if isinstance(run, str):
+                        problems.append(run)
+                    else:
+                        read.append(run)
+                self._known = known
+                kept = without_copies(read)
+                runs = {self._name(run.path): run for run in kept}
+                problems += round_problems(read, kept)
+                below = [problem.replace(f"{self.directory}/", "") for problem in problems]
+                self._snapshot = Snapshot(runs, unfinished, below, rows_of(runs.values()))
                 self._taken_s = time.monotonic()
             return self._snapshot
-
-    def _scan(self) -> Snapshot:
-        read: list[LoadedRun] = []
-        unfinished: dict[str, Path] = {}
-        known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
-        paths, problems = find_sources(self.directory)
-        for path in paths:
-            name = self._name(path)
-            stamp = _stamp(path)
-            if stamp is None:
-                unfinished[name] = path
-                continue
-            before = self._known.get(path)
-            known[path] = before if before is not None and before[0] == stamp else (stamp, _load(path))
-            run = known[path][1]
-            if isinstance(run, str):
-                problems.append(run)
-            else:
-                read.append(run)
-        self._known = known
-        kept = without_copies(read)
-        runs = {self._name(run.path): run for run in kept}
-        problems += round_problems(read, kept)
-        below = [problem.replace(f"{self.directory}/", "") for problem in problems]
-        return Snapshot(runs, unfinished, below, rows_of(runs.values()))
 
     def name_of(self, row: Row) -> str:
         """Return the name of a row's run."""
@@ -322,7 +319,14 @@ class Pages:
 
     def trend(self, request: Request) -> Response:
         """Return one figure of one case over time."""
-        groups, query = _cases_over_time(self._index.snapshot()), request.query_params
+        cases: dict[str, list[Row]] = {}
+        for entry in self._index.snapshot().rows:
+            kind = [word for word in ("open", "synthetic") if word in str(entry["marks"])]
+            parts = [f"{entry['case']} v{entry['case_version']}"]
+            parts += [str(entry[name]) for name in ("chip", "scale", "precision", "variant") if entry[name]]
+            cases.setdefault(" · ".join([*parts, *kind]), []).append(entry)
+        groups = dict(sorted(cases.items(), key=lambda group: (-len(group[1]), group[0])))
+        query = request.query_params
         chosen = query.get("of", next(iter(groups), ""))
         rows = groups.get(chosen, [])
         unit = str(rows[0]["unit"]) if rows else "sample"
@@ -392,16 +396,6 @@ def _run_page(run: LoadedRun) -> str:
     from accelmark.report.search_page import render_search
 
     return render_search(SearchDirectory(run.path))
-
-
-def _cases_over_time(snapshot: Snapshot) -> dict[str, list[Row]]:
-    """Return the rows of each case, version, chip, scale and kind, which can be compared over time."""
-    groups: dict[str, list[Row]] = {}
-    for row in snapshot.rows:
-        kind = [word for word in ("open", "synthetic") if word in str(row["marks"])]
-        parts = [f"{row['case']} v{row['case_version']}", row["chip"], row["scale"], row["precision"], row["variant"]]
-        groups.setdefault(" · ".join([*(str(part) for part in parts if part), *kind]), []).append(row)
-    return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
 
 
 COOKIE: Final = "accelmark_token"

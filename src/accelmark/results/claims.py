@@ -259,7 +259,7 @@ def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
 
 def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
     found = _spread(claim, case)
-    differences = differences_of(claim, case)
+    differences = list(_differences(claim, case.rounds[0], case.result.key.world_size, case.result.marks))
     ratio = found.mean and (found.mean / claim.value if claim.is_rate else claim.value / found.mean)
     advantage = None if ratio is None else ratio - 1
     interval = None
@@ -351,15 +351,16 @@ def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
             yield f"another model: {one.measured}, claimed {one.claimed}"
 
 
-def differences_of(claim: Claim, case: LoadedCase) -> list[Difference]:
-    """Return the conditions of a run that differ from those that a claim states."""
-    return list(_differences(claim, case.rounds[0], case.result.key.world_size, case.result.marks))
-
-
 def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iterable[str]) -> Iterator[Difference]:
     settings = {name: setting.value for name, setting in first.settings.items()}
+    peaks = first.chip.peaks.model_dump() if first.chip else {}
     yield from planned_differences(
-        claim, settings, first.precision, num_devices, synthetic="synthetic" in marks, peaks=_peaks(first)
+        claim,
+        settings,
+        first.precision,
+        num_devices,
+        synthetic="synthetic" in marks,
+        peaks={name: value for name, value in peaks.items() if isinstance(value, float)},
     )
     flops, units = first.value_of(FigureName.FLOPS_PER_SAMPLE), _units(first)
     if claim.flops_per_unit and flops and units:
@@ -386,11 +387,6 @@ def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iter
     ours_text = f"{first.environment.started.get('framework', first.key.framework)} {version or ''}".strip()
     if claim.software is not None and claim.software.casefold() != ours_text.casefold():
         yield Difference(kind="software", claimed=claim.software, measured=ours_text, favours="unknown")
-
-
-def _peaks(result: RoundResult) -> Mapping[str, float]:
-    peaks = result.chip.peaks.model_dump() if result.chip else {}
-    return {name: value for name, value in peaks.items() if isinstance(value, float)}
 
 
 def _units(result: RoundResult) -> float | None:

@@ -345,8 +345,9 @@ def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[i
 
     def properties(case: LoadedCase) -> tuple[object, ...]:
         key = case.result.key
+        found = ((result.precision, result.inference.batch_size) for result in case.rounds if result.inference)
         return (
-            key.framework, (key.nnodes, key.nproc), case.result.role, _precision_and_batch(case), case.result.variant,
+            key.framework, (key.nnodes, key.nproc), case.result.role, next(found, None), case.result.variant,
             key.hardware, key.framework_version,
         )  # fmt: skip
 
@@ -360,12 +361,6 @@ def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[i
         if number not in matches and place not in matches.values():
             matches[number] = place
     return matches
-
-
-def _precision_and_batch(case: LoadedCase) -> tuple[str, int] | None:
-    """Return precision and batch size of an inference; None for other tasks, or where no round could be read."""
-    found = ((result.precision, result.inference.batch_size) for result in case.rounds if result.inference)
-    return next(found, None)
 
 
 def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:

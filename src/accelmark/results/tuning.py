@@ -62,16 +62,15 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
     if any(case.state in _NOT_ENDED for case in summary.cases):
         conclusion, is_better = "the search has not ended", False
     elif not trials and summary.tuning.budget_s is not None:
-        conclusion = _untried(summary.tuning, summary.tuning.budget_s, shipped, rounds)
+        took_s = [sum(node.duration_s for node in rounds[name].nodes) for name in shipped.rounds if name in rounds]
+        conclusion = (
+            f"no other settings were tried: one trial and the rounds of the comparison take "
+            f"{duration(summary.tuning.num_least_rounds * max(took_s, default=0.0))}, more than the budget of "
+            f"{duration(summary.tuning.budget_s)}; give a larger --budget"
+        )
         return Tuned(shipped, tuned, trials, conclusion, is_better=False)
     elif tuned is None:
-        barred = sum(not is_eligible(case.state, case.findings) for case in by_role.get("trial", ()))
-        conclusion = "none was better than the settings as shipped by more than 1 %, which are the tuned ones"
-        if barred == len(trials):
-            conclusion = "none can be chosen, for the reasons in its outcome; the tuned settings are those as shipped"
-        elif barred:
-            conclusion += f"; {barred} cannot be chosen"
-        is_better = False
+        conclusion, is_better = "no valid trial was better by more than 1 %; keep the settings as shipped", False
     else:
         conclusion, is_better = _comparison(shipped, tuned, rounds, summary.tuning)
     return Tuned(shipped, tuned, trials, f"{counted(len(trials), 'trial')}: {conclusion}", is_better)
@@ -89,17 +88,6 @@ def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
     )
 
 
-def _untried(tuning: TuningSpec, budget_s: float, shipped: CaseResult, rounds: Mapping[str, RoundResult]) -> str:
-    took_s = [sum(node.duration_s for node in rounds[name].nodes) for name in shipped.rounds if name in rounds]
-    longest_s = max(took_s, default=0.0)
-    return (
-        f"no other settings were tried: with rounds of {duration(longest_s)}, one trial and the "
-        f"{2 * tuning.num_rounds} rounds of the comparison take {duration(tuning.num_least_rounds * longest_s)}, and "
-        f"the budget was {duration(budget_s)}, which limits trials only: the rounds as shipped took "
-        f"{duration(sum(took_s))}; give a larger --budget"
-    )
-
-
 def _comparison(
     shipped: CaseResult, tuned: CaseResult, rounds: Mapping[str, RoundResult], tuning: TuningSpec
 ) -> tuple[str, bool]:
@@ -108,15 +96,10 @@ def _comparison(
         [value for name in case.rounds if name in rounds if (value := rounds[name].value_of(FigureName(tuning.figure)))]
         for case in (shipped, tuned)
     )
-    if not is_eligible(tuned.state, tuned.findings):
-        return f"the tuned settings are not valid over all rounds ({_why(tuned)}); keep those as shipped", False
-    if not after:
-        return "no round of the tuned settings was measured; keep those as shipped", False
-    if not before:
-        return "the tuned settings cannot be compared with those as shipped, of which no round succeeded", True
-    ratio, interval = relative_difference(before, after)
-    if ratio is None or interval is None:
-        return "the tuned settings cannot be compared with those as shipped: too few rounds succeeded", False
+    ratio, interval = relative_difference(before, after) if before and after else (None, None)
+    if ratio is None or interval is None or not is_eligible(tuned.state, tuned.findings):
+        bad, which = (tuned, "tuned") if before else (shipped, "shipped")
+        return f"the {which} settings are not valid over all rounds ({_why(bad)}); keep those as shipped", False
     low, high = 1 + interval[0], 1 + interval[1]
     text = (
         f"tuned is {digits(1 + ratio, 3)} times as shipped (95 % interval {digits(low, 3)} to {digits(high, 3)}), "

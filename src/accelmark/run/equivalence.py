@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.plan import Plan
 from accelmark.results.equivalence import compare_steps
 from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.rounds.timeline import read_timeline
@@ -59,12 +59,31 @@ def check_equivalence(
             await preflight(directory, launcher, directory.plan.jobs, observer)
             done: list[_Steps] = []
             for planned in directory.plan.jobs:
-                job = _compare_job(directory, planned, num_steps, num_batches, done[0].results if done else None)
+                train = planned.job.work
+                if not isinstance(train, TrainJob):
+                    raise RequestError(f"{planned.job.key}: only training by AccelMark's own loop can be compared")
+                work = CompareJob(
+                    unit=train.unit,
+                    units_per_sample=train.units_per_sample,
+                    train=train,
+                    inputs=directory.path / INPUTS,
+                    results=directory.round_dir(planned) / "results",
+                    reference=(done[0].results if done else None),
+                    num_steps=num_steps,
+                    num_batches=num_batches,
+                )
+                job = planned.model_copy(update={"job": planned.job.model_copy(update={"work": work})})
                 observer.state(job, JobStatus(state="running"))
                 state, reason = await execute_job(directory, job, launcher, fetch, Cancellation(), report=observer.note)
                 if state != "succeeded":
                     raise RunError(f"{job.job.key}: {state.replace('_', ' ')}: {reason}")
-                done.append(_read_steps(directory, job))
+                timeline = read_timeline(
+                    [log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()]
+                )
+                started = timeline.lead_end.started if timeline is not None else None
+                if started is None or not isinstance(job.job.work, CompareJob):
+                    raise RunError(f"{job.job.key}: its log has no INIT_END")
+                done.append(_Steps(job.job, job.job.work.train, started, job.job.work.results))
             return done
         finally:
             await launcher.close()
@@ -114,30 +133,3 @@ def check_equivalence(
             )
         )
     return checks
-
-
-def _compare_job(
-    directory: RunDirectory, planned: PlannedJob, num_steps: int, num_batches: int, reference: Path | None
-) -> PlannedJob:
-    train = planned.job.work
-    if not isinstance(train, TrainJob):
-        raise RequestError(f"{planned.job.key}: only training by AccelMark's own loop can be compared")
-    work = CompareJob(
-        unit=train.unit,
-        units_per_sample=train.units_per_sample,
-        train=train,
-        inputs=directory.path / INPUTS,
-        results=directory.round_dir(planned) / "results",
-        reference=reference,
-        num_steps=num_steps,
-        num_batches=num_batches,
-    )
-    return planned.model_copy(update={"job": planned.job.model_copy(update={"work": work})})
-
-
-def _read_steps(directory: RunDirectory, job: PlannedJob) -> _Steps:
-    timeline = read_timeline([log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()])
-    started = timeline.lead_end.started if timeline is not None else None
-    if started is None or not isinstance(job.job.work, CompareJob):
-        raise RunError(f"{job.job.key}: its log has no INIT_END")
-    return _Steps(job.job, job.job.work.train, started, job.job.work.results)

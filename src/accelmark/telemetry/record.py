@@ -58,16 +58,6 @@ class RecorderConfig(Spec):
     """Continue after the process that started it has ended (``accelmark monitor start``)."""
 
 
-def read_config(node_dir: Path) -> RecorderConfig:
-    """Read ``telemetry.json``; raises SpecError if it is missing or invalid."""
-    path = node_dir / CONFIG_FILE
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SpecError([Problem(str(path), "", f"cannot be read: {error}")]) from error
-    return parse(RecorderConfig, values, str(path))
-
-
 @final
 class Recorder:
     """Samples a host and its devices at absolute deadlines until it is stopped.
@@ -122,10 +112,24 @@ class Recorder:
         start = time.monotonic()
         due = start
         while True:
-            self._tick(start)
+            t, wall = time.monotonic(), time.time()
+            if self._num_continued:
+                self._num_continued = 0
+                self._note("suspended: the recorder was stopped by a signal, and continued")
+            host = self._host.sample(t)
+            devices = self._sample_devices(t)
+            self._emit(t=t, wall=wall, host=asdict(host), devices=[self._values(device) for device in devices])
+            self._num_samples += 1
+            self._logs.write(t, wall, host, devices)
+            if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
+                self._write_header(start, wall)
+            if self._held is None:
+                self._logs.unavailable(wall, self._reasons())
+            self._note_foreign_processes(t, devices)
             if self._stopped:
                 break
-            due, missed = next_deadline(due, self._config.interval_s, time.monotonic())
+            missed = max(0, int((time.monotonic() - due) // self._config.interval_s))
+            due += (missed + 1) * self._config.interval_s
             self._num_missed += missed
             with contextlib.suppress(Empty):
                 self._wake.get(timeout=max(0.0, due - time.monotonic()))
@@ -133,22 +137,6 @@ class Recorder:
                 self._note("the parent process of the recorder has ended")
                 self._stopped = True
         self._finish(start)
-
-    def _tick(self, start: float) -> None:
-        t, wall = time.monotonic(), time.time()
-        if self._num_continued:
-            self._num_continued = 0
-            self._note("suspended: the recorder was stopped by a signal, and continued")
-        host = self._host.sample(t)
-        devices = self._sample_devices(t)
-        self._emit(t=t, wall=wall, host=asdict(host), devices=[self._values(device) for device in devices])
-        self._num_samples += 1
-        self._logs.write(t, wall, host, devices)
-        if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
-            self._write_header(start, wall)
-        if self._held is None:
-            self._logs.unavailable(wall, self._reasons())
-        self._note_foreign_processes(t, devices)
 
     def _values(self, device: DeviceSample) -> dict[str, Any]:
         """Return what is written of a sample; ``rank_memory_mib`` is the memory of the ranks' processes."""
@@ -250,12 +238,6 @@ class Recorder:
         self._logs.close()
 
 
-def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int]:
-    """Return the next deadline after ``now`` on the grid through ``due``, and the number of missed deadlines."""
-    missed = max(0, int((now - due) // interval_s))
-    return due + (missed + 1) * interval_s, missed
-
-
 def _rounded(value: Any) -> Any:
     """Return ``value`` with all floats in it rounded."""
     if isinstance(value, float):
@@ -265,18 +247,6 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _lower_priority(cpus: tuple[int, ...]) -> None:
-    try:
-        os.nice(_NICE)
-        allowed = sorted(os.sched_getaffinity(0))
-        if cpus:
-            os.sched_setaffinity(0, cpus)
-        elif len(allowed) >= _PIN_FROM_CPUS:
-            os.sched_setaffinity(0, {allowed[-1]})
-    except OSError as error:
-        print(f"telemetry: the priority or CPU affinity cannot be set: {error}", file=sys.stderr)
-
-
 def main(arguments: list[str]) -> int:
     """Record into the directory given on the command line; return the exit code."""
     if len(arguments) != 1:
@@ -284,11 +254,24 @@ def main(arguments: list[str]) -> int:
         return 2
     node_dir = Path(arguments[0])
     try:
-        config = read_config(node_dir)
+        path = node_dir / CONFIG_FILE
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as wrong:
+            raise SpecError([Problem(str(path), "", f"cannot be read: {wrong}")]) from wrong
+        config = parse(RecorderConfig, values, str(path))
     except AccelmarkError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    _lower_priority(config.cpus)
+    try:
+        os.nice(_NICE)
+        allowed = sorted(os.sched_getaffinity(0))
+        if config.cpus:
+            os.sched_setaffinity(0, config.cpus)
+        elif len(allowed) >= _PIN_FROM_CPUS:
+            os.sched_setaffinity(0, {allowed[-1]})
+    except OSError as refused:
+        print(f"telemetry: the priority or CPU affinity cannot be set: {refused}", file=sys.stderr)
     try:
         recorder = Recorder(config, node_dir)
     except OSError as error:

@@ -36,7 +36,20 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
     """
     sources: list[DeviceSource] = []
     if (folder / MODULE_FILE).is_file():
-        sources.append(_library_source(folder / MODULE_FILE))
+        path = folder / MODULE_FILE
+        try:
+            module = _import(path)
+        except Exception as error:
+            raise SourceError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        if not hasattr(module, "Source"):
+            raise SourceError(f"{path} defines no class Source")
+        try:
+            source = module.Source()
+        except Exception as error:
+            raise SourceError(f"Source() in {path} raises {type(error).__name__}: {error}") from error
+        if not isinstance(source, DeviceSource):
+            raise SourceError(f"Source in {path} lacks open(), sample() or close()")
+        sources.append(source)
     if telemetry.tool is not None:
         sources.append(ToolSource(telemetry.tool))
     if telemetry.script is not None and log_dir is not None:
@@ -61,22 +74,6 @@ def first_readable(sources: Iterable[DeviceSource], read: Callable[[DeviceSource
             problems.append(f"{type(source).__name__} raises {type(error).__name__}: {error}")
         source.close()
     raise SourceError("; ".join(problems) or "no device source")
-
-
-def _library_source(path: Path) -> DeviceSource:
-    try:
-        module = _import(path)
-    except Exception as error:
-        raise SourceError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, "Source"):
-        raise SourceError(f"{path} defines no class Source")
-    try:
-        source = module.Source()
-    except Exception as error:
-        raise SourceError(f"Source() in {path} raises {type(error).__name__}: {error}") from error
-    if not isinstance(source, DeviceSource):
-        raise SourceError(f"Source in {path} lacks open(), sample() or close()")
-    return source
 
 
 def _import(path: Path) -> ModuleType:

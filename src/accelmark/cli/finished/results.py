@@ -79,7 +79,16 @@ def results(
         found = "; ".join(_values_of(everything, column(name)) for name, _ in wanted)
         options.warn(f"no result matches --where; there are {found}")
     if readme:
-        _update_readmes(readme, runs)
+        from accelmark.report.tables import write_readme_table
+
+        rows = {case.key.model for run in runs for case in run.summary.cases}
+        models = {page: page.resolve().parent.name for page in readme}
+        for page, model in models.items():
+            if model not in rows:
+                raise RequestError(f"{page}: not changed: there is no run of {model}")
+        for page, model in models.items():
+            write_readme_table(page, runs, model)
+            typer.echo(str(page))
         return
     _write(rows_of(runs), problems, groups, sql, output_format, output, as_json=as_json)
 
@@ -143,20 +152,6 @@ def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
     unused = [name for name, value in others.items() if value]
     if chosen is not None and unused:
         raise RequestError(f"{', '.join(unused)} has no effect together with {chosen}: remove one of them")
-
-
-def _update_readmes(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
-    """Update the results table of each README with the case of its folder; write nothing if one case has no run."""
-    from accelmark.report.tables import write_readme_table
-
-    found = {case.key.model for run in runs for case in run.summary.cases}
-    models = {readme: readme.resolve().parent.name for readme in readmes}
-    for readme, model in models.items():
-        if model not in found:
-            raise RequestError(f"{readme}: not changed: there is no run of {model}")
-    for readme, model in models.items():
-        write_readme_table(readme, runs, model)
-        typer.echo(str(readme))
 
 
 def _emit(text: str, output: Path | None) -> None:
@@ -270,7 +265,20 @@ def _print_pair(pair: Pair) -> None:
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     if pair.differences:
-        console.print(figures_table(pair))
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        from accelmark.report.comparison import lines_of
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for number, heading in enumerate(("figure", "baseline", "compared", "difference", "95 % interval", "effect")):
+            table.add_column(heading, overflow="fold", justify="right" if 0 < number < 5 else "left")
+        styles = {"better": "green", "worse": "red", "different": "yellow"}
+        for line in lines_of(pair):
+            cells = (line.title, line.baseline, line.other, line.change, line.interval)
+            table.add_row(*map(_text, cells), Text(line.effect, style=styles.get(line.css_class, "dim")))
+        console.print(table)
     console.print(summary_line(pair), markup=False)
     for text in context_lines(pair.differing):
         print_hanging(console, _text(f"  {text}"))
@@ -283,24 +291,6 @@ def _text(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(printable(text), style=style)
-
-
-def figures_table(pair: Pair) -> Table:
-    """Return the figures of a pair with the difference and its 95 % interval."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from accelmark.report.comparison import lines_of
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(("figure", "baseline", "compared", "difference", "95 % interval", "effect")):
-        table.add_column(heading, overflow="fold", justify="right" if 0 < number < 5 else "left")
-    styles = {"better": "green", "worse": "red", "different": "yellow"}
-    for line in lines_of(pair):
-        cells = (line.title, line.baseline, line.other, line.change, line.interval)
-        table.add_row(*map(_text, cells), Text(line.effect, style=styles.get(line.css_class, "dim")))
-    return table
 
 
 def view(

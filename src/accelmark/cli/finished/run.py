@@ -49,7 +49,19 @@ def report(
     if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
         require_ended(run)
     if recompute:
-        _require_unedited(run)
+        from accelmark.results.store.bundle import edits
+        from accelmark.results.store.loaded_run import MANIFEST_FILE
+        from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
+
+        if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):
+            more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
+            what = f"its files are not those of its end: {'; '.join(changed[:3])}{more}"
+            raise RequestError(
+                f"{run}: is not recomputed because {what}: restore the files, see 'accelmark verify {run}'"
+            )
+        if (run / SIGNATURE_FILE).is_file() and signing_key() is None:
+            how = f"set {KEY_VARIABLE} to sign the new results, or use 'accelmark verify {run}', which changes nothing"
+            raise RequestError(f"{run}: is signed, and recomputed results would not be: {how}")
     if recompute or not (run / SUMMARY_FILE).is_file():
         measure_run(run, recompute=recompute)
     logs: list[Path] = []
@@ -80,21 +92,6 @@ def report(
 
     problems = [*loaded.summary.problems, *loaded.problems]
     return Output({"page": str(page), "problems": problems, "summary": loaded.summary}, print_paths)
-
-
-def _require_unedited(run: Path) -> None:
-    """Raise RequestError where recomputed results would hide that files were edited, or drop another's signature."""
-    from accelmark.results.store.bundle import edits
-    from accelmark.results.store.loaded_run import MANIFEST_FILE
-    from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
-
-    if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):
-        more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
-        what = f"its files are not those of its end: {'; '.join(changed[:3])}{more}"
-        raise RequestError(f"{run}: is not recomputed because {what}: restore the files, see 'accelmark verify {run}'")
-    if (run / SIGNATURE_FILE).is_file() and signing_key() is None:
-        how = f"set {KEY_VARIABLE} to sign the new results, or use 'accelmark verify {run}', which changes nothing"
-        raise RequestError(f"{run}: is signed, and recomputed results would not be: {how}")
 
 
 def verify(

@@ -149,25 +149,21 @@ class Conversion:
                 for key, item in taken.items():
                     entry.settings[key if key in InferSettings.model_fields else f"engine_options.{key}"] = item
             if taken and not applied:
-                alone[case] = self.infer_layer(case, taken)
+                made = {setting: inference_value(item) for setting, item in taken.items()}
+                side = load_case(case).infer
+                try:
+                    if side is not None:
+                        resolve_inference(side, case, vendor=[Layer.of("infer.yaml", made)] if made else [])
+                except SpecError as error:
+                    for setting, problem in {p.key: p for p in error.problems if p.key in made}.items():
+                        del made[setting]
+                        self.result.left_over.append(taken[setting].left(problem.what))
+                alone[case] = made
         if len(alone) > 1:
             what = f"are of several cases, {', '.join(alone)}: import one case at a time, each with an --out of its own"
             raise SpecError([Problem("infer.yaml", "", what)])
         for layer in filter(None, alone.values()):
             self.result.configs["infer.yaml"] = layer
-
-    def infer_layer(self, case: str, taken: Mapping[str, Given]) -> Values:
-        """Return a vendor's settings of an inference case, as far as a run accepts them."""
-        layer = {key: inference_value(item) for key, item in taken.items()}
-        side = load_case(case).infer
-        try:
-            if side is not None:
-                resolve_inference(side, case, vendor=[Layer.of("infer.yaml", layer)] if layer else [])
-        except SpecError as error:
-            for key, problem in {problem.key: problem for problem in error.problems if problem.key in layer}.items():
-                del layer[key]
-                self.result.left_over.append(taken[key].left(problem.what))
-        return layer
 
     def finish(self, given: Mapping[str, Given]) -> None:
         """Write the run file with the keys and settings that a run accepts."""

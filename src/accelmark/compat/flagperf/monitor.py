@@ -98,7 +98,26 @@ class MonitorScript:
         while time.monotonic() < deadline:
             block = self._complete_block()
             if block is not None:
-                return read_block(block, self._rule)
+                timestamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
+                if not _TIMESTAMP.fullmatch(timestamp):
+                    raise SourceError(
+                        f"a block of the script's log starts with {timestamp[:40]!r}, not with a timestamp"
+                    )
+                devices: list[Values] = []
+                for line in lines:
+                    found = re.fullmatch(self._rule.line, line)
+                    if found is None:
+                        raise SourceError(f"the line {line[:60]!r} of the script's log does not match")
+                    try:
+                        values: Values = {
+                            name: parse_number(name, text or "") for name, text in found.groupdict().items()
+                        }
+                    except UnreadableError as error:
+                        raise SourceError(f"the script's log is not readable: {error}") from error
+                    devices.append(values)
+                if not devices:
+                    raise SourceError("the script's log lists no device")
+                return tuple(devices)
             if self._interrupted.wait(0.2):
                 raise SourceError(f"{self._script.name} was interrupted while waiting for its next block")
         raise SourceError(f"{self._script.name} wrote nothing to {self._log.name} for {patience_s:g} s")
@@ -115,29 +134,6 @@ class MonitorScript:
             return None
         self._offset += end + 2
         return data[:end].decode("utf-8", errors="replace").rpartition("\n\n")[2]
-
-
-def read_block(block: str, rule: ScriptRule) -> tuple[Values, ...]:
-    """Return the devices of one block of a monitor log: a timestamp line, then a line per device.
-
-    Raises SourceError if a line does not match.
-    """
-    timestamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
-    if not _TIMESTAMP.fullmatch(timestamp):
-        raise SourceError(f"a block of the script's log starts with {timestamp[:40]!r}, not with a timestamp")
-    devices: list[Values] = []
-    for line in lines:
-        found = re.fullmatch(rule.line, line)
-        if found is None:
-            raise SourceError(f"the line {line[:60]!r} of the script's log does not match")
-        try:
-            values: Values = {name: parse_number(name, text or "") for name, text in found.groupdict().items()}
-        except UnreadableError as error:
-            raise SourceError(f"the script's log is not readable: {error}") from error
-        devices.append(values)
-    if not devices:
-        raise SourceError("the script's log lists no device")
-    return tuple(devices)
 
 
 def _missing(values: Values) -> list[str]:

@@ -73,7 +73,15 @@ def parse_file(path: Path) -> Parsed:
     if path.is_dir():
         raise SpecError([Problem(str(path), "", "is a directory", "name the files to convert, as they lie in it")])
     if path.suffix in (".yaml", ".yml"):
-        return _parse_yaml(path)
+        text = read_text(path)
+        content = Parsed(str(path), load_yaml(_ASSIGNED.sub(r"\1: ", text), path))
+        for line in _ASSIGNED.finditer(text):
+            number = text.count("\n", 0, line.start()) + 1
+            content.skipped[f"line {number}"] = f"is no YAML ({line[1]} = ...): read as {line[1]}: ..."
+        if content.values.get("CASES", {}) is None:
+            cases = {key: content.values.pop(key) for key in [*content.values] if ":" in str(key)}
+            content.values["CASES"] = cases or None
+        return content
     if path.suffix != ".py":
         raise SpecError([Problem(str(path), "", "is neither a .py nor a .yaml file")])
     parsed = Parsed(str(path), {})
@@ -86,19 +94,6 @@ def parse_file(path: Path) -> Parsed:
         raise SpecError(
             [Problem(str(path), "", f"is not readable as Python: {error or type(error).__name__}")]
         ) from error
-    return parsed
-
-
-def _parse_yaml(path: Path) -> Parsed:
-    """Read a YAML file; lines ``NAME = value`` and cases that are not indented are read as meant, and listed."""
-    text = read_text(path)
-    parsed = Parsed(str(path), load_yaml(_ASSIGNED.sub(r"\1: ", text), path))
-    for line in _ASSIGNED.finditer(text):
-        number = text.count("\n", 0, line.start()) + 1
-        parsed.skipped[f"line {number}"] = f"is no YAML ({line[1]} = ...): read as {line[1]}: ..."
-    if parsed.values.get("CASES", {}) is None:
-        cases = {key: parsed.values.pop(key) for key in [*parsed.values] if ":" in str(key)}
-        parsed.values["CASES"] = cases or None
     return parsed
 
 

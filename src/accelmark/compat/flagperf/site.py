@@ -118,7 +118,45 @@ def _container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Value
     container: Values = {name: given[key].read(text) for key, name in plain.items() if key in given}
     written = given.get("ACCE_CONTAINER_OPT")
     if written is not None:
-        _take_options(written, _vendors_own(given.get("VENDOR")), container, left_over)
+        own = _vendors_own(given.get("VENDOR"))
+        vendors = _options_in(own.options)
+        same = {(option.name, option.value) for option in vendors}
+        single = {option.name: option for option in vendors if option.name in _ONCE}
+        mounted = {_target(mount) for mount in own.mounts}
+        options: dict[tuple[str, str | None], _Option] = {}
+        mounts: list[str] = []
+        for option in _options_in(written.read(lambda value: shlex.split(text(value)))):
+            why = ""
+            if (option.name, option.value) in _SAID_ANYWAY:
+                continue
+            if not option.name:
+                why = "belongs to no option"
+            elif any(sign in str(option) for sign in "$`"):
+                why = "contains shell syntax, and no shell reads it"
+            elif option.name in _OWN:
+                why = "AccelMark decides it itself"
+            elif (option.name, option.value) in same:
+                why = "the vendor's vendor.yaml sets it already"
+            elif option.name in single:
+                why = f"the vendor's vendor.yaml sets {single[option.name]}"
+            elif option.name == "--privileged":
+                container["privileged"] = option.value != "false"
+            elif option.name == "--shm-size":
+                if container.setdefault("shm_size", option.value) != option.value:
+                    why = f"the size is {container['shm_size']} already"
+            elif option.name != "--volume" or option.value is None:
+                options.setdefault((option.name, option.value), option)
+            elif _target(option.value) in mounted:
+                why = f"vendor.yaml or another option mounts {_target(option.value)} already"
+            else:
+                mounts.append(option.value)
+                mounted.add(_target(option.value))
+            if why:
+                left_over.append(written.left(f"{str(option)!r}: {why}"))
+        if options:
+            container["options"] = [word for option in options.values() for word in option.words]
+        if mounts:
+            container["mounts"] = mounts
     elif not container:
         return {}
     return {"engine": "docker", **container}
@@ -127,47 +165,6 @@ def _container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Value
 def _vendors_own(vendor: Given | None) -> ContainerDefaults:
     name = TABLES["vendors"].get(vendor.read(text), vendor.read(text)) if vendor is not None else ""
     return load_vendor(name).container if name in folders("vendors") else ContainerDefaults()
-
-
-def _take_options(written: Given, own: ContainerDefaults, container: Values, left_over: list[Problem]) -> None:
-    vendors = _options_in(own.options)
-    same = {(option.name, option.value) for option in vendors}
-    single = {option.name: option for option in vendors if option.name in _ONCE}
-    mounted = {_target(mount) for mount in own.mounts}
-    options: dict[tuple[str, str | None], _Option] = {}
-    mounts: list[str] = []
-    for option in _options_in(written.read(lambda value: shlex.split(text(value)))):
-        why = ""
-        if (option.name, option.value) in _SAID_ANYWAY:
-            continue
-        if not option.name:
-            why = "belongs to no option"
-        elif any(sign in str(option) for sign in "$`"):
-            why = "contains shell syntax, and no shell reads it"
-        elif option.name in _OWN:
-            why = "AccelMark decides it itself"
-        elif (option.name, option.value) in same:
-            why = "the vendor's vendor.yaml sets it already"
-        elif option.name in single:
-            why = f"the vendor's vendor.yaml sets {single[option.name]}"
-        elif option.name == "--privileged":
-            container["privileged"] = option.value != "false"
-        elif option.name == "--shm-size":
-            if container.setdefault("shm_size", option.value) != option.value:
-                why = f"the size is {container['shm_size']} already"
-        elif option.name != "--volume" or option.value is None:
-            options.setdefault((option.name, option.value), option)
-        elif _target(option.value) in mounted:
-            why = f"vendor.yaml or another option mounts {_target(option.value)} already"
-        else:
-            mounts.append(option.value)
-            mounted.add(_target(option.value))
-        if why:
-            left_over.append(written.left(f"{str(option)!r}: {why}"))
-    if options:
-        container["options"] = [word for option in options.values() for word in option.words]
-    if mounts:
-        container["mounts"] = mounts
 
 
 def _options_in(words: Iterable[str]) -> list[_Option]:

@@ -80,7 +80,9 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
         elif item.key in _NUMBERS:
             why = _take_number(item, taken)
         elif item.key.startswith("target_"):
-            why = _target_of(case)
+            train = load_case(case).train if case in folders("cases") else None
+            target = f": {train.target.text}" if train is not None and train.target is not None else ""
+            why = f"the target is the case's, and no run can change it{target}"
         else:
             why = TABLES["no_equivalent"].get(item.key, _UNKNOWN)
         if why:
@@ -91,12 +93,6 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
 def value_of(item: Given) -> Any:
     """Return the value of a setting that :func:`settings_of` returned."""
     return _PRECISIONS.get(item.key, item.value)
-
-
-def _target_of(case: str | None) -> str:
-    train = load_case(case).train if case in folders("cases") else None
-    target = f": {train.target.text}" if train is not None and train.target is not None else ""
-    return f"the target is the case's, and no run can change it{target}"
 
 
 def _take_number(item: Given, taken: dict[str, Given]) -> str:

@@ -119,26 +119,19 @@ def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts 
         "decode_token_rate": batch * (answer - 1) / decode_s if decode_s > 0 else None,
     }
     if costs is not None:
-        found |= _costs(costs, batch, prompt, answer, prefill_s, decode_s)
+        context, steps = prompt + answer / 2, answer - 1
+        peak = costs.peak_tflops * 1e12 if costs.peak_tflops else None
+        bandwidth = costs.bandwidth_gb_s * 1e9 if costs.bandwidth_gb_s else None
+        decodes = decode_s > 0 and steps > 0
+        found |= {
+            "kv_cache_mib": costs.cache_bytes(batch * (prompt + answer)) / 2**20,
+            "prefill_mfu": batch * costs.prefill_flops(prompt) / prefill_s / peak if peak and prefill_s > 0 else None,
+            "decode_mfu": batch * steps * costs.decode_flops(context) / decode_s / peak if peak and decodes else None,
+            "decode_mbu": steps * costs.step_bytes(batch, context) / decode_s / bandwidth
+            if bandwidth and decodes
+            else None,
+        }
     return stage.model_copy(update=found)
-
-
-def _costs(
-    costs: ModelCosts, batch: int, prompt: float, answer: float, prefill_s: float, decode_s: float
-) -> dict[str, float | None]:
-    """Return the figures that need the model's shapes; mean tokens of prompts and answers, mean seconds of a phase."""
-    context, steps = prompt + answer / 2, answer - 1
-    peak = costs.peak_tflops * 1e12 if costs.peak_tflops else None
-    bandwidth = costs.bandwidth_gb_s * 1e9 if costs.bandwidth_gb_s else None
-    decodes = decode_s > 0 and steps > 0
-    return {
-        "kv_cache_mib": costs.cache_bytes(batch * (prompt + answer)) / 2**20,
-        "prefill_mfu": batch * costs.prefill_flops(prompt) / prefill_s / peak if peak and prefill_s > 0 else None,
-        "decode_mfu": batch * steps * costs.decode_flops(context) / decode_s / peak if peak and decodes else None,
-        "decode_mbu": steps * costs.step_bytes(batch, context) / decode_s / bandwidth
-        if bandwidth and decodes
-        else None,
-    }
 
 
 class Generated(NamedTuple):

@@ -37,11 +37,6 @@ _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "can
 _FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
 
 
-def host_infos(nodes: Iterable[NodeDir]) -> tuple[dict[str, Any], ...]:
-    """Return ``sys_info.json`` of each host."""
-    return tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes)
-
-
 def read_telemetry(
     nodes: list[NodeDir], spans_by_node: Mapping[str, Spans], findings: list[Finding], before: Sequence[NodeDir] = ()
 ) -> tuple[HostSamples, str]:
@@ -256,5 +251,6 @@ def round_of(
 def environment_of(nodes: Iterable[NodeDir], **events: Spec | None) -> Environment:
     """Return the hosts' descriptions, and the values of rank 0's events that were logged."""
     return Environment(
-        hosts=host_infos(nodes), **{name: event.model_dump() for name, event in events.items() if event is not None}
+        hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
+        **{name: event.model_dump() for name, event in events.items() if event is not None},
     )

@@ -197,27 +197,45 @@ def measured_stage(
     ``ended_s`` is the time of its event LOAD_END since it began, None without one.
     """
     errors = Counter(status for status in requests.status if status != "ok")
+    both = requests.is_ok & np.isfinite(requests.output_tokens) & np.isfinite(requests.usage_output)
+    both_in = requests.is_ok & np.isfinite(requests.input_tokens) & np.isfinite(requests.usage_input)
     fields: dict[str, Any] = {
         **{name: getattr(load, name) for name in _OF_LOAD},
         "num_requests": len(requests),
         "num_missing": max(load.num_requests - len(requests), 0),
         "num_implausible": int((~plausible(requests, ended_s)).sum()) + _surplus(requests, load.num_requests),
         "errors": dict(errors),
-        **_token_counts(requests),
+        "num_tokens_unknown": int((requests.is_ok & np.isnan(requests.tokens)).sum()),
+        "own_tokens": int(requests.output_tokens[both].sum()),
+        "usage_tokens": int(requests.usage_output[both].sum()),
+        "own_prompt_tokens": int(requests.input_tokens[both_in].sum()),
+        "usage_prompt_tokens": int(requests.usage_input[both_in].sum()),
         **_wrong_lengths(requests, settings),
     }
     window = steady_window(requests, load.concurrency)
     if isinstance(window, str):
         return ServingStage(**fields, window_s=None, num_measured=0, reasons=(window,))
-    return ServingStage(**fields, window_s=window, **_over_window(requests, window, load, settings, num_devices))
-
-
-def _over_window(
-    requests: Requests, window: SteadyWindow, load: LoadStage, settings: ServeSettings, num_devices: int
-) -> dict[str, Any]:
     due = requests.where((requests.due_s >= window.begin_s) & (requests.due_s < window.end_s))
     ended = requests.is_ok & in_window(requests.end_s, window)
-    latencies = latencies_of(due)
+    ok = due.where(due.is_ok & np.isfinite(due.first_s))
+    blocks = blocks_of(ok.due_s)
+    tpot_s = time_per_token(ok)
+    has_tpot = np.isfinite(tpot_s)
+    was_sent = np.isfinite(ok.sent_s)
+    has_queue = np.isfinite(ok.queue_s)
+    none = "no request was answered in the window"
+    no_queue = "the server does not state it"
+    no_gaps = "no answer has a second output" if len(ok) else none
+    no_tpot = "no answer has a second token" if np.isfinite(ok.tokens).any() else "tokens were not counted"
+    latencies = {
+        "ttft": distribution(1000 * (ok.first_s - ok.due_s), blocks, none),
+        "sent_to_first": distribution(1000 * (ok.first_s - ok.sent_s)[was_sent], blocks[was_sent], none),
+        "itl": distribution(ok.gaps_us / 1000, np.repeat(blocks, ok.num_gaps), no_gaps),
+        "tpot": distribution(1000 * tpot_s[has_tpot], blocks[has_tpot], no_tpot if len(ok) else none),
+        "e2e": distribution(1000 * (ok.end_s - ok.due_s), blocks, none),
+        "queued": distribution(1000 * (ok.sent_s - ok.due_s)[was_sent], blocks[was_sent], none),
+        "server_queue": distribution(1000 * ok.queue_s[has_queue], blocks[has_queue], no_queue if len(ok) else none),
+    }
     output_rate, total_rate, tokens_per_output = _token_rates(requests, window)
     tpot_ms = latencies["tpot"].at("p50")
     offered = len(due) / window.length_s
@@ -229,51 +247,30 @@ def _over_window(
         requests.due_s, window.begin_s, window.end_s
     )
     reasons = [] if output_rate is not None else ["neither a tokenizer nor the server's usage counts the tokens"]
-    return {
-        "num_measured": len(due),
-        "latencies": latencies,
-        "offered_rate": offered,
-        "request_rate": int(ended.sum()) / window.length_s,
-        "output_token_rate": output_rate,
-        "total_token_rate": total_rate,
-        "token_rate_per_device": None if output_rate is None else output_rate / num_devices,
-        "token_rate_per_user": 1000 / tpot_ms if tpot_ms else None,
-        "tokens_per_output": tokens_per_output,
-        "is_saturated": is_saturated,
-        "mean_concurrency": float(duration_s.sum()) / window.length_s,
-        "littles_concurrency": offered * float((due.end_s - due.due_s).mean()) if len(due) else None,
-        "reasons": tuple(reasons),
+    return ServingStage(
+        **fields,
+        window_s=window,
+        num_measured=len(due),
+        latencies=latencies,
+        offered_rate=offered,
+        request_rate=int(ended.sum()) / window.length_s,
+        output_token_rate=output_rate,
+        total_token_rate=total_rate,
+        token_rate_per_device=None if output_rate is None else output_rate / num_devices,
+        token_rate_per_user=1000 / tpot_ms if tpot_ms else None,
+        tokens_per_output=tokens_per_output,
+        is_saturated=is_saturated,
+        mean_concurrency=float(duration_s.sum()) / window.length_s,
+        littles_concurrency=offered * float((due.end_s - due.due_s).mean()) if len(due) else None,
+        reasons=tuple(reasons),
         **_service_level(due, window, settings.slo, is_saturated=is_saturated),
-    }
+    )
 
 
 def in_window(times: Floats, window: SteadyWindow) -> Booleans:
     """Return which times are in the window."""
     inside: Booleans = (times >= window.begin_s) & (times < window.end_s)
     return inside
-
-
-def latencies_of(requests: Requests) -> dict[str, Any]:
-    """Return the distribution of each latency, of the requests that were answered."""
-    ok = requests.where(requests.is_ok & np.isfinite(requests.first_s))
-    blocks = blocks_of(ok.due_s)
-    tpot_s = time_per_token(ok)
-    has_tpot = np.isfinite(tpot_s)
-    was_sent = np.isfinite(ok.sent_s)
-    has_queue = np.isfinite(ok.queue_s)
-    none = "no request was answered in the window"
-    no_queue = "the server does not state it"
-    no_gaps = "no answer has a second output" if len(ok) else none
-    no_tpot = "no answer has a second token" if np.isfinite(ok.tokens).any() else "tokens were not counted"
-    return {
-        "ttft": distribution(1000 * (ok.first_s - ok.due_s), blocks, none),
-        "sent_to_first": distribution(1000 * (ok.first_s - ok.sent_s)[was_sent], blocks[was_sent], none),
-        "itl": distribution(ok.gaps_us / 1000, np.repeat(blocks, ok.num_gaps), no_gaps),
-        "tpot": distribution(1000 * tpot_s[has_tpot], blocks[has_tpot], no_tpot if len(ok) else none),
-        "e2e": distribution(1000 * (ok.end_s - ok.due_s), blocks, none),
-        "queued": distribution(1000 * (ok.sent_s - ok.due_s)[was_sent], blocks[was_sent], none),
-        "server_queue": distribution(1000 * ok.queue_s[has_queue], blocks[has_queue], no_queue if len(ok) else none),
-    }
 
 
 def time_per_token(requests: Requests) -> Floats:
@@ -322,19 +319,6 @@ def _token_rates(requests: Requests, window: SteadyWindow) -> tuple[float | None
     return tokens / window.length_s, (tokens + prompts) / window.length_s, per_output
 
 
-def within_slo(requests: Requests, slo: Slo) -> Booleans:
-    """Return which requests were answered and held all limits; an answer of one token holds every limit of TPOT."""
-    good = requests.is_ok.copy()
-    if slo.ttft_ms is not None:
-        good &= 1000 * (requests.first_s - requests.due_s) <= slo.ttft_ms
-    if slo.e2e_ms is not None:
-        good &= 1000 * (requests.end_s - requests.due_s) <= slo.e2e_ms
-    if slo.tpot_ms is not None:
-        tpot_ms = 1000 * time_per_token(requests)
-        good &= (requests.tokens <= 1) | (tpot_ms <= slo.tpot_ms)
-    return good
-
-
 def has_limits(slo: Slo) -> bool:
     """Return whether an SLO limits anything."""
     return any(limit is not None for limit in (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms))
@@ -343,7 +327,15 @@ def has_limits(slo: Slo) -> bool:
 def _service_level(due: Requests, window: SteadyWindow, slo: Slo, *, is_saturated: bool) -> dict[str, Any]:
     if not has_limits(slo) or not len(due):
         return {}
-    good = int(within_slo(due, slo).sum())
+    holding = due.is_ok.copy()
+    if slo.ttft_ms is not None:
+        holding &= 1000 * (due.first_s - due.due_s) <= slo.ttft_ms
+    if slo.e2e_ms is not None:
+        holding &= 1000 * (due.end_s - due.due_s) <= slo.e2e_ms
+    if slo.tpot_ms is not None:
+        tpot_ms = 1000 * time_per_token(due)
+        holding &= (due.tokens <= 1) | (tpot_ms <= slo.tpot_ms)
+    good = int(holding.sum())
     share = good / len(due)
     low, high = share_interval(good, len(due))
     return {
@@ -377,19 +369,6 @@ def plausible(requests: Requests, ended_s: float | None) -> Booleans:
 def _surplus(requests: Requests, num_counted: int) -> int:
     """Return the number of records that the load generator did not count, or that have the number of another."""
     return len(requests) - min(len(np.unique(requests.number)), num_counted)
-
-
-def _token_counts(requests: Requests) -> dict[str, int]:
-    """Return the sums of both counts of tokens over the answers that have both."""
-    both = requests.is_ok & np.isfinite(requests.output_tokens) & np.isfinite(requests.usage_output)
-    both_in = requests.is_ok & np.isfinite(requests.input_tokens) & np.isfinite(requests.usage_input)
-    return {
-        "num_tokens_unknown": int((requests.is_ok & np.isnan(requests.tokens)).sum()),
-        "own_tokens": int(requests.output_tokens[both].sum()),
-        "usage_tokens": int(requests.usage_output[both].sum()),
-        "own_prompt_tokens": int(requests.input_tokens[both_in].sum()),
-        "usage_prompt_tokens": int(requests.usage_input[both_in].sum()),
-    }
 
 
 def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any]:

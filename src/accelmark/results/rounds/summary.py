@@ -261,7 +261,13 @@ def _case(
         return None
     figures = aggregate(results)
     verdict = audit(run_dir, rounds, max(len(directories), 1))
-    not_started = _not_started(run_dir, directories)
+    ended = ledger_states(run_dir)
+    missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
+    found = [ended.get(name, ("queued", None)) for name in missing]
+    not_started = [
+        (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
+        for state, why in found
+    ]
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
@@ -288,17 +294,6 @@ def _case(
         findings=verdict.findings,
         adaptation=verdict.adaptation,
     )
-
-
-def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobState, str | None]]:
-    """Return state and reason of planned rounds without files; a round that was started has lost them."""
-    states = ledger_states(run_dir)
-    missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
-    found = [states.get(name, ("queued", None)) for name in missing]
-    return [
-        (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
-        for state, why in found
-    ]
 
 
 def _variant(result: RoundResult) -> str | None:

@@ -186,8 +186,21 @@ def write_bundle(run_dir: Path, output: Path) -> None:
             raise RunError(f"{run_dir}: no such run directory")
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     require_ended(run_dir)
-    _refuse_changed(run_dir, output)
-    secrets = _secrets(run_dir)
+    place, root = output.resolve(), run_dir.resolve()
+    # An earlier bundle in the run directory is not part of the run.
+    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else ()
+    lines = check_manifest(run_dir) if (run_dir / MANIFEST_FILE).is_file() else []
+    if changed := [line for line in lines if not line.startswith(own)]:
+        more = f"; and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
+        raise RunError(
+            f"{run_dir}: is not bundled because files differ from its manifest: "
+            f"{'; '.join(changed[:_MAX_LISTED])}{more}. See 'accelmark verify {run_dir}' and restore the files"
+        )
+    found: set[str] = set()
+    for file in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
+        with contextlib.suppress(OSError, ValueError):
+            found |= set(secrets_in(from_json(file.read_bytes())))
+    secrets = sorted((value.encode() for value in found), key=len, reverse=True)
     covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]
     hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
     files = {
@@ -213,20 +226,6 @@ def _signature_files(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, byt
 def _manifest_of(files: Mapping[str, bytes]) -> str:
     lines = (f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items()))
     return "".join(lines)
-
-
-def _refuse_changed(run_dir: Path, output: Path) -> None:
-    """Raise RunError if a file differs from the run's manifest, where there is one."""
-    place, root = output.resolve(), run_dir.resolve()
-    # An earlier bundle in the run directory is not part of the run.
-    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else ()
-    lines = check_manifest(run_dir) if (run_dir / MANIFEST_FILE).is_file() else []
-    if changed := [line for line in lines if not line.startswith(own)]:
-        more = f"; and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
-        raise RunError(
-            f"{run_dir}: is not bundled because files differ from its manifest: "
-            f"{'; '.join(changed[:_MAX_LISTED])}{more}. See 'accelmark verify {run_dir}' and restore the files"
-        )
 
 
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
@@ -257,15 +256,6 @@ def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     files.pop(MANIFEST_FILE, None)
     edited = f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"
     return into / run, [] if pack(run, files) == raw else [edited]
-
-
-def _secrets(run_dir: Path) -> list[bytes]:
-    """Return the secrets in the plan and the hosts' tasks, longest first."""
-    found: set[str] = set()
-    for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
-        with contextlib.suppress(OSError, ValueError):
-            found |= set(secrets_in(from_json(path.read_bytes())))
-    return sorted((value.encode() for value in found), key=len, reverse=True)
 
 
 def _without(content: bytes, secrets: list[bytes], hidden: SecretFinder) -> bytes:

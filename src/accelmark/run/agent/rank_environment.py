@@ -183,15 +183,15 @@ def _is_packaged(path: Path, content: bytes) -> bool:
     """Return whether a file is as a package's RECORD lists it, or one of ``_UNRECORDED`` with its module."""
     texts, name, hashes = _UNRECORDED.get(path.name, (frozenset(), "", frozenset()))
     module = path.parent / name
-    if content.decode(errors="replace").strip() in texts and module.is_file() and _short_hash(module) in hashes:
+    if (
+        content.decode(errors="replace").strip() in texts
+        and module.is_file()
+        and hashlib.sha256(module.read_bytes()).hexdigest()[:16] in hashes
+    ):
         return True
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     line = f"{path.name},sha256={digest},"
     return any(line in record.read_text(errors="replace") for record in path.parent.glob("*.dist-info/RECORD"))
-
-
-def _short_hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def environment_variables(python: Path, environment: Mapping[str, str], node_dir: Path) -> dict[str, str]:

@@ -67,7 +67,11 @@ class RecorderProcess:
         """Start the recorder again if it died or writes nothing; telemetry then has a gap, which is a warning."""
         if self.process is None:
             return
-        problem = self._silence()
+        now, size = time.monotonic(), size_of(self._dir / "telemetry.jsonl")
+        if size != self._written:
+            self._written, self._wrote_at = size, now
+        silent_s = now - self._wrote_at
+        problem = f"wrote nothing for {silent_s:.0f} s" if silent_s > self._longest_silence_s else None
         if problem is not None:
             self.process.kill()
             self.process.wait()
@@ -81,14 +85,6 @@ class RecorderProcess:
         self.process = None
         if again:
             self._start()
-
-    def _silence(self) -> str | None:
-        """Return for how long the recorder has written nothing, where that is too long; None where it writes."""
-        now, size = time.monotonic(), size_of(self._dir / "telemetry.jsonl")
-        if size != self._written:
-            self._written, self._wrote_at = size, now
-        silent_s = now - self._wrote_at
-        return f"wrote nothing for {silent_s:.0f} s" if silent_s > self._longest_silence_s else None
 
     def stop(self, wait: Callable[[float], bool]) -> None:
         """End the recorder, once it has recorded anything; ``wait(seconds)`` returns True to end it at once."""

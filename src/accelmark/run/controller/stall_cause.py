@@ -41,7 +41,8 @@ def stall_cause(nodes: Sequence[NodeExit]) -> str | None:
     else:
         return _UNKNOWN + "".join(_messages(node) for node in nodes)
     where = f"{node.host}: " if len(nodes) > 1 else ""
-    return where + what + _details(rank) + _messages(node)
+    at = f"; it was at {rank.stack[0]}" if rank.stack else ""
+    return where + what + at + "".join(f"; {child}" for child in rank.children[:1]) + _messages(node)
 
 
 def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
@@ -88,11 +89,6 @@ def _behind(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
 def _function(rank: RankStall) -> str:
     place, _, function = rank.stack[0].partition(" in ")
     return f"{place.rpartition(':')[0]} {function}"
-
-
-def _details(rank: RankStall) -> str:
-    at = f"; it was at {rank.stack[0]}" if rank.stack else ""
-    return at + "".join(f"; {child}" for child in rank.children[:1])
 
 
 def _messages(node: NodeExit) -> str:

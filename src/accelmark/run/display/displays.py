@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any, Final, Self, final, get_args
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.figures import FIGURES, FigureName, format_figure
 from accelmark.results.schema import JobState, RoundResult
-from accelmark.run.display.progress import DeviceLoad, JobProgress, metric_text
+from accelmark.run.display.progress import JobProgress, metric_text
 from accelmark.run.record.states import JobStatus, utc_now
 from accelmark.spec.job import InferJob, ServeJob, TrainingWork
 from accelmark.spec.log.serving import LoadPhase
@@ -38,16 +37,13 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
 }
 _MOST_ENDED: Final = 6
 _MOST_QUEUED: Final = 4
-_LOSSES_SHOWN: Final = 24
 _NARROWEST: Final = 16
 """Least columns for a job's result, however narrow the terminal is."""
-_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY_S: Final = 10.0
 _CHECKED_WITHIN_S: Final = 2.0
 """Time of the check of hosts from which it is printed."""
 _UNCHANGED_EVERY_S: Final = 60.0
 _DRAWN_EVERY_S: Final = 0.25
-_MOST_LOSSES: Final = 4096
 
 _HEADLINES: Final = (
     FigureName.FINAL_METRIC, FigureName.THROUGHPUT_STEADY, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_CORE,
@@ -142,7 +138,7 @@ class LiveDisplay(RunObserver):
         self._board.statuses[job.directory] = status
         if status.state in ("preparing", "running"):
             self._since = time.monotonic()
-            self._board.progress, self._board.losses, self._board.preparing = JobProgress(), [], ""
+            self._board.progress, self._board.preparing = JobProgress(), ""
         self._draw()
 
     def planned(self, plan: Plan) -> None:
@@ -169,10 +165,6 @@ class LiveDisplay(RunObserver):
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
         """Draw the job's progress."""
-        losses = self._board.losses
-        if progress.loss is not None and progress.step != self._board.progress.step:
-            losses.append(progress.loss)
-            del losses[:-_MOST_LOSSES]
         self._board.progress, self._board.preparing = progress, ""
         self._draw()
 
@@ -242,22 +234,41 @@ class PlainDisplay(RunObserver):
 
 
 def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
-    """Return a job's progress in one line."""
+    """Return a job's phase and progress in one line."""
     phase = "its ranks have ended" if progress.phase == "finished" else progress.phase  # beside the state "running"
-    parts: list[str] = [phase, *place_and_eta(progress, job)]
+    return "  ".join([phase, *progress_parts(progress, job)])
+
+
+def progress_parts(progress: JobProgress, job: PlannedJob) -> list[str]:
+    """Return how far a job is (steps, items or requests; share; remaining time), its figures, and its devices' load."""
+    parts: list[str] = []
+    work = job.job.work
+    if progress.step:
+        epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
+        parts.append(f"step {progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else ""))
+        parts.append(f"epoch {progress.epoch + 1:,}" + (f"/{epochs:,}" if epochs else ""))
+    elif progress.samples:
+        loads = isinstance(work, ServeJob) or progress.phase in get_args(LoadPhase)
+        parts.append(f"{progress.samples:,} {'requests' if loads else 'items'}")
+    if progress.share is not None:
+        parts.append(percent(progress.share))
+    if progress.eta_s is not None:
+        parts.append(f"ETA {duration(progress.eta_s)}")
     if progress.loss is not None:
         parts.append(f"loss {digits(progress.loss)}")
     if progress.metric is not None:
-        parts.append(f"{progress.metric[0]} {progress.metric_text}")
+        target = work.target if isinstance(work, TrainingWork) else None
+        goal = f" (target {target.value:g})" if target is not None and target.metric == progress.metric[0] else ""
+        parts.append(f"{progress.metric[0]} {progress.metric_text}{goal}")
     if progress.throughput is not None:
-        parts.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3))
+        parts.append(quantity(progress.throughput, f"{work.unit}s/s", 3))
     devices = progress.devices
     name, busy = ("cpu", devices.cpu) if devices.utilisation is None else ("device", devices.utilisation)
     if busy is not None:
         parts.append(f"{name} {percent(busy)}")
     if devices.power_w is not None:
         parts.append(quantity(devices.power_w, "W", 3))
-    return "  ".join(parts)
+    return parts
 
 
 @final
@@ -312,7 +323,6 @@ class Board:
     headlines: dict[str, str] = field(default_factory=dict)
     """The result of each finished round in one line."""
     progress: JobProgress = field(default_factory=JobProgress)
-    losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     """Since the current job changed its state."""
     preparing: str = ""
@@ -335,7 +345,11 @@ def draw(board: Board, width: int) -> RenderableType:
     parts.extend(job_line(board, job, width) for job in ended[-_MOST_ENDED:])
     for job in current:
         parts.append(job_line(board, job, width))
-        parts.extend(progress_lines(board, job, width))
+        if board.progress.share is not None:
+            bar = ProgressBar(total=1.0, completed=board.progress.share, width=max(10, min(32, width - 4)))
+            parts.append(Padding(bar, (0, 0, 0, 2)))
+        if facts := progress_parts(board.progress, job):
+            parts.append(Padding(Text("  ".join(facts)), (0, 0, 0, 2)))
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
@@ -386,89 +400,3 @@ def job_name(job: PlannedJob) -> str:
     if isinstance(job.job.work, InferJob):
         name = " ".join(filter(None, (key.model, job.job.role, job.job.work.settings.title)))
     return f"{name} {job.job.round}/{key.repeat}" if key.repeat > 1 else name
-
-
-def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[RenderableType]:
-    """Return the lines under a running job."""
-    progress = board.progress
-    lines: list[RenderableType] = [_devices(progress)] if progress.devices != DeviceLoad() else []
-    if measured := _measured(board, job, width):
-        lines.insert(0, measured)
-    if place := "  ".join(place_and_eta(progress, job)):
-        position = Table.grid(padding=(0, 1), expand=False)
-        for _ in range(3 if progress.share is not None else 2):
-            position.add_column(no_wrap=True, overflow="ellipsis")
-        cells: list[RenderableType] = [Text(place, no_wrap=True, overflow="ellipsis")]
-        if progress.share is not None:
-            cells.insert(0, ProgressBar(total=1.0, completed=progress.share, width=max(10, min(32, width - 50))))
-        position.add_row(" ", *cells)
-        lines.insert(0, position)
-    return lines
-
-
-def place_and_eta(progress: JobProgress, job: PlannedJob) -> list[str]:
-    """Return how far a job is: steps and epochs, items or requests; completed share; remaining time."""
-    parts: list[str] = []
-    work = job.job.work
-    if progress.step:
-        epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
-        parts.append(f"step {progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else ""))
-        parts.append(f"epoch {progress.epoch + 1:,}" + (f"/{epochs:,}" if epochs else ""))
-    elif progress.samples:
-        loads = isinstance(work, ServeJob) or progress.phase in get_args(LoadPhase)
-        parts.append(f"{progress.samples:,} {'requests' if loads else 'items'}")
-    if progress.share is not None:
-        parts.append(percent(progress.share))
-    if progress.eta_s is not None:
-        parts.append(f"ETA {duration(progress.eta_s)}")
-    return parts
-
-
-def _measured(board: Board, job: PlannedJob, width: int) -> Text | None:
-    """Return throughput, loss and metric; None before the first of them."""
-    progress = board.progress
-    if progress.throughput is None and progress.loss is None and progress.metric is None:
-        return None
-    line = Text("  ", no_wrap=True, overflow="ellipsis")
-    if progress.throughput is not None:
-        line.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3) + "  ", style="bold")
-    if progress.loss is not None:
-        line.append(f"loss {digits(progress.loss)} ")
-        line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")
-        line.append("  ")
-    if progress.metric is not None:
-        name, value = progress.metric
-        line.append(f"{name} {progress.metric_text}")
-        work = job.job.work
-        target = work.target if isinstance(work, TrainingWork) else None
-        if target is not None and target.metric == name:
-            style = "green" if target.reached(value) else "dim"
-            line.append(f" ({target.text.rpartition(' ')[0][-1]} {target.value:g})", style=style)
-    line.truncate(width, overflow="ellipsis")
-    return line
-
-
-def _devices(progress: JobProgress) -> Text:
-    devices = progress.devices
-    shown: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
-        ("device ", devices.utilisation, percent),
-        ("", devices.memory_used_mib, lambda size: quantity(size, "MiB", 3)),
-        ("", devices.power_w, lambda power: quantity(power, "W", 3)),
-        ("cpu ", devices.cpu, percent),
-        ("ranks ", devices.rank_memory_mib, lambda size: quantity(size, "MiB", 3)),
-        ("host ", devices.host_memory_used_mib, lambda size: quantity(size, "MiB", 3)),
-    )
-    parts = [f"  {name}{written(value)}" for name, value, written in shown if value is not None]
-    return Text("".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
-
-
-def spark(values: Sequence[float], width: int) -> str:
-    """Return a sparkline of at most ``width`` blocks; each block is the mean of an equal share of the values."""
-    if len(values) < 2:
-        return ""
-    width = min(width, len(values))
-    bounds = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
-    low, high = min(means), max(means)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

@@ -60,38 +60,34 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     """Print the results of a run, the reasons why any is invalid, and the path of its page."""
     console = console or Console(highlight=False)
     with console.capture() as captured:
-        _print_summary(summary, run_dir, page, console)
+        console.print()
+        measured = summary.measured
+        console.print(_table(measured))
+        for word, text in dict.fromkeys((_judgement(case), case.verdict_text) for case in measured):
+            console.print(Padding(Text.assemble((f"{word}: ", "bold"), text), (0, 0, 0, 3), expand=False))
+        for text in (*asked_lines(measured), *reference_lines(measured)):
+            console.print(Padding(text, (0, 0, 0, 3), expand=False))
+        _print_search(summary, run_dir, console)
+        console.print(vendor_line(summary))
+        with contextlib.suppress(RunError):
+            for text in scaling_lines(scaling_curves([load_run(run_dir)])):
+                console.print(text, soft_wrap=True)
+        for case in measured:
+            if case.reasons or case.warnings:
+                console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
+            for reason in (*case.reasons, *case.warnings):
+                style = "red" if reason in case.reasons else "yellow"
+                console.print(Padding(Text(reason, style=style), (0, 0, 0, 4), expand=False))
+        for problem in summary.problems:
+            console.print(Text(f"  {problem}", style="red"))
+        console.print()
+        console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
+        if page is not None:
+            console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
+        if advice := how_to_continue(run_dir, {case.state for case in measured}):
+            console.print(Text(advice, style="bold yellow"), soft_wrap=True)
     lines = captured.get().split("\n")
     print("\n".join(line.rstrip(" ") for line in lines), end="", file=console.file)
-
-
-def _print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console) -> None:
-    console.print()
-    measured = summary.measured
-    console.print(_table(measured))
-    for word, text in dict.fromkeys((_judgement(case), case.verdict_text) for case in measured):
-        console.print(Padding(Text.assemble((f"{word}: ", "bold"), text), (0, 0, 0, 3), expand=False))
-    for line in (*asked_lines(measured), *reference_lines(measured)):
-        console.print(Padding(line, (0, 0, 0, 3), expand=False))
-    _print_search(summary, run_dir, console)
-    console.print(vendor_line(summary))
-    with contextlib.suppress(RunError):
-        for line in scaling_lines(scaling_curves([load_run(run_dir)])):
-            console.print(line, soft_wrap=True)
-    for case in measured:
-        if case.reasons or case.warnings:
-            console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
-        for reason in (*case.reasons, *case.warnings):
-            style = "red" if reason in case.reasons else "yellow"
-            console.print(Padding(Text(reason, style=style), (0, 0, 0, 4), expand=False))
-    for problem in summary.problems:
-        console.print(Text(f"  {problem}", style="red"))
-    console.print()
-    console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
-    if page is not None:
-        console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
-    if advice := how_to_continue(run_dir, {case.state for case in measured}):
-        console.print(Text(advice, style="bold yellow"), soft_wrap=True)
 
 
 def how_to_continue(run_dir: Path, states: Collection[str]) -> str:

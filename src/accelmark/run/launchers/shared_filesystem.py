@@ -67,7 +67,9 @@ class SharedFilesystemLauncher(Launcher):
         sandbox, host = self.sandbox(node), self.host(node.host)
 
         async def prepare() -> None:
-            write_task(node)
+            make_directory(node.node_dir)
+            private = any(secrets_in(node.task.model_dump(mode="json")))
+            write_atomic(node.node_dir / TASK_FILE, node.task.model_dump_json(indent=2), private=private)
             await self.allocate()
             if sandbox.image is not None:
                 await ensure_image(sandbox.image, host, node.node_dir)
@@ -135,7 +137,16 @@ class CommandAgent(AgentHandle):
     async def wait_for_end(self) -> None:
         """Wait until the agent's command has ended, or without it until the agent has."""
         if self._process is not None:
-            await end_of(self._process)
+            descriptor = os.pidfd_open(self._process.pid)
+            loop = asyncio.get_running_loop()
+            ended = asyncio.Event()
+            loop.add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+            self._process.wait()
             self.exit_code = self._process.returncode
             return
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -161,27 +172,6 @@ class CommandAgent(AgentHandle):
             return await super().end_processes()
         except HostError:
             return 0
-
-
-async def end_of(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child process without polling."""
-    descriptor = os.pidfd_open(process.pid)
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    process.wait()
-
-
-def write_task(node: NodeJob) -> None:
-    """Write ``agent.json``, readable only by its owner if it contains secrets."""
-    make_directory(node.node_dir)
-    private = any(secrets_in(node.task.model_dump(mode="json")))
-    write_atomic(node.node_dir / TASK_FILE, node.task.model_dump_json(indent=2), private=private)
 
 
 def agent_markers(node: NodeJob) -> dict[str, str]:

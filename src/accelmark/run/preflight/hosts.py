@@ -28,7 +28,7 @@ from accelmark.run.preflight.checks import CLUSTER_CHECKS, given_data, grouped, 
 from accelmark.run.preflight.facts import AGENT_PACKAGES, DeviceFacts, HostFacts, HostsNotReadyError, HostState
 from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, python_path
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.image import ImageRecipe, availability, named_image, recipe_of
+from accelmark.run.sandboxes.image import ImageRecipe, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import Problem
 from accelmark.spec.job import ServeJob
@@ -166,7 +166,13 @@ class Preflight:
         problems = [problem for found in per_host for problem in found]
         states = [self._states[name] for name in hosts if name in self._states]
         problems += (problem for check in CLUSTER_CHECKS for problem in check(states))
-        problems += await self._reach(hosts)
+        unreached: list[Problem] = []
+        for master, others in self._masters().items():
+            state = self._states.get(master)
+            if state is not None and self._cluster.master_port not in state.facts.busy_ports:
+                there = [hosts[name] for name in others if name in self._states]
+                unreached += await self._reach_master(hosts[master], there)
+        problems += unreached
         order = list(hosts)
         return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.where))
 
@@ -319,39 +325,20 @@ class Preflight:
         return [Problem(name, "", f"devices of {plan.vendor} cannot be read: {done.message}", hint)]
 
     async def _check_images(self, host: Host) -> list[Problem]:
-        """Return a problem for each image that is neither on a host nor in its registry.
+        """Return a warning for each image that is absent on a host and not found in its registry.
 
-        Where it is not known whether a pull would fail, the problem is a warning.
+        The engine's daemon, which pulls it, may use a mirror or a login that the look-up does not.
         """
         problems: list[Problem] = []
         for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
-            if (await host.run(recipe.present)).code == 0:
-                continue
-            do = "correct container.image, log in to its registry there, or provide it as a file (image_file)"
-            hint = f"{do}, until this works there: {recipe.command}"
-            try:
+            if (await host.run(recipe.present)).code != 0:
                 done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
-                answer, why = availability(done.code, done.message), done.message
-            except UnreachableError:
-                raise
-            except HostError as error:
-                answer, why = "unknown", error.what
-            if answer == "absent":
-                what = f"the image {recipe.name} is absent, and was not found in its registry: {why}"
-                problems.append(Problem(host.name, "", what, hint))
-            elif answer == "unknown":
-                what = f"the image {recipe.name} is absent, and its registry could not be asked: {why}"
-                problems.append(Problem(host.name, "", what, hint, "warning"))
-        return problems
-
-    async def _reach(self, hosts: dict[str, Host]) -> list[Problem]:
-        """Check that the other hosts of each job reach its master port."""
-        problems: list[Problem] = []
-        for master, others in self._masters().items():
-            state = self._states.get(master)
-            if state is not None and self._cluster.master_port not in state.facts.busy_ports:
-                there = [hosts[name] for name in others if name in self._states]
-                problems += await self._reach_master(hosts[master], there)
+                if done.code != 0:
+                    what = f"the image {recipe.name} is absent, and was not found in its registry: {done.message}"
+                    hint = (
+                        f"correct container.image, or log in to its registry, until this works there: {recipe.command}"
+                    )
+                    problems.append(Problem(host.name, "", what, hint, "warning"))
         return problems
 
     async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[Problem]:

@@ -48,12 +48,16 @@ def register(plan: Plan, run_dir: Path) -> None:
 
 
 def _entry(plan: Plan, run_dir: Path) -> Registration:
+    work = [
+        (job.job.key.model_dump(), job.job.round, job.job.work.model_dump(mode="json"), job.job.case.sha256)
+        for job in plan.jobs
+    ]
     entry: dict[str, Any] = {
         "kind": "start",
         "at": utc_now(),
         "nonce": secrets.token_hex(16),
         "plan_sha256": hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest(),
-        "work_sha256": _work_hash(plan),
+        "work_sha256": hashlib.sha256(json.dumps([plan.source_sha256, plan.vendor_sha256, work]).encode()).hexdigest(),
         "run": str(run_dir),
     }
     fields = {name: entry[name] for name in ("at", "nonce", "plan_sha256", "work_sha256")}
@@ -130,15 +134,6 @@ def require_original(run_dir: Path) -> None:
             owner = None if path.resolve() == run_dir.resolve() else _registration(path)
             if owner is not None and owner.nonce == registration.nonce:
                 raise RequestError(f"{run_dir}: is a copy of the run {path}, which owns its jobs: use that directory")
-
-
-def _work_hash(plan: Plan) -> str:
-    """SHA-256 over what a run does, which is equal for runs of the same cases with the same settings and code."""
-    work = [
-        (job.job.key.model_dump(), job.job.round, job.job.work.model_dump(mode="json"), job.job.case.sha256)
-        for job in plan.jobs
-    ]
-    return hashlib.sha256(json.dumps([plan.source_sha256, plan.vendor_sha256, work]).encode()).hexdigest()
 
 
 @contextmanager

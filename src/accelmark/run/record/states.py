@@ -111,7 +111,9 @@ class RunEventLog:
         self.jobs: dict[str, JobStatus] = statuses(jobs, events)
         with write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._end_incomplete_line()
+            written = self._path.read_bytes()
+            if written and not written.endswith(b"\n"):
+                os.write(self._descriptor, b"\n")
 
     def add(self, jobs: Iterable[str]) -> None:
         """Add those of ``jobs`` that are new, as queued."""
@@ -146,8 +148,3 @@ class RunEventLog:
             os.write(self._descriptor, line)
             os.fsync(self._descriptor)
         self.num_events += 1
-
-    def _end_incomplete_line(self) -> None:
-        written = self._path.read_bytes()
-        if written and not written.endswith(b"\n"):
-            os.write(self._descriptor, b"\n")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_errors
@@ -24,17 +23,7 @@ from accelmark.spec.secret import secrets_in, shown
 IMAGE_LOG: Final = "image.log"
 """Output of the engine while it obtained the image, in the directory of the first job that needed it."""
 _LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
-_ABSENT: Final = re.compile(
-    r"no such manifest|manifest unknown|not found|unauthorized|denied|pinging container registry|did not resolve",
-    re.IGNORECASE,
-)
-"""Errors of a registry, or of podman, with which a pull would fail too. Other errors of Docker's client are
-inconclusive: its daemon, which pulls, may use a proxy or a mirror that the client does not.
-"""
-_FOUND: Final = re.compile("single image")
-"""Older podman's error where the registry has the image for a single architecture."""
 _TIMEOUT_S: Final = 4 * 3600.0
-Availability = Literal["found", "absent", "unknown"]
 
 
 @final
@@ -63,13 +52,6 @@ class ImageRecipe:
         if self.archive is not None:
             return f"loaded from {self.archive}"
         return "pulled" if self.look_up else "built"
-
-
-def availability(code: int, output: str) -> Availability:
-    """Return whether a registry has an image, from the exit code and output of :attr:`ImageRecipe.look_up`."""
-    if code == 0 or _FOUND.search(output):
-        return "found"
-    return "absent" if _ABSENT.search(output) else "unknown"
 
 
 def require_images(plan: Plan) -> None:
@@ -119,7 +101,10 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
         there = ", ".join(sorted(recipe.parent.name for recipe in folder.glob("images/*/Dockerfile"))) or "none"
         what = f"vendor {vendor!r} has no images/{directory}/Dockerfile"
         raise RequestError(f"{what} (it has: {there}): add one, or name an image (container.image)")
-    name = f"accelmark-{vendor}-{directory}:{_content(recipe, container.build_options)}".lower()
+    content = tree_hash(recipe)
+    if container.build_options:
+        content = hashlib.sha256("\0".join([content, *container.build_options]).encode()).hexdigest()
+    name = f"accelmark-{vendor}-{directory}:{content[:16]}".lower()
     build = [engine, "build", "--tag", name, "--network", "host", *container.build_options]
     if container.pip_source is not None:
         build += ["--build-arg", f"PIP_SOURCE={container.pip_source}"]
@@ -139,14 +124,6 @@ def named_image(container: ContainerSpec) -> ImageRecipe | None:
     if archive is not None:
         return ImageRecipe(image, present, [engine, "load", "--input", str(archive)], archive)
     return ImageRecipe(image, present, [engine, "pull", image], look_up=[engine, "manifest", "inspect", image])
-
-
-def _content(recipe: Path, build_options: Sequence[str]) -> str:
-    """Return the hash of a recipe's folder and of the build options."""
-    content = tree_hash(recipe)
-    if build_options:
-        content = hashlib.sha256("\0".join([content, *build_options]).encode()).hexdigest()
-    return content[:16]
 
 
 async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import asyncssh
 
 _CONNECT_TIMEOUT_S: Final = 20.0
-_CONFIG: Final = Path("~/.ssh/config")
 _KNOWN_HOSTS: Final = Path("~/.ssh/known_hosts")
 
 
@@ -183,31 +182,19 @@ _Explained = tuple[str, str | None]
 
 
 def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
-    """Return the cause of an error on connecting; often a file of this machine is wrong."""
-    asyncssh = library()
-    port = options.port_of(host)
+    """Return the cause of an error on connecting, with the files of this machine that the cluster file names."""
     # Without a label, the address is the host's name: then the text is the same for all hosts, to be grouped.
-    at = f"{host.address} port {port}" if host.label else f"port {port}"
+    port = f"port {options.port_of(host)}"
+    at = f"{host.address} {port}" if host.label else port
     at = at if options.ssh_config is None else host.address
-    if isinstance(error, asyncssh.PermissionDenied):
-        why = error.reason.removesuffix(f" on host {host.address}")
-        return f"SSH login at {at} was refused ({why})", "check user and key in the cluster file"
+    files = {"key": options.key_of(host), "known_hosts": options.known_hosts}
+    used = ", ".join(f"{name} {file}" for name, file in files.items() if file is not None)
+    why = str(error).removesuffix(f" on host {host.address}")
     if isinstance(error, TimeoutError):
-        return f"no answer at {at} within {min(_CONNECT_TIMEOUT_S, options.reconnect_s):g} s", None
-    if isinstance(error, OSError) and error.filename is not None:
-        what = f"SSH cannot use the file {error.filename} of this machine ({error.strerror})"
-        return what, f"correct key or known_hosts in the cluster file, or {_CONFIG}"
-    if isinstance(error, OSError):
-        number = error.errno or 0  # negative where a name cannot be resolved
-        why = os.strerror(number) if number > 0 else error.strerror or str(error)
-        return f"cannot be reached at {at}: {why}", None
-    if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
-        key = options.key_of(host) or f"in ~/.ssh, or one that {_CONFIG} names,"
-        advice = "name a private key without passphrase, or add it to ssh-agent and remove key from the cluster file"
-        return f"SSH cannot use the key file {key} ({error})", advice
-    if isinstance(error, asyncssh.ConfigParseError | ValueError):
-        return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} or {_CONFIG}: {error}", "correct the file"
-    return f"SSH at {at} failed: {error}", None
+        why = f"no answer within {min(_CONNECT_TIMEOUT_S, options.reconnect_s):g} s"
+    elif isinstance(error, OSError) and (error.errno or 0) > 0:  # negative where a name cannot be resolved
+        why = os.strerror(error.errno or 0) + (f": {error.filename}" if error.filename else "")
+    return f"cannot be reached at {at}: {why}" + (f" ({used})" if used else ""), None
 
 
 def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:

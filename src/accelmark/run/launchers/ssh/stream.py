@@ -97,7 +97,9 @@ class NodeStream:
         make_directory(self.local)
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
-        have = {} if self.in_place else self._have()
+        known = [] if self.in_place else [path for path in self.local.iterdir() if path.is_file()]
+        known = [path for path in known if path.name.endswith(_GROWING) and path.name not in self._damaged]
+        have = {path.name: path.stat().st_size for path in known}
         request = {
             "have": have,
             "start_timeout_s": START_TIMEOUT_S,
@@ -122,7 +124,9 @@ class NodeStream:
                     self.answered()
                     continue
                 if "end" in header:
-                    self._list_left(header["left"])
+                    if left := header["left"]:
+                        listed = {"host": self.host.name, "directory": self.remote, "bytes": left}
+                        write_atomic(self.local / LEFT_FILE, json.dumps(listed, indent=2))
                     return header["end"], header["sha256"]
                 await self._take(process, header)
         except (OSError, library().Error, asyncio.IncompleteReadError) as error:
@@ -158,19 +162,6 @@ class NodeStream:
                     written += os.pwrite(descriptor, content[written:], offset + written)
             finally:
                 os.close(descriptor)
-
-    def _list_left(self, left: dict[str, int]) -> None:
-        """Write down which files were too large to be copied."""
-        if left:
-            found = {"host": self.host.name, "directory": self.remote, "bytes": left}
-            write_atomic(self.local / LEFT_FILE, json.dumps(found, indent=2))
-
-    def _have(self) -> dict[str, int]:
-        return {
-            path.name: path.stat().st_size
-            for path in self.local.iterdir()
-            if path.is_file() and path.name.endswith(_GROWING) and path.name not in self._damaged
-        }
 
     async def _ping(self) -> None:
         while True:
