@@ -63,7 +63,7 @@ def make(run_dir: Path, events: int, ranks: int) -> float:
 def measure(run_dir: Path, events: int, ranks: int, log_mib: float) -> Measured:
     """Summarise a run and write its page in this process."""
     from accelmark.report.run_page import write_page
-    from accelmark.run.record.measure import measure_run
+    from accelmark.run.record.directory import measure_run
 
     began, cpu_began = time.perf_counter(), time.process_time()
     summary = measure_run(run_dir)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from accelmark.results.schema import CaseResult
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.perflog import PERFLOG_PREFIX

@@ -23,7 +23,7 @@ from accelmark.cli.help import Verb
 from accelmark.results.schema import CaseResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.signature import Trust
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.run.record.registry import register, register_end
 from accelmark.spec.log.records import ClockReading
 from tests.made_run import BOOT_MS, WALL_MS, Made, make_run

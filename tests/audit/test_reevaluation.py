@@ -19,7 +19,7 @@ from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.schema import CaseResult, Figure, Finding, Point, RoundResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.job import NodeExit
 from accelmark.spec.log.events import CheckpointHashes, Evaluated, Replayed, UpdateSquares
 from accelmark.spec.log.perflog import encode_line

@@ -19,7 +19,7 @@ from accelmark.audit.verdict import audit_case
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import CaseResult, Figure
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss
 from accelmark.spec.plugins.catalog import case_hash, tree_files, tree_hash

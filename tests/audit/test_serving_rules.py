@@ -13,7 +13,7 @@ import pytest
 
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import CaseResult
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.log.serving import BenchmarkScore, RequestRecord
 from accelmark.spec.settings.inference import Reference
 from tests.made_run import perflog

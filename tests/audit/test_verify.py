@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from accelmark.audit.verify import verify_run
 from accelmark.cli.main import app
 from accelmark.results.store.bundle import unpack, write_bundle, write_manifest
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
 from tests.made_run import Made, make_run
 

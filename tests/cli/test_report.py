@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from accelmark.cli.finished.run import evaluate, report
 from accelmark.cli.help import Verb
 from accelmark.results.store.bundle import write_manifest
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from tests.cli.test_main import accelmark
 from tests.made_run import Made, make_run
 from tests.telemetry.recorder import SRC
@@ -50,7 +50,7 @@ def test_evaluate_measures_the_run_that_a_name_stands_for(tmp_path: Path, monkey
     monkeypatch.setattr("accelmark.run.controller.evaluate.evaluate_run", lambda run, *_: used.append(run))
     monkeypatch.setattr("accelmark.run.controller.evaluate.remove_repeated", lambda _: None)
     monkeypatch.setattr("accelmark.audit.verify.checked_again", lambda _: [again])
-    monkeypatch.setattr("accelmark.run.record.measure.measure_run", lambda run, recompute: used.append(run))
+    monkeypatch.setattr("accelmark.run.record.directory.measure_run", lambda run, recompute: used.append(run))
     for name in ("toy", "latest"):
         evaluate(Path(name), as_json=True)
     assert used == 4 * [Path("runs/toy")]

@@ -16,8 +16,7 @@ from accelmark.automl.search.schedule import StopReason
 from accelmark.cli.main import app
 from accelmark.datasets.spec import DataEntry
 from accelmark.explain.entries import entries, explain
-from accelmark.explain.fields import SCHEMA_DIRECTORY, documented_fields
-from accelmark.explain.schemas import FILES, schemas
+from accelmark.explain.schemas import FILES, SCHEMA_DIRECTORY, documented_fields, schemas
 from accelmark.explain.terms import all_terms
 from accelmark.results.schema import JobState, Mark, Verdict
 from accelmark.spec.cluster import ClusterSpec

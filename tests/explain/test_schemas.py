@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from accelmark.explain.fields import SCHEMA_DIRECTORY
-from accelmark.explain.schemas import FILES
+from accelmark.explain.schemas import FILES, SCHEMA_DIRECTORY
 from accelmark.spec.model import read_value, read_yaml
 from accelmark.spec.runfile import RunSpec
 

@@ -12,7 +12,7 @@ from accelmark.report.run_page import render_page
 from accelmark.results.figures import FigureName, figures_of
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.store.loaded_run import load_run
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PerfLogWriter

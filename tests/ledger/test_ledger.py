@@ -20,7 +20,7 @@ from accelmark.ledger.record import SIGNERS, parties, read_ledger
 from accelmark.report.ledger_page import render_ledger
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.results.store.signature import KEY_VARIABLE
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
 from tests.made_run import Made, make_run
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 
 from accelmark.report.run_page import write_page
 from accelmark.results.rounds.summary import write_round
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from tests.made_run import Made, make_run
 from tests.report.conftest import IN_CHROMIUM
 

@@ -17,7 +17,7 @@ from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Finding, Spread
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from accelmark.report.run_page import write_page
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from tests.report.conftest import IN_CHROMIUM
 from tests.report.test_browser import see
 from tests.report.test_serving_page import SETTINGS, STAGES

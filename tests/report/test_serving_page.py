@@ -14,7 +14,7 @@ from accelmark.report.tables import results_table, shown_columns, shown_rows
 from accelmark.results.comparison import compare
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.results.table import rows_of
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import RequestError
 from accelmark.spec.log.serving import ServeFinished
 from tests.served_run import Queue, Served, Stage, make_served_run

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.results.store.loaded_run import LoadedRun, load_run
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from tests.made_run import Made, make_run
 
 

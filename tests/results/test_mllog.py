@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from accelmark.cli.main import app
 from accelmark.results.export import RULESET, write_flagperf_logs, write_mllog
 from accelmark.results.store.bundle import check_manifest, write_manifest
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogWriter
 from accelmark.train.loop.process import StopRequest

@@ -21,8 +21,7 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.bytecode import BytecodeCheck
-from accelmark.run.agent.event_times import LogEvents
-from accelmark.run.agent.file_watch import FileWatch
+from accelmark.run.agent.file_watch import FileWatch, LogEvents
 from accelmark.run.agent.rank_environment import _UNRECORDED, UNWATCHED, environment_record, start_files
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr
 from accelmark.telemetry.host.sampler import (
@@ -23,6 +22,7 @@ from accelmark.telemetry.host.sampler import (
     pressure,
 )
 from accelmark.telemetry.host.sysinfo import collect, cpu_model
+from accelmark.telemetry.tool import CommandError, run_command
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recordings import text_of
 

@@ -101,7 +101,7 @@ def _run_at(path: Path) -> LoadedRun:
 
 def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> Output:
     """Compare a run, write page and JSON file where asked for, and return what is printed."""
-    from accelmark.report.claim_page import render_reproduction
+    from accelmark.report.comparison import render_reproduction
     from accelmark.results.claims import reproduce as compare
     from accelmark.results.store.files import write_atomic
 
@@ -165,7 +165,7 @@ def _show_claims(claims: dict[str, Claim]) -> None:
 
 
 def _show(found: Reproduction) -> None:
-    from accelmark.report.claim_page import figures_text
+    from accelmark.report.comparison import figures_text
 
     color = {"REPRODUCED": "green", "BETTER": "green", "SHORT": "red"}.get(found.verdict, "yellow")
     typer.secho(f"{found.text}: {found.claim} by {found.run}", fg=color, bold=True)

@@ -20,8 +20,7 @@ from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.equivalence import describe
 from accelmark.run.controller.data import DataFetcher
-from accelmark.run.display.displays import RunObserver
-from accelmark.run.display.rows import print_hanging
+from accelmark.run.display.displays import RunObserver, print_hanging
 from accelmark.run.equivalence import check_equivalence
 from accelmark.run.preflight.hosts import run_preflight
 from accelmark.run.record.states import JobStatus

@@ -285,7 +285,7 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     from rich.console import Console
     from rich.text import Text
 
-    from accelmark.run.display.rows import print_hanging
+    from accelmark.run.display.displays import print_hanging
 
     console = Console(highlight=False)
     signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}

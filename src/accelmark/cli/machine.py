@@ -141,7 +141,7 @@ def _show_vendor(spec: VendorSpec) -> None:
 
 def doctor(as_json: options.AsJson = False) -> Output:
     """Show devices, frameworks and engines, and what can run."""
-    from accelmark.run.environments.inspect import broken_frameworks
+    from accelmark.run.environments.create import broken_frameworks
     from accelmark.run.environments.registry import registered
     from accelmark.telemetry.host.sysinfo import collect
     from accelmark.telemetry.inventory import inventory

@@ -10,8 +10,7 @@ from typing import Final, final
 from pydantic import BaseModel
 
 from accelmark.datasets.spec import DataEntry
-from accelmark.explain.fields import DocumentedField, as_yaml, documented_fields
-from accelmark.explain.schemas import FILES
+from accelmark.explain.schemas import FILES, DocumentedField, as_yaml, documented_fields
 from accelmark.explain.terms import all_terms
 from accelmark.results.figures import FIGURES, title_of
 from accelmark.spec.errors import RequestError, SpecError, closest

@@ -10,6 +10,7 @@ from accelmark.report.charts import Chart, LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import scale_text
 from accelmark.report.serving_page import limits_of
 from accelmark.report.templating import page
+from accelmark.results.claims import Reproduction
 from accelmark.results.comparison import (
     Area,
     ContextDifference,
@@ -22,7 +23,7 @@ from accelmark.results.comparison import (
 )
 from accelmark.results.figures import FIGURES, RATES, FigureName, in_groups
 from accelmark.results.prices import Prices, costs_of
-from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, scale_of, signed_percent
+from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, quantity, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
@@ -249,3 +250,32 @@ def _with_unit(text: str, scale: Scale) -> str:
     """Return an absolute difference with its unit, which of shares is the percentage point."""
     unit = "points" if scale.unit == "%" else scale.unit
     return f"{text}{THIN}{unit}" if unit else text
+
+
+_CLASSES = {"REPRODUCED": "valid", "BETTER": "valid", "SHORT": "invalid", "NOT COMPARABLE": "open"}
+
+
+def render_reproduction(found: Reproduction) -> str:
+    """Return the self-contained page of a comparison with a claim."""
+    return page(
+        "claims/claim.html",
+        title=found.title,
+        found=found,
+        css_class=_CLASSES[found.verdict],
+        figures=figures_text(found),
+    )
+
+
+def figures_text(found: Reproduction) -> list[tuple[str, str]]:
+    """Return the figures of a comparison with their titles."""
+    advantage = "not measured" if found.advantage is None else signed_percent(found.advantage)
+    if found.interval is not None:
+        advantage += f" (95\u202f%: {' to '.join(map(signed_percent, found.interval))})"
+    elif found.advantage is not None:
+        advantage += f" (no interval: {found.interval_reason})"
+    return [
+        ("Claimed", quantity(found.claimed, found.unit)),
+        ("Measured", quantity(found.measured, found.unit)),
+        ("Advantage of the run", advantage),
+        ("Tolerance", f"\u00b1 {100 * found.tolerance.ratio:g}\u202f%: {found.tolerance.why}"),
+    ]

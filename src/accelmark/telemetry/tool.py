@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Literal, final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.telemetry import forms
-from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.declaration import ToolRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 from accelmark.telemetry.forms import FIELD_NAMES, Form, Values
@@ -93,3 +96,40 @@ def _share_power(
             info = replace(info, power_in=leader, reasons=reasons)
         shared.append(info)
     return shared[::step]
+
+
+class CommandError(Exception):
+    """The command gave no usable output; the message is the reason."""
+
+
+def run_command(command: Sequence[str], timeout_s: float) -> str:
+    """Run ``command`` and return its standard output as text.
+
+    Raises:
+        CommandError: it is not installed, ran longer than ``timeout_s`` (it and its children are killed), or exited
+            with another status than 0.
+    """
+    name = command[0]
+    try:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True, env={**os.environ, "LC_ALL": "C", "LANG": "C"},
+        )  # fmt: skip
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise CommandError(
+            f"{name} {'is not installed' if missing else f'cannot be started: {error.strerror}'}"
+        ) from None
+    with process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CommandError(f"{name} did not finish within {timeout_s:g} s") from None
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    if status := process.returncode:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        raise CommandError(f"{name} {how}")
+    return output.decode("utf-8", errors="replace")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from accelmark.results.store.bundle import write_manifest
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from tests.audit.adversary.bench import Bench
 from tests.made_run import Made, make_run

@@ -256,7 +256,7 @@ def _print_pair(pair: Pair) -> None:
     from accelmark.report.comparison import scale_of_side, summary_line
     from accelmark.results.comparison import context_lines
     from accelmark.results.schema import with_marks
-    from accelmark.run.display.rows import print_hanging
+    from accelmark.run.display.displays import print_hanging
 
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):

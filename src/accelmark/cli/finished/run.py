@@ -43,7 +43,7 @@ def report(
     from accelmark.report.run_page import write_page
     from accelmark.results.prices import read_prices
     from accelmark.results.store.loaded_run import SUMMARY_FILE, is_in_progress, load_run, require_ended
-    from accelmark.run.record.measure import measure_run
+    from accelmark.run.record.directory import measure_run
 
     run, costs = options.own_run(run), read_prices(prices)
     if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
@@ -199,7 +199,7 @@ def _show(verification: Verification) -> None:
     from rich.text import Text
 
     from accelmark.results.schema import with_marks
-    from accelmark.run.display.rows import print_hanging
+    from accelmark.run.display.displays import print_hanging
 
     console = Console(highlight=False)
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
@@ -261,7 +261,7 @@ def evaluate(
 ) -> Output:
     """Evaluate the final weights of a run again. A fresh process uses the case's own code, and replays steps."""
     from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
-    from accelmark.run.record.measure import measure_run
+    from accelmark.run.record.directory import measure_run
 
     run = options.own_run(run)
     with options.working("evaluating weights and replaying steps in a fresh process"):

@@ -11,12 +11,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.declaration import ScriptRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 from accelmark.telemetry.forms import UnreadableError, Values, device_sample, number, parse_number
 from accelmark.telemetry.host.sampler import HostSample
 from accelmark.telemetry.line_file import LineFile
+from accelmark.telemetry.tool import CommandError, run_command
 
 INTERVAL_S: Final = 5.0
 """FlagPerf's sampling interval."""

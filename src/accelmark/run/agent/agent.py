@@ -30,8 +30,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.bytecode import BytecodeCheck
-from accelmark.run.agent.event_times import LogEvents
-from accelmark.run.agent.file_watch import FileWatch
+from accelmark.run.agent.file_watch import FileWatch, LogEvents
 from accelmark.run.agent.host import (
     BackgroundLoad,
     HostInUseError,

@@ -1,15 +1,18 @@
-"""Detect changes of a job's data and code while it runs, without reading the files again."""
+"""Watch files while a job runs: changes of its data and code, and the times of events in a rank's log."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
+import struct
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.run.agent.inotify import IN_MOVE_SELF, Inotify
+from accelmark.spec.log.perflog import event_names
+from accelmark.spec.log.records import ClockReading
 
 _MAX_LISTED: Final = 5
 
@@ -114,3 +117,114 @@ class _Scan:
 
 def _identity(state: os.stat_result) -> _Identity:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+IN_MODIFY: Final = 0x00000002
+"""A file was written, or one in a directory."""
+IN_MOVE_SELF: Final = 0x00000800
+"""A file or directory was renamed."""
+_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
+_HEADER: Final = struct.Struct("iIII")
+"""Watch, mask, cookie, and length of the name that follows."""
+_READ_BYTES: Final = 2**16
+
+
+@final
+class Inotify:
+    """Watches paths; ``descriptor`` becomes readable when something happens, and is None where the kernel has none."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        has_inotify = hasattr(self._libc, "inotify_init1")
+        descriptor = int(self._libc.inotify_init1(_NONBLOCK_CLOEXEC)) if has_inotify else -1
+        self.descriptor: int | None = descriptor if descriptor >= 0 else None
+
+    def watch(self, path: str, events: int) -> int:
+        """Report ``events`` of a path from now on; returns the number of the watch.
+
+        Raises:
+            OSError: there is no inotify, no permission, or no watch left (``fs.inotify.max_user_watches``).
+        """
+        if self.descriptor is None:
+            raise OSError("the kernel has no inotify, or this user has no instance left")
+        number = int(self._libc.inotify_add_watch(self.descriptor, os.fsencode(path), events))
+        if number < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        return number
+
+    def read(self) -> list[tuple[int, int]]:
+        """Return the watch and the events of everything that happened since the last call."""
+        found: list[tuple[int, int]] = []
+        while self.descriptor is not None:
+            try:
+                raw = os.read(self.descriptor, _READ_BYTES)
+            except BlockingIOError:
+                break
+            offset = 0
+            while offset < len(raw):
+                number, events, _, length = _HEADER.unpack_from(raw, offset)
+                found.append((number, events))
+                offset += _HEADER.size + length
+        return found
+
+    def close(self) -> None:
+        """Stop watching; also done when the object is freed."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def __del__(self) -> None:
+        """Free the descriptor, of which a user has few."""
+        self.close()
+
+
+_MAX_READ_BYTES: Final = 2**20
+_MAX_LATE_S: Final = 5.0
+
+
+@final
+class LogEvents:
+    """Records when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
+
+    def __init__(self, log: Path) -> None:
+        self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
+        self._inotify = Inotify()
+        try:
+            self._inotify.watch(str(log.parent), IN_MODIFY)
+        except OSError:
+            self._inotify.close()
+        self._log = log
+        self._read_bytes = 0
+
+    @property
+    def descriptor(self) -> int | None:
+        """None where the kernel cannot report changes; events are not timed then."""
+        return self._inotify.descriptor
+
+    def look(self) -> None:
+        """Read what was appended to the log since the last call; without a descriptor, nothing can be timed."""
+        if not self._inotify.read():
+            return
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._read_bytes)
+                added = file.read(_MAX_READ_BYTES)
+                written_s = os.fstat(file.fileno()).st_ctime
+        except OSError:
+            return
+        end = added.rfind(b"\n") + 1
+        # A line longer than a read has no event that matters here.
+        self._read_bytes += end or (len(added) if len(added) == _MAX_READ_BYTES else 0)
+        names = event_names(added[:end])
+        if not names:
+            return
+        now = ClockReading.now()
+        # On a busy machine the agent may read late; the kernel records when the rank wrote.
+        at = now.earlier(min(max(0.0, now.wall_s - written_s), _MAX_LATE_S))
+        for name in names:
+            first, _ = self.seen.get(name, (at, at))
+            self.seen[name] = first, at
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()

@@ -27,8 +27,7 @@ from accelmark.run.display.progress import ProgressReader
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.record.directory import RunDirectory
-from accelmark.run.record.measure import measure_run
+from accelmark.run.record.directory import RunDirectory, measure_run
 from accelmark.run.record.registry import register_end, require_original
 from accelmark.run.record.source import record_start, require_unchanged
 from accelmark.run.record.states import RunEventLog

@@ -400,3 +400,19 @@ def job_name(job: PlannedJob) -> str:
     if isinstance(job.job.work, InferJob):
         name = " ".join(filter(None, (key.model, job.job.role, job.job.work.settings.title)))
     return f"{name} {job.job.round}/{key.repeat}" if key.repeat > 1 else name
+
+
+def print_hanging(console: Console, *lines: Text) -> None:
+    """Print lines at once; on a terminal no word is broken, and each line can be copied as one."""
+    shown = [_hanging(line, console) for line in lines] if console.is_terminal else lines
+    console.print(Text("\n").join(shown), soft_wrap=True)
+
+
+def _hanging(line: Text, console: Console) -> Text:
+    indent = len(line.plain) - len(line.plain.lstrip())
+    rows = line[indent:].wrap(console, console.width - indent - 4)
+    for number, row in enumerate(rows):
+        row.pad_left(indent + 4 * (number > 0))
+        row.pad_right(console.width - row.cell_len)
+    rows[-1].rstrip()
+    return line.blank_copy().join(rows)

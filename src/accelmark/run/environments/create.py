@@ -1,9 +1,11 @@
-"""Create and remove a framework's virtual environment, on this machine or on the hosts of a cluster."""
+"""Create, remove and check a framework's virtual environment, on this machine or on the hosts of a cluster."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,12 +17,23 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from accelmark.run.agent.rank_exit import error_lines
-from accelmark.run.host import Host, HostError
-from accelmark.run.preflight.packages import broken_imports, create_command, package_facts
-from accelmark.spec.cluster import environment_python
-from accelmark.spec.plugins.catalog import find, framework_device, load_framework, load_vendor
+from accelmark.run.environments.registry import FrameworkEnvironment, registered
+from accelmark.run.host import Host, HostError, SubprocessHost
+from accelmark.run.preflight.packages import (
+    RANK_NEEDS,
+    broken_imports,
+    create_command,
+    known_device,
+    package_facts,
+    package_problems,
+    python_path,
+)
+from accelmark.spec.cluster import HostSpec, environment_python
+from accelmark.spec.plugins.catalog import find, framework_device, load_framework, load_vendor, readable
+from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import Need, base_requirements, distributions, requirement_texts
 from accelmark.spec.secret import without_userinfo
+from accelmark.telemetry.detect import default_vendor
 
 MARKER: Final = "accelmark-environment"
 """File in an environment that AccelMark created; only directories with it are removed."""
@@ -194,3 +207,50 @@ async def remove(path: Path, host: Host) -> None:
     done = await host.run(["sh", "-c", _REMOVE, "sh", str(path), MARKER], timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, done.message)
+
+
+_HERE: Final = SubprocessHost(HostSpec(address="localhost"))
+
+
+def broken_frameworks() -> list[str]:
+    """Return a line for each problem, with the command that repairs it.
+
+    Raises:
+        HostError: this Python cannot be run.
+    """
+    return asyncio.run(_all())
+
+
+async def _all() -> list[str]:
+    frameworks, vendor = readable("frameworks", load_framework)[0], default_vendor()
+    checks = [_broken_here(framework) for framework in frameworks.values()]
+    checks += [
+        _broken_environment(environment, vendor)
+        for environment in registered().values()
+        if environment.framework in frameworks
+    ]
+    return [line for lines in await asyncio.gather(*checks) for line in lines]
+
+
+async def _broken_here(framework: FrameworkSpec) -> list[str]:
+    """Return the installed modules of a framework in this Python that cannot be imported."""
+    facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
+    found = broken_imports(facts, framework, create_command(framework.name))
+    return [f"{problem.what}: run {problem.hint}" for problem in found]
+
+
+async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
+    """Return what an environment lacks for a vendor's devices, and its modules that cannot be imported."""
+    framework, path = load_framework(environment.framework), environment.path
+    device = known_device(vendor, framework.name)  # None is reported by the inventory
+    requirements = (*framework.requires, *(device.requires if device is not None else ()))
+    needs = [
+        *RANK_NEEDS,
+        *(Need(requirement=requirement, needed_by=f"framework {framework.name}") for requirement in requirements),
+    ]
+    try:
+        facts = await package_facts(_HERE, environment_python(path), distributions(needs), framework.checked_imports)
+    except HostError as error:
+        return [f"{error.what}: run {create_command(framework.name, path)}"]
+    problems = package_problems(facts, needs, [], framework, path, device=device)
+    return [f"{path}: {problem.what}: run {problem.hint}" for problem in problems]

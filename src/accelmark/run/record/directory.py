@@ -16,6 +16,7 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.results.schema import Summary
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.results.store.loaded_run import EVENTS_FILE, HOLDER_FILE, PLAN_FILE, is_in_progress
 from accelmark.run.processes import ProcessId
@@ -201,3 +202,11 @@ def default_path(name: str, now: datetime, parent: Path = Path("runs")) -> Path:
 def safe_name(name: str) -> str:
     """Return ``name`` with other characters than letters, digits, dots, dashes and underscores replaced by dashes."""
     return _UNSAFE.sub("-", name).strip(".-") or "unnamed"
+
+
+def measure_run(run_dir: Path, *, recompute: bool = False) -> Summary:
+    """Write ``summary.json`` and ``MANIFEST.sha256``; see :func:`accelmark.results.rounds.summary.summarise`."""
+    from accelmark.audit.verdict import audit_case
+    from accelmark.results.rounds.summary import summarise
+
+    return summarise(run_dir, audit_case, recompute=recompute)

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.telemetry.command import CommandError, run_command
+from accelmark.telemetry.tool import CommandError, run_command
 
 POWERCAP: Final = Path("/sys/class/powercap")
 _IPMI_INTERVAL_S: Final = 30.0
