@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import accelmark
-from accelmark.cli import equivalence
 from accelmark.cli.folders import new_folder
-from accelmark.cli.main import app
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 CHECK = ("check", "case", "dots", "--frameworks", "pytorch", "--synthetic", "--steps", "3", "--set", "precision=fp32")
@@ -48,18 +45,6 @@ def check(place: Path) -> dict[str, Any]:
     (found,) = json.loads(done.stdout)
     assert isinstance(found, dict)
     return found
-
-
-def test_a_check_that_the_user_ends_says_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(equivalence, "check_equivalence", interrupted)
-    for more, kept in ((), "nothing was kept"), (("--out", "there"), "there has the computed results"):
-        arguments = ["check", "case", "llama_mini", "--frameworks", "pytorch", "--synthetic", "--vendor", "cpu", *more]
-        done = CliRunner().invoke(app, arguments)
-        assert done.exit_code != 0
-        assert f"the check was stopped before its end; {kept}" in done.stderr
 
 
 @pytest.mark.heavy

@@ -151,6 +151,6 @@ def test_init_writes_files_that_are_valid_and_name_their_schema(tmp_path: Path) 
     assert "duplicate hosts: a" in str(twice.exception)
     run_file, cluster_file = str(tmp_path / "run.yaml"), str(tmp_path / "cluster.yaml")
     swapped = CliRunner().invoke(app, ["run", cluster_file])
-    assert str(swapped.exception) == f"{cluster_file}: is a cluster file (name it as 'cluster' in a run file)"
+    assert str(swapped.exception).startswith(f"{cluster_file}: is a cluster file")
     swapped = CliRunner().invoke(app, ["preflight", run_file])
-    assert str(swapped.exception) == f"{run_file}: is a run file (its cluster file is {cluster_file})"
+    assert str(swapped.exception).startswith(f"{run_file}: is a run file")

@@ -119,12 +119,6 @@ def test_offline_generation_on_several_devices_is_one_rank_with_an_engine_of_sev
 @pytest.mark.parametrize(
     ("settings", "key", "what"),
     [
-        (
-            {},
-            "llama_mini:pytorch:CPU:1:3",
-            "3 devices do not divide the model's num_attention_heads 4 and num_key_value_heads 4 "
-            "(numbers of devices that fit: 1, 2, 4)",
-        ),
         ({"compiler": "openvino"}, "llama_mini:pytorch:CPU:1:2", "openvino computes on one device, the key requests 2"),
         ({"compiler": "inductor"}, "llama_mini:pytorch:CPU:1:2", "(engines of several devices: eager)"),
         ({}, "llama_mini:pytorch:CPU:2:2", "requests 2 hosts; inference runs on one"),

@@ -120,7 +120,7 @@ def test_a_declaration_that_is_wrong_is_reported(nice: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"hosts": [{"address": "localhost"}, {"address": "127.0.0.1"}]}, "hosts: there are 2, but launcher: local"),
+        ({"hosts": [{"address": "localhost"}, {"address": "127.0.0.1"}]}, "starts everything on this machine"),
         (
             {"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "a", "port": 22, "label": "b"}]},
             "hosts: duplicate host a:22",

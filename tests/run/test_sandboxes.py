@@ -94,11 +94,11 @@ def test_enroot_starts_the_image_file_with_mounts_and_variables_of_its_own_form(
 @pytest.mark.parametrize(
     ("container", "problem"),
     [
-        ({"engine": "apptainer"}, "engine apptainer builds no image: name the file of one on the hosts"),
+        ({"engine": "apptainer"}, "engine apptainer builds no image"),
         ({"engine": "apptainer", "image": "box:1", "image_file": "x.sif"}, "engine apptainer has no image: remove it"),
         ({"engine": "enroot", "image": "box:1"}, "engine enroot has no image: remove it"),
         ({"engine": "pyxis", "image": "box:1", "shm_size": "1g", "privileged": True}, "has no shm_size, privileged"),
-        ({"engine": "pyxis", "image": "box:1", "image_file": "x.sqsh"}, "runs either image or image_file"),
+        ({"engine": "pyxis", "image": "box:1", "image_file": "x.sqsh"}, "name either image or image_file"),
         ({"engine": "pyxis"}, "engine pyxis builds no image"),
     ],
 )

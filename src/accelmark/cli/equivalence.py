@@ -25,7 +25,7 @@ from accelmark.run.equivalence import check_equivalence
 from accelmark.run.preflight.hosts import run_preflight
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
-from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError, nearest
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.layers import flatten
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_framework
 from accelmark.spec.runfile import CaseRequest, RunSpec
@@ -114,15 +114,11 @@ def _frameworks(request: CheckRequest) -> list[str]:
     known, folder = folders("frameworks"), find("cases", request.case).path
     own = [name for name in known if (folder / f"{name}.py").is_file()]
     for name in names:
-        if name not in known:
-            raise RequestError(f"--frameworks: unknown framework {name!r} ({nearest(name, known)})")
         if name not in own:
-            has = ", ".join(own) or "none"
-            raise RequestError(f"--frameworks: the case {request.case!r} has no framework {name!r} (it has: {has})")
-    if not names:
-        raise RequestError("--frameworks: name at least one framework")
-    if REFERENCE not in own:
-        raise RequestError(f"the case {request.case!r} has no {REFERENCE}, with which frameworks are compared")
+            hint = f"it has: {', '.join(own) or 'none'}"
+            raise RequestError(f"--frameworks: the case {request.case!r} has no framework {name!r} ({hint})")
+    if not names or REFERENCE not in own:
+        raise RequestError(f"--frameworks: name frameworks of a case that has {REFERENCE}")
     return names
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -30,8 +29,6 @@ _WIDE: Final = 110
 _SIZES: Final = {"mini": "on two CPU cores:", "standard": "on accelerators:"}
 """Size of a case -> its heading in the list of cases, in their order there."""
 _ADAPTATION: Final = "adaptation"
-_FLAGPERF: Final = "flagperf"
-_CLAIMS: Final = "claims"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
@@ -255,8 +252,7 @@ def check(
         from accelmark.cli.equivalence import CheckRequest, compare_frameworks
 
         request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
-        with report_interruption(f"{out} has the computed results" if out is not None else "nothing was kept"):
-            return compare_frameworks(request, out, as_json=as_json)
+        return compare_frameworks(request, out, as_json=as_json)
     if data or vendor or settings or synthetic or out:
         raise RequestError(
             "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
@@ -264,20 +260,9 @@ def check(
     from accelmark.cli.checks import case_checks, vendor_checks
 
     started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
-    with report_interruption("nothing was kept"):  # a person sees each check when it is done
-        checks = list(started if as_json else _shown(started, "training on synthetic data" if run else "checking"))
+    checks = list(started if as_json else _shown(started, "training on synthetic data" if run else "checking"))
     exit_code = EXIT_FAILED if any(check.state == "missing" for check in checks) else EXIT_OK
     return Output(checks, lambda: None, exit_code)
-
-
-@contextmanager
-def report_interruption(kept: str) -> Iterator[None]:
-    """Where the user stops a check, print that it is not complete, and what was kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        options.echo_error(f"the check was stopped before its end; {kept}", fg="yellow")
-        raise
 
 
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
@@ -298,7 +283,8 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
 
 def import_files(
     origin: Annotated[
-        str, Argument(metavar="flagperf|claims", help="flagperf: FlagPerf's configuration; claims: published results.")
+        Literal["flagperf", "claims"],
+        Argument(metavar="flagperf|claims", help="flagperf: FlagPerf's configuration; claims: published results."),
     ],
     files: Annotated[
         list[Path],
@@ -324,7 +310,7 @@ def import_files(
     from accelmark.compat.flagperf.old_run import is_run, read_run
     from accelmark.compat.flagperf.tree import convert_tree, is_tree
 
-    if origin == _CLAIMS:
+    if origin == "claims":
         import yaml
 
         from accelmark.compat.published import read_published
@@ -339,13 +325,9 @@ def import_files(
             for name, claim in found
         }
         return Output({"written": _written(texts, out, force=force)}, lambda: typer.echo("\n".join(texts)))
-    if origin != _FLAGPERF:
-        what = f"cannot import files of {origin!r}, only those of {_FLAGPERF}, and {_CLAIMS}"
-        read = "; AIPerf's config.yml is read as it is: accelmark automl run -c config.yml"
-        raise RequestError(what + (read if origin == "aiperf" else ""))
+    if len(files) > 1 and any(is_run(file) or is_tree(file) for file in files):
+        raise RequestError("a vendor's directory of FlagPerf, and one of its logs, is imported alone")
     if any(is_run(file) for file in files):
-        if len(files) > 1:
-            raise RequestError("a directory of FlagPerf's logs is imported alone")
         from accelmark.results.store.bundle import write_manifest
 
         results = _written(read_run(files[0]), out, force=force)
@@ -354,8 +336,6 @@ def import_files(
         return Output({"written": results}, lambda: typer.echo(f"wrote {run}\nNext:  accelmark report {run}"))
     copied: dict[str, str] = {}
     if any(is_tree(file) for file in files):
-        if len(files) > 1:
-            raise RequestError("a vendor's directory of FlagPerf is imported alone")
         copied, converted = convert_tree(files[0], out.absolute().name, is_open=is_open)
     else:
         converted = convert(files, is_open=is_open)

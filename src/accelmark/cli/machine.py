@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 from typer import Argument, Option
@@ -305,11 +305,9 @@ def probe(
     from accelmark.spec.number_format import duration
     from accelmark.spec.plugins.catalog import load_vendor
 
-    known = get_args(ProbeItem)
-    items = only or list(known)
-    for item in items:
-        if item not in known:
-            raise RequestError(f"--only {item}: unknown item ({nearest(item, known)})")
+    items = [item for item in get_args(ProbeItem) if not only or item in only]
+    if unknown := [name for name in only or () if name not in items]:
+        raise RequestError(f"--only {unknown[0]}: unknown item ({nearest(unknown[0], get_args(ProbeItem))})")
     hosts = _cluster_of(cluster, vendor) if cluster is not None else None
     here = detect_devices(vendor or (hosts.vendor if hosts is not None else None))
     if hosts is not None and hosts.vendor is None:
@@ -321,8 +319,7 @@ def probe(
     vendor_spec = load_vendor(here.vendor)
     doing = f"measuring {', '.join(items)} for about {duration(budget)}"
     with options.host_problems_printed(as_json=as_json), options.working(doing) as note:
-        chosen = cast("list[ProbeItem]", items)
-        found = measure(vendor_spec, here.hardware, nproc, chosen, budget, hosts, note)
+        found = measure(vendor_spec, here.hardware, nproc, items, budget, hosts, note)
     if found.disturbed:
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
         effect = effect if hosts is None else "these rates are lower bounds"

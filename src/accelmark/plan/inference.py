@@ -13,7 +13,6 @@ from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequ
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.job import InferJob
 from accelmark.spec.layers import Resolved, resolve_inference
-from accelmark.spec.parallelism import fitting
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, known_engines
 from accelmark.spec.plugins.launcher import option_names
@@ -197,24 +196,12 @@ def _unknown_options(resolved: Resolved[InferSettings], engine: EngineSpec) -> I
 def _split_problems(
     request: KeyRequest, settings: InferSettings, data: Mapping[str, Path], engines: Mapping[str, EngineSpec]
 ) -> Iterator[Problem]:
-    """Yield why the model cannot be split: the engine uses fewer devices, or they do not divide the model's heads."""
-    key, where, name = request.key, request.where, settings.compiler
-    able = [other for other, spec in engines.items() if spec.uses(key.nproc)]
+    """Yield a problem where the engine uses fewer devices than the key requests."""
+    name, able = settings.compiler, [other for other, spec in engines.items() if spec.uses(request.key.nproc)]
     if name is None or (name in engines and name not in able):
-        what = f"{name or 'the framework'} computes on one device, the key requests {key.nproc}"
-        yield Problem(where, "compiler", what, f"engines of several devices: {', '.join(able) or 'none'}")
-        return
-    file = data.get("weights", request.folder.path) / HF_CONFIG
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        yield Problem(str(file), str(key), f"the model's configuration cannot be read: {error}")
-        return
-    heads = {name: config.get(name) for name in ("num_attention_heads", "num_key_value_heads")}
-    sizes = {name: size for name, size in heads.items() if isinstance(size, int)}
-    if wrong := [f"{name} {size}" for name, size in sizes.items() if size % key.nproc]:
-        what = f"{key.nproc} devices do not divide the model's {' and '.join(wrong)}"
-        yield Problem(where, str(key), what, f"numbers of devices that fit: {', '.join(map(str, fitting(0, sizes)))}")
+        what = f"{name or 'the framework'} computes on one device, the key requests {request.key.nproc}"
+        hint = f"engines of several devices: {', '.join(able) or 'none'}"
+        yield Problem(request.where, "compiler", what, hint)
 
 
 def _data(request: KeyRequest, case: InferCaseSpec, settings: InferSettings) -> tuple[dict[str, Path], list[str]]:

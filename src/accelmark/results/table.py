@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -148,13 +147,9 @@ class QueryResult(NamedTuple):
     rows: tuple[tuple[Any, ...], ...]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows for JSON: repeated column names are numbered, numbers that are not finite become None."""
-        unique: list[str] = []
-        for column in self.columns:
-            names = itertools.chain([column], (f"{column}_{number}" for number in itertools.count(2)))
-            unique.append(
-                next(name for name in names if name not in unique and (name == column or name not in self.columns))
-            )
+        """Return the rows for JSON: a repeated column name is numbered, numbers that are not finite become None."""
+        names = self.columns
+        unique = [name if name not in names[:at] else f"{name}_{at + 1}" for at, name in enumerate(names)]
         return [dict(zip(unique, map(_finite, row), strict=True)) for row in self.rows]
 
 
@@ -186,12 +181,8 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
             cursor = connection.execute(statements[0])
             columns = tuple(str(entry[0]) for entry in cursor.description or ())
             return QueryResult(columns, tuple(cursor.fetchall()))
-        except duckdb.OutOfMemoryException as error:
-            raise RequestError(f"the query needs more than {_MEMORY_LIMIT} of memory: select less") from error
-        except duckdb.CatalogException as error:
-            raise RequestError(f"the query failed: {first_line(error)}; the one table is 'results'") from error
         except duckdb.Error as error:
-            raise RequestError(f"the query failed: {first_line(error)}") from error
+            raise RequestError(f"the query failed: {first_line(error)}; the one table is 'results'") from error
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:

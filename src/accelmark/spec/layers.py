@@ -326,11 +326,9 @@ class _InferenceMerger(_Merger[InferSettings]):
         values = dict(layer.values)
         if "fp16" in values:
             fp16 = values.pop("fp16")
-            if not isinstance(fp16, bool):
-                self.problems.append(Problem(layer.name, f"{prefix}fp16", f"must be true or false, found {fp16!r}"))
-            elif "precision" in values:
-                what = f"is {str(fp16).lower()}, beside precision {values['precision']}, which has the same meaning"
-                self.problems.append(Problem(layer.name, f"{prefix}fp16", what, "keep one of them"))
+            if not isinstance(fp16, bool) or "precision" in values:
+                what = f"must be true or false, and without precision, found {fp16!r}"
+                self.problems.append(Problem(layer.name, f"{prefix}fp16", what))
             else:
                 values["precision"] = _FP16[fp16]
         for key, value in values.items():

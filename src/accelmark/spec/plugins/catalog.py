@@ -331,14 +331,7 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
     """Return the folder of one plug-in; raise RequestError with the nearest name if there is none."""
     known = folders(kind)
     if name not in known:
-        singular = kind.removesuffix("s")
-        hint = nearest(name, known)
-        if hint.startswith("known"):  # none is close
-            hint = f"'accelmark {kind}' lists them" if kind in ("cases", "vendors") else hint
-            hint += f"; folders of your own: {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE) or 'not set'}"
-        if kind == "cases" and Path(name).suffix in (".yaml", ".yml"):
-            hint = f"a run file is run with 'accelmark run {name}'"
-        raise RequestError(f"{where}: unknown {singular} {name!r} ({hint})")
+        raise RequestError(f"{where}: unknown {kind.removesuffix('s')} {name!r} ({nearest(name, known)})")
     return known[name]
 
 

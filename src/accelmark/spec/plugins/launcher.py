@@ -70,9 +70,7 @@ def read_cluster(file: Path) -> ClusterSpec:
     """Read a cluster file. Raises SpecError with all problems."""
     values = read_yaml(file)
     if "cases" in values:
-        named = values.get("cluster")
-        hint = f"its cluster file is {file.parent / named}" if isinstance(named, str) else "name a cluster file"
-        raise SpecError([Problem(str(file), "", "is a run file", hint)])
+        raise SpecError([Problem(str(file), "", "is a run file", "name its cluster file")])
     return parse_cluster({"name": file.stem} | values, str(file))
 
 
@@ -126,17 +124,12 @@ def unusable_parts(cluster: ClusterSpec) -> list[Problem]:
         what = f"launcher: {launcher.name} starts no jobs in containers of {engine}"
         hint = f"choose one of {', '.join(launcher.container_engines)}, or the launcher {' or '.join(able)}"
         problems.append(Problem(where, "container.engine", what, hint))
-    if not launcher.is_localhost:
-        return problems
-    others = [name for name in folders("launchers") if not load_launcher(name).is_localhost]
-    hint = f"set launcher to one of: {', '.join(others)}"
-    starts = f"launcher: {launcher.name} starts everything on this machine"
-    if len(cluster.hosts) > 1:
-        problems.append(Problem(where, "hosts", f"there are {len(cluster.hosts)}, but {starts}", hint))
-    for number, host in enumerate(cluster.hosts):
-        if not is_localhost(host.address):
-            what = f"{host.address} is not this machine, but {starts}"
-            problems.append(Problem(where, f"hosts.{number}.address", what, f"{hint}; or use localhost"))
+    strangers = [host.address for host in cluster.hosts if not is_localhost(host.address)]
+    if launcher.is_localhost and (strangers or len(cluster.hosts) > 1):
+        others = [name for name in folders("launchers") if not load_launcher(name).is_localhost]
+        names = ", ".join(strangers or [host.address for host in cluster.hosts])
+        what = f"launcher: {launcher.name} starts everything on this machine, not on {names}"
+        problems.append(Problem(where, "hosts", what, f"set launcher to one of: {', '.join(others)}"))
     return problems
 
 
