@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from accelmark.spec.errors import DataError
 from accelmark.tasks.conversation.data import Conversations
@@ -26,12 +22,6 @@ def case_on(root: Path) -> Any:
     case: Any = case_of("llava1_5_7b", SIZES)
     case.data_dirs = tiny_data.llava(root)
     return case
-
-
-def read_sample(folder: Path, index: int) -> None:
-    conversations = Conversations(folder)
-    conversations.text(index)
-    conversations.image(index, 8)
 
 
 def test_a_conversation_is_written_in_vicunas_format(tmp_path: Path) -> None:
@@ -105,39 +95,3 @@ def test_the_model_is_transformers_own_with_the_same_parts(tmp_path: Path) -> No
     (data["llava_parts"] / "projector/mm_projector.bin").write_bytes(b"x")
     with pytest.raises(DataError, match=r"mm_projector.bin: is not the projector's weights"):
         load_parts(net, data["llava_parts"])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda samples: samples[3].pop("conversations"), r"mix.json: sample 3: is no conversation: KeyError"),
-        (lambda samples: samples[3]["conversations"].reverse(), r"sample 3: expected 'human' and 'gpt' in turn"),
-        (lambda samples: samples[3]["conversations"].pop(), r"sample 3: expected 'human' and 'gpt' in turn"),
-        (lambda samples: samples[3].pop("image"), r"sample 3: has 1 times <image> and 0 images"),
-        (lambda samples: samples[3].update(image="coco/none.jpg"), r"coco/none.jpg: is not a readable image"),
-        (lambda samples: samples.clear(), r"mix.json: is no list of samples"),
-    ],
-)
-def test_a_damaged_conversation_is_named(tmp_path: Path, change: Callable[[list[Any]], object], message: str) -> None:
-    folder = tiny_data.llava(tmp_path)["llava_instruct"]
-    file = folder / "conversations/mix.json"
-    samples = json.loads(file.read_bytes())
-    change(samples)
-    file.write_text(json.dumps(samples), encoding="utf-8")
-    with pytest.raises(DataError, match=message):
-        read_sample(folder, 3)
-    file.write_text("{", encoding="utf-8")
-    with pytest.raises(DataError, match=r"mix.json: cannot be read as JSON"):
-        Conversations(folder)
-    file.unlink()
-    with pytest.raises(DataError, match=r"conversations: expected one JSON file, found 0"):
-        Conversations(folder)
-
-
-def test_a_truncated_image_is_named(tmp_path: Path) -> None:
-    folder = tiny_data.llava(tmp_path)["llava_instruct"]
-    path = folder / "images/coco/train2017/000000000000.jpg"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 60, 3), dtype=np.uint8)).save(path)
-    path.write_bytes(path.read_bytes()[:800])
-    with pytest.raises(DataError, match=r"000000000000.jpg: is not a readable image"):
-        Conversations(folder).image(0, 8)

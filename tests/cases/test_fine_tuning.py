@@ -14,7 +14,6 @@ from torch import nn
 
 from accelmark.cases.llama2_7b_finetune.pytorch import dialogues
 from accelmark.frameworks.pytorch.model.low_rank import LowRank, adapt
-from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.language.pytorch_decoder import CausalLm, packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
@@ -97,16 +96,3 @@ def test_dialogues_are_packed_into_rows_without_padding(samsum: tuple[Path, Path
     flat = rows.flatten().tolist()
     assert flat.count(9) in {4, 5}, "each of the dialogues but perhaps the last ends with the end token"
     assert flat[:10] == packed_rows(dialogues(file), tokenizer, 4, file).flatten().tolist()[:10]
-
-
-def test_files_that_are_not_samsum_are_refused_by_name(samsum: tuple[Path, Path]) -> None:
-    train, tokenizer = samsum
-    with pytest.raises(DataError, match=r"train\.json: has \d+ tokens, less than a row of 1000"):
-        packed_rows(dialogues(train), read_tokenizer(tokenizer, 10), 1000, train)
-    with pytest.raises(DataError, match=r"train\.json: is no tokenizer"):
-        read_tokenizer(train, 10)
-    with pytest.raises(DataError, match=r"tokenizer\.json: has 10 tokens, the model 9"):
-        read_tokenizer(tokenizer, 9)
-    train.write_text('[{"text": "x"}]', encoding="utf-8")
-    with pytest.raises(DataError, match=r"train\.json: is no part of SAMSum.*'dialogue'"):
-        dialogues(train)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from accelmark.spec.errors import DataError
 from accelmark.tasks.graph.data import Incoming, Relation, sample_neighbourhood, synthetic_trees
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
@@ -81,45 +79,6 @@ def test_logits_depend_on_the_last_hop_and_on_every_weight() -> None:
     assert not torch.allclose(logits, model({**batch, "paper.3": batch["paper.3"] + 1}))
     torch.autograd.backward(logits.sum())
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda root: (root / "val_idx.pt").unlink(), r"val_idx.pt: cannot be read as a tensor"),
-        (lambda root: (root / "CSC/paper__cites__paper/indptr.pt").write_bytes(b"x"), r"indptr.pt: cannot be read"),
-        (
-            lambda root: torch.save(torch.zeros(60), root / "CSC/paper__cites__paper/indptr.pt"),
-            r"has 60 entries; 'paper' needs 61",
-        ),
-        (
-            lambda root: torch.save(torch.zeros(7).long(), root / "CSC/paper__cites__paper/indices.pt"),
-            r"indices.pt: has 7 edges, indptr.pt counts 120",
-        ),
-        (
-            lambda root: torch.save(torch.full((120,), 60), root / "CSC/paper__cites__paper/indices.pt"),
-            r"igbh: an edge comes from node 60 of type 'paper', which has 60",
-        ),
-        (
-            lambda root: torch.save(torch.full((8,), 60), root / "train_idx.pt"),
-            r"igbh: node 60 is to be classified; 'paper' has 60 nodes",
-        ),
-        (lambda root: torch.save(torch.zeros(60, 5), root / "paper/node_feat_fp16.pt"), r"has 5 features a node"),
-        (
-            lambda root: np.full(60, 2, np.float32).tofile(root / "paper/node_label_2K.npy"),
-            r"of type 'paper' has no class from 0 to 1",
-        ),
-        (lambda root: np.save(root / "paper/node_label_2K.npy", np.zeros(3)), r"has 3 entries for 60 nodes"),
-    ],
-)
-def test_a_damaged_graph_is_named(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
-    pytest.importorskip("torch_geometric")
-    data = tiny_data.igbh(tmp_path)
-    change(data["igbh"])
-    case = case_of("rgat", {**SMALL["rgat"], "model.num_classes": 2, "batch_size": 8, "loader.num_workers": 0})
-    case.data_dirs = data
-    with pytest.raises(DataError, match=message):
-        list(case.train_batches().epoch(0) if "val" not in message else case.eval_batches().epoch(0))
 
 
 def test_neighbourhoods_follow_from_seed_epoch_and_rank(tmp_path: Path) -> None:

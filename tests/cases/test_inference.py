@@ -75,13 +75,6 @@ def test_the_calibration_of_int8_takes_no_item_of_the_evaluation(name: str, tmp_
     assert not any((evaluated == item).all(1).any() for item in calibration.flatten(1))
 
 
-@pytest.mark.heavy
-def test_int8_without_images_for_calibration_names_what_to_give(tmp_path: Path) -> None:
-    ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), precision="int8")
-    assert ran.finished.failed_step == "compile"
-    assert "imagenet/train/<synset>/*.JPEG" in str(ran.finished.message)
-
-
 def test_minilms_embeddings_are_those_of_transformers() -> None:
     dirs = packaged("minilm")
     tokens, mask, _ = read_text(
@@ -219,14 +212,6 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: 
     assert "has classifier.bias, classifier.weight, vit.embeddings.cls_token besides" in str(ran.finished.message)
 
 
-def test_class_folders_without_an_image_are_named(tmp_path: Path) -> None:
-    for synset in ("n01440764", "n01443537"):
-        (tmp_path / "imagenet" / "val" / synset).mkdir(parents=True)
-    ran = infer("resnet50", tmp_path, {"imagenet": tmp_path / "imagenet"}, parameters={"num_classes": 2}, compiler=None)
-    assert ran.finished.end_reason == "bad_data"
-    assert f"{tmp_path / 'imagenet' / 'val'}: the class folders hold no image" in str(ran.finished.message)
-
-
 SAM = {"image_size": 64, "hidden_size": 16, "num_layers": 4, "num_heads": 2}
 
 
@@ -261,12 +246,3 @@ def test_sam_h_compares_masks_with_the_annotated_ones(tmp_path: Path) -> None:
     sums = case.evaluator([torch.where(wanted == 0, -1.0, 1.0)[..., None]], wanted)
     assert case.metrics(sums) == {"miou": 1.0}
     assert case.metrics(case.evaluator([torch.ones(*wanted.shape, 1)], wanted))["miou"] < 0.5
-
-
-def test_an_object_without_polygons_is_named(tmp_path: Path) -> None:
-    data = tiny_data.coco(tmp_path)
-    path = data["coco"] / "annotations" / "instances_val2017.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"segmentation"', '"outline"'), encoding="utf-8")
-    ran = infer("sam_h", tmp_path, data, parameters=SAM, compiler=None, precision="fp32")
-    assert ran.finished.end_reason == "bad_data"
-    assert f"{path}: annotation 1 has no polygons" in str(ran.finished.message)

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from accelmark.cases.speech_mini._prompts import RATE_HZ, TRANSCRIPTS, Prompts, read_transcripts, spoken
-from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import case_of
@@ -89,20 +88,6 @@ def test_training_joins_prompts_at_speeds_of_their_own_and_evaluation_does_not(d
     assert 0.9 * letters * LETTER_S * RATE_HZ < len(audio) < 1.12 * letters * LETTER_S * RATE_HZ
     alone, said = held_out.utterance(0, 2.0, seed=1)
     assert (len(alone), said) == (round(LETTER_S * RATE_HZ) * len(said), held_out.row(0)[0])
-
-
-def test_a_bad_recording_or_list_is_named(data: Mapping[str, Path], tmp_path: Path) -> None:
-    prompts = prompts_of(data, train=False)
-    with pytest.raises(DataError, match=rf"{prompts.where(0)}: lasts 0\.[345] s; expected at most 0.1 s"):
-        prompts.utterance(0, 0.1, seed=1)
-    write_prompt(prompts.where(0), "abc", rate_hz=16_000)
-    with pytest.raises(DataError, match=rf"{prompts.where(0)}: has 1 channels at 16,000 Hz; expected 1 at 8,000 Hz"):
-        prompts.utterance(0, 2.0, seed=1)
-    with pytest.raises(DataError, match=r"expected recordings such as .*\.wav, found none"):
-        Prompts(tmp_path, {"hello": "hello"}, train=True)
-    (data["asterisk_transcripts"] / TRANSCRIPTS).write_bytes(b"\xff")
-    with pytest.raises(DataError, match=r"core-sounds-en\.txt: is not a readable list of transcripts"):
-        read_transcripts(data["asterisk_transcripts"])
 
 
 def test_frames_are_as_many_as_logits() -> None:

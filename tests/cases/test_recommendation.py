@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +14,14 @@ from accelmark.cases.recommendation_mini._clicks import MadeUpClicks
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.optimizers import RowAdagrad
 from accelmark.results.rounds.hosts import round_marks
-from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.tasks.recommendation.data import ClickLog, area_under_curve
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, losses_of, run, value_of
-from tests.cases.test_definitions import SMALL, case_of
+from tests.cases.test_definitions import SMALL
 
 ROWS, IDS = (50, 3, 20), (2, 1, 4)
 OVER = {
@@ -61,48 +58,6 @@ def test_days_are_read_in_order_and_across_their_borders(tmp_path: Path) -> None
     assert (found["ids"][2:] == expected).all()
     assert (found["label"] == found["ids"][:, 0] % 2).all()
     assert len(log_of(folder, 0.5)) == 60 + 18
-
-
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "day_1_sparse_multi_hot.npz"
-    with np.load(path) as archive:
-        tables = dict(archive)
-    change(tables)
-    np.savez(path, **tables)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda tables: tables.pop("2"), r"day_1_sparse_multi_hot.npz: 2.npy: cannot be read: .*2.npy"),
-        (lambda tables: tables.update({"1": tables["1"][:5]}), r"1.npy: has shape \(5, 1\); expected \(36, 1\)"),
-        (lambda tables: tables["1"].__setitem__((7, 0), 3), r"sample 7: id 3 in column 2 .* table of 3 rows"),
-        (lambda tables: tables["0"].__setitem__((0, 1), -1), r"sample 0: id -1 in column 1 .* table of 50 rows"),
-    ],
-)
-def test_a_damaged_day_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
-    folder = tiny_data.criteo(tmp_path)["criteo"] / "train"
-    rewritten(folder, change)
-    with pytest.raises(DataError, match=message):
-        log_of(folder).read(0, 96)
-
-
-def test_a_compressed_archive_and_a_missing_file_are_named(tmp_path: Path) -> None:
-    folder = tiny_data.criteo(tmp_path)["criteo"] / "train"
-    path = folder / "day_0_sparse_multi_hot.npz"
-    with np.load(path) as archive:
-        np.savez_compressed(path, **dict(archive))
-    with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: 0.npy: cannot be read: it is compressed"):
-        log_of(folder)
-    path.write_bytes(b"x" * 99)
-    with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: 0.npy: cannot be read: .*zip"):
-        log_of(folder)
-    (folder / "day_0_dense.npy").unlink()
-    with pytest.raises(DataError, match=r"day_0_dense.npy: cannot be read"):
-        log_of(folder)
-    with pytest.raises(DataError, match=rf"{tmp_path}: expected <day>_labels.npy"):
-        log_of(tmp_path)
-    assert zipfile.is_zipfile(folder / "day_1_sparse_multi_hot.npz")
 
 
 def test_the_area_under_the_curve_counts_pairs() -> None:
@@ -151,20 +106,6 @@ def test_adagrad_leaves_rows_without_gradient_alone() -> None:
     tables(torch.zeros(2, sum(IDS), dtype=torch.long)).sum().backward()
     optimizer.step()
     assert int((tables.weight.detach() != before).any(1).sum()) == 3, "row 0 of each table"
-
-
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({"precision": "fp16"}, "precision: .* use bf16"),
-        ({"gradient_clip_norm": 1.0}, "gradient_clip_norm: .* leave it null"),
-        ({"optimizer.name": "adam"}, "optimizer.name: .* adagrad"),
-        ({"model.table_rows": "50,x"}, "model.table_rows is '50,x', not whole numbers"),
-    ],
-)
-def test_settings_that_tables_do_not_support_are_refused(over: dict[str, object], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        case_of("dlrm_dcnv2", {**SMALL["dlrm_dcnv2"], **over}).build_model()
 
 
 @pytest.mark.heavy

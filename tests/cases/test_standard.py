@@ -11,11 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.cases.bert.pytorch import Case as BertCase
 from accelmark.datasets.spec import dataset_specs
-from accelmark.frameworks.pytorch.case import Place
-from accelmark.spec.errors import DataError
-from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
@@ -212,11 +208,3 @@ def test_synthetic_data_needs_neither_directory_nor_checkpoint(tmp_path: Path) -
     finished = value_of(events, Event.FINISHED)
     assert (finished["state"], finished["converged"], finished["global_steps"]) == ("completed", None, 2)
     assert Event.EVALUATE not in {event for event, _ in events}
-
-
-def test_bert_without_its_checkpoint_says_where_to_put_it(tmp_path: Path, wordpieces: Path) -> None:
-    job = JobSpec.model_validate_json(job_of("bert", tmp_path / "run", {"bert_tokens": wordpieces}, BERT).read_bytes())
-    assert isinstance(job.work, TrainJob)
-    case = BertCase(job.work.settings, job.data_dirs, Place(0, 1, torch.device("cpu"), 1, 1))
-    with pytest.raises(DataError, match=r"bert/initial: is no checkpoint of BertForMaskedLM: there is no such"):
-        case.build_model()

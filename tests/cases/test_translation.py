@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from accelmark.cases.translation_mini._names import CATALOGUE, characters, read_names, split_names
-from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 
@@ -56,15 +55,6 @@ def test_names_are_read_without_those_that_repeat_others(names: Path) -> None:
     assert len(tokens) == 5
     assert tokens[-1] == 2, "an unknown letter"
     assert tokenizer.decode([*tokens[:4], 1, 0], skip_special_tokens=True) == "cafe"
-
-
-def test_a_damaged_catalogue_is_named(names: Path) -> None:
-    (names / CATALOGUE).write_bytes(b"no catalogue")
-    with pytest.raises(DataError, match=r"iso639-3\.mo: is not a readable catalogue of gettext"):
-        read_names(names, 16)
-    (names / CATALOGUE).unlink()
-    with pytest.raises(DataError, match=r"iso639-3\.mo: is not a readable catalogue"):
-        read_names(names, 16)
 
 
 @pytest.mark.heavy

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from accelmark.frameworks.pytorch.batches import collated
-from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.data import BoxedImages, Scene, centred, distorted, multi_scale
 from accelmark.tasks.detection.metrics import box_precision, mean_overlap
 from accelmark.tasks.segmentation.data import SegmentedImages, random_part
@@ -28,43 +25,6 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda all_: all_["annotations"][1].update(bbox=[50, 10, 30, 20]), r"annotation 2: the box .* is not inside "),
-        (lambda all_: all_["annotations"][1].update(bbox=[5, 5, -9, 20]), r"annotation 2: the box .* is not inside "),
-        (lambda all_: all_["annotations"][1].update(bbox=[5, 5, nan, 9]), r"annotation 2: the box .* is not inside "),
-        (lambda all_: all_["annotations"][0].update(category_id=2), r"annotation 1: there is no category 2"),
-        (lambda all_: all_["annotations"][0].update(image_id=99), r"annotation 1: there is no image 99"),
-        (lambda all_: all_["annotations"][0].pop("bbox"), r"is not in COCO's format: KeyError: 'bbox'"),
-        (lambda all_: all_["categories"].append({"id": 7}), r"has 3 categories with ids up to 7; expected 2"),
-    ],
-)
-def test_a_damaged_annotation_is_named(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
-    directory = tiny_data.coco(tmp_path)["coco"]
-    file = directory / "annotations" / "instances_train2017.json"
-    edited(file, change)
-    with pytest.raises(DataError, match=rf"{file}: {message}"):
-        BoxedImages(directory, "train2017", num_classes=2, train=True)
-
-
-def test_a_truncated_image_is_named(tmp_path: Path) -> None:
-    directory = tiny_data.coco(tmp_path)["coco"]
-    images = BoxedImages(directory, "train2017", num_classes=2, train=True)
-    images.path(3).write_bytes(images.path(3).read_bytes()[:300])
-    with pytest.raises(DataError, match=rf"{images.path(3)}: is not a readable image"):
-        images.scene(3)
-
-
-def test_an_image_of_another_size_than_its_boxes_are_for_is_named(tmp_path: Path) -> None:
-    directory = tiny_data.coco(tmp_path)["coco"]
-    images = BoxedImages(directory, "train2017", num_classes=2, train=True)
-    with Image.open(images.path(3)) as image:
-        image.resize((30, 45)).save(images.path(3))
-    with pytest.raises(DataError, match=rf"{images.path(3)}: has 30 x 45 pixels, .*train2017.json states 40 x 60"):
-        images.scene(3)
-
-
 def test_training_leaves_out_what_cannot_be_learnt_and_evaluation_does_not(tmp_path: Path) -> None:
     directory = tiny_data.coco(tmp_path)["coco"]
     file = directory / "annotations" / "instances_train2017.json"
@@ -72,31 +32,6 @@ def test_training_leaves_out_what_cannot_be_learnt_and_evaluation_does_not(tmp_p
     assert [len(BoxedImages(directory, "train2017", num_classes=4, train=train)) for train in (True, False)] == [15, 16]
     scene = BoxedImages(directory, "train2017", num_classes=4, train=False).scene(0)
     assert (scene.crowd.tolist(), scene.labels[0] in (1, 3)) == ([1], True), "with 4 classes labels are the ids"
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (lambda folder: (folder / "ADE_training_00000002.png").unlink(), r"00000002.jpg: there is no .*00000002.png"),
-        (
-            lambda folder: save(folder, np.full((70, 90), 3, np.uint8)),
-            r"00000000.png: has the class 3; expected at most",
-        ),
-        (
-            lambda folder: save(folder, np.zeros((70, 91), np.uint8)),
-            r"00000000.png: has shape \(70, 91\) of uint8; exp",
-        ),
-    ],
-)
-def test_a_damaged_segmentation_is_named(tmp_path: Path, broken: Callable[[Path], None], message: str) -> None:
-    directory = tiny_data.ade20k(tmp_path)["ade20k"]
-    broken(directory / "annotations" / "training")
-    with pytest.raises(DataError, match=message):
-        SegmentedImages(directory, "training", num_classes=2).pair(0)
-
-
-def save(folder: Path, segments: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    Image.fromarray(segments).save(folder / "ADE_training_00000000.png")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shlex
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,19 +189,6 @@ def test_a_dry_run_of_a_submitted_run_shows_its_batch_script(plugins: Path, tmp_
     assert "--submit" not in lines[-1]
     refused = accelmark("run", "quickstart", "--vendor", "cpu", "--submit", "--dry-run")
     assert (refused.returncode, "launcher local submits no batch jobs" in refused.stderr) == (2, True), refused
-
-
-def test_names_with_metacharacters_are_shell_quoted(plugins: Path, tmp_path: Path) -> None:
-    evil = "a b;$(touch x) 'q'"
-    request = {"vendor": "acme", "cluster": {"environment": {"EVIL": evil}}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
-    run = tmp_path / "run $(touch y)"
-    arguments = ("--out", str(run), "--commands", "--set", "loader.synthetic=true")
-    ended = accelmark("run", str(tmp_path / "file.yaml"), *arguments)
-    (ranks,) = [line for line in ended.stdout.splitlines() if " accelmark.train.loop.rank " in line]
-    words = shlex.split(ranks.partition(": ")[2])
-    assert f"EVIL={evil}" in words
-    assert words[-1].startswith(f"{run}/")
 
 
 def without_assignments(command: list[str]) -> list[str]:

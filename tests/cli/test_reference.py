@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from accelmark.cli.folders import new_folder
 from accelmark.cli.main import app
 from accelmark.results.store.loaded_run import load_round, load_summary
-from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.plugins.case import REFERENCE_FILE, ReferenceLoss
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
 
@@ -66,20 +65,3 @@ def test_a_curve_is_measured_once_and_judges_later_runs(folder: Path, tmp_path: 
     assert load_summary(tmp_path / "smaller" / "summary.json").cases[0].converged is None
     assert accelmark("verify", str(tmp_path / "first")).exit_code in (0, 1)
     assert "reference_loss was changed" not in (tmp_path / "first" / "summary.json").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--write-reference", "--synthetic"), "needs the case's own settings and data"),
-        (("--write-reference", "--open"), "needs the case's own settings and data"),
-        (("--reference-file", "absent/reference.yaml"), "is not a directory that can be written to"),
-    ],
-)
-def test_a_reference_that_cannot_be_written_is_refused_before_the_start(
-    folder: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    done = accelmark(*TRAIN, *options, "--out", str(tmp_path / "run"))
-    assert isinstance(done.exception, AccelmarkError)
-    assert message in str(done.exception)
-    assert not (tmp_path / "run").exists()

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +11,7 @@ from accelmark.cli.finished.run import evaluate, report
 from accelmark.cli.help import Verb
 from accelmark.results.store.bundle import write_manifest
 from accelmark.run.record.directory import measure_run
-from tests.cli.test_main import accelmark
 from tests.made_run import Made, make_run
-from tests.telemetry.recorder import SRC
 
 app = typer.Typer()
 app.command(cls=Verb)(report)
@@ -54,21 +49,3 @@ def test_evaluate_measures_the_run_that_a_name_stands_for(tmp_path: Path, monkey
     for name in ("toy", "latest"):
         evaluate(Path(name), as_json=True)
     assert used == 4 * [Path("runs/toy")]
-
-
-def test_a_package_of_the_page_that_is_missing_is_found_before_the_start_and_named(tmp_path: Path) -> None:
-    other = tmp_path / "packages" / "plotly-5.24.dist-info"  # found before the installed one
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: plotly\nVersion: 5.24\n")
-    path = os.pathsep.join([str(SRC), str(other.parent)])
-    what = "the report page needs plotly>=6.0, but 5.24 is installed"
-    install = f"{sys.executable} -m pip install 'plotly>=6.0'"
-    train = ("train", "resnet_mini", "--vendor", "cpu", "--synthetic", "--open", "--json")
-    for more in (("--dry-run",), ("--out", str(tmp_path / "run"))):
-        ended = accelmark(*train, *more, PYTHONPATH=path)
-        assert ended.returncode == 1, ended.stderr
-        problems = json.loads(ended.stdout.splitlines()[-1])["problems"]
-        assert f"this machine: {what} ({install})" in problems
-    assert not list(tmp_path.glob("run/*/round1/*_noderank0")), "nothing was started"
-    ended = accelmark("report", str(make_run(tmp_path / "made")), PYTHONPATH=path)
-    assert (ended.returncode, ended.stderr) == (2, f"error: {what}: run {install}\n")

@@ -180,26 +180,6 @@ def test_the_readme_of_a_case_is_written_between_its_markers(runs: Path, tmp_pat
         ask("results", runs, "--readme", other)
 
 
-def test_a_readme_is_written_with_what_is_wanted_and_no_html(runs: Path, tmp_path: Path) -> None:
-    for name in ("base", "two"):
-        shutil.copytree(runs / name, tmp_path / "runs" / name)
-    summary = tmp_path / "runs" / "two" / "summary.json"
-    summary.write_text(summary.read_text().replace('"hardware": "X1"', '"hardware": "<script>alert(1)</script>"'))
-    readme = tmp_path / "toy" / "README.md"
-    readme.parent.mkdir()
-    readme.write_text(f"{BEGIN}\n{END}\n")
-    ask("results", tmp_path / "runs", "--readme", readme, "--where", "scale=1x1")
-    assert readme.read_text().count("| 2026-11-21 |") == 1
-    ask("results", tmp_path / "runs", "--readme", readme)
-    text = readme.read_text()
-    assert text.count("| 2026-11-21 |") == 2
-    assert "&lt;script>" in text
-    assert "<script" not in text
-    with pytest.raises(RequestError, match="no run of toy"):
-        ask("results", tmp_path / "runs", "--readme", readme, "--where", "scale=4x4")
-    assert readme.read_text() == text
-
-
 def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     text = ask("compare", runs / "base", runs / "fast", "-o", page)

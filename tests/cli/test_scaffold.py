@@ -136,20 +136,6 @@ def test_inference_of_a_case_is_checked_without_a_run(bench: Path, part: str, by
     assert expected in missing(case_checks("line12", run=True))
 
 
-@pytest.mark.heavy
-def test_a_case_that_fails_in_training_reports_why(bench: Path) -> None:
-    code = new_folder("cases", "line3", bench) / "pytorch.py"
-    good = code.read_text()
-    told = good.replace('"label"])\n\n    def eval_sums', '"label"]) * float("nan")\n\n    def eval_sums')
-    assert told != good
-    code.write_text(told)
-    said = missing(case_checks("line3", run=True))
-    assert "cannot be trained" in said
-    assert "not finite" in said
-    assert "cpu-contention" not in said
-    assert "report.html" not in said
-
-
 def test_wrong_settings_and_sources_of_a_case_are_found_without_a_training(bench: Path) -> None:
     new_folder("cases", "line8", bench)
     assert missing(case_checks("line8", run=False)) == ""

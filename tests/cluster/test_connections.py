@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -17,9 +16,6 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.host import CommandResult
-from accelmark.run.launchers import launcher_of_hosts
-from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
 from tests.cluster.conftest import done, drive, record_fault, statuses, stepping
@@ -49,17 +45,6 @@ def drop_connections(bed: Bed, number: int) -> None:
         with contextlib.suppress(OSError):
             if pid != listener and Path(f"/proc/{pid}/comm").read_text().strip().startswith("sshd"):
                 os.kill(int(pid), signal.SIGKILL)
-
-
-def test_a_command_without_input_has_its_standard_input_closed(cluster: Callable[..., ClusterSpec]) -> None:
-    async def body() -> CommandResult:
-        launcher = launcher_of_hosts(cluster(1), Path("/nowhere/run"))
-        try:
-            return await launcher.host(launcher.plan.cluster.hosts[0]).run(["cat"], timeout_s=20)
-        finally:
-            await launcher.close()
-
-    assert asyncio.run(body()) == CommandResult(0, b"", b"")
 
 
 def test_a_start_that_fails_on_one_host_ends_the_agents_of_the_others(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -131,32 +116,6 @@ def test_outages_do_not_add_up(plan: MakePlan, bed: Bed, tmp_path: Path) -> None
         time.sleep(5)  # longer than reconnect_s, shorter than twice that
     code, out, err = done(process)
     assert (code, statuses(directory)[0].state) == (0, "succeeded"), out + err + str(statuses(directory))
-
-
-def test_a_host_key_that_changes_during_a_run_ends_the_job_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    directory, key = tmp_path / "run", bed.home(1) / "host_key"
-    made = plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 10000.0})
-    process = drive("start", directory, plan=made)
-    wait_for(lambda: stepping(directory), "a step that came home")
-    old = key.read_bytes(), key.with_suffix(".pub").read_bytes()
-    try:
-        bed.stop_sshd(1)
-        key.unlink()
-        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-        bed.sshd(1)
-        wait_for((bed.home(1) / "sshd.pid").exists, "the new sshd")
-        drop_connections(bed, 1)
-        code, out, err = done(process)
-    finally:
-        bed.stop_sshd(1)
-        key.write_bytes(old[0])
-        key.with_suffix(".pub").write_bytes(old[1])
-        bed.sshd(1)
-    (status,) = statuses(directory)
-    assert (code, status.state) == (1, "lost"), out + err
-    assert (status.reason or "").startswith("its host key has changed: "), status
-    wait_for((bed.home(1) / "sshd.pid").exists, "the old sshd")
-    assert done(drive("end", directory))[0] == 0
 
 
 def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, record_fault, status_of
+from tests.cluster.conftest import done, drive, status_of
 from tests.cluster.skeleton import mounts, write_rootfs
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
@@ -111,33 +110,6 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     assert "/nowhere/boxed.tar: no such file or directory" in gone
     unmade = reason("unmade", image="other:2")
     assert unmade.startswith("n1: the image other:2 could not be pulled: Error: "), unmade
-
-
-def test_a_full_storage_of_podman_is_named(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:
-    archive, run = tmp_path / "large.tar", tmp_path / "run"
-    (recipe / "ballast").write_bytes(os.urandom(8 << 20))
-    (recipe / "Dockerfile").write_text("FROM scratch\nCOPY ballast /\n")
-    podman(bed, "build", "--tag", "large:1", str(recipe))
-    podman(bed, "save", "--output", str(archive), "large:1")
-    storage = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(bed.home(1) / "podman")]
-    subprocess.run(bed.inside(1, *storage), check=True)
-    try:
-        done(drive("start", run, plan=fakes_in(cluster, image="large:1", image_file=str(archive))))
-    finally:
-        subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
-        podman(bed, "rmi", "--force", "large:1")
-    (status,) = status_of(run)
-    record_fault("podman's storage is full", "failed, names the disk", status)
-    reason = (status.reason or "").lower()
-    assert (status.state, "no space left on device" in reason, "the disk is full" in reason) == ("failed", True, True)
-
-
-def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts(
-    cluster: MakeCluster, recipe: Path, tmp_path: Path
-) -> None:
-    code, _, err = done(drive("start", tmp_path / "run", plan=fakes_in(cluster, "1.13")))
-    assert (code, (tmp_path / "run").exists()) == (2, False)
-    assert "has no images/pytorch_1.13/Dockerfile (it has: pytorch)" in err
 
 
 def test_build_options_are_part_of_an_images_name(recipe: Path) -> None:

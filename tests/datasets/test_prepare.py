@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import resource
 import shutil
 import struct
 import tarfile
@@ -130,19 +129,6 @@ def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Pat
     assert len(list(to.glob("train/*/*.JPEG"))) == 4
 
 
-def test_a_disk_that_becomes_full_is_named_and_the_same_command_continues(tmp_path: Path, ilsvrc: Path) -> None:
-    to, limits = tmp_path / "imagenet", resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = len(jpeg(90))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
-    try:
-        with pytest.raises(DataError, match=r"imagenet.*: File too large; the same command continues"):
-            made("imagenet", ilsvrc, to)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    made("imagenet", ilsvrc, to)
-    assert len(list(to.glob("*/*/*.JPEG"))) == 7
-
-
 def test_another_archive_than_the_published_one_is_refused_before_anything_is_unpacked(
     tmp_path: Path, ilsvrc: Path
 ) -> None:
@@ -164,12 +150,6 @@ def test_validation_images_alone_are_enough_for_inference(tmp_path: Path, ilsvrc
     (ilsvrc / imagenet.TRAIN).unlink()
     made("imagenet", ilsvrc, tmp_path / "to")
     assert len(list((tmp_path / "to").glob("val/*/*.JPEG"))) == 3
-
-
-def test_too_little_space_is_an_error_before_the_hashes(tmp_path: Path, ilsvrc: Path) -> None:
-    spec, preparation = preparation_of("imagenet")
-    with pytest.raises(RequestError, match="GiB are needed"):
-        prepare(spec, replace(preparation, unpacked_ratio=1e12), ilsvrc, tmp_path / "to")
 
 
 def speech(folder: Path, subset: str, *, lines: int = 2) -> None:

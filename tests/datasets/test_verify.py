@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import fingerprint, sample, sample_differences, verify
 from accelmark.spec.model import parse
 from tests.datasets.conftest import CONTENT, Reports, collect_in, dataset, sha256, write
-
-_NOBODY: Final = 65534
 
 
 def tree(*parts: dict[str, Any]) -> DatasetSpec:
@@ -53,27 +47,6 @@ def test_another_directory_lacks_all_files_which_are_listed_once(tmp_path: Path)
     write(tmp_path, {"c.txt": b""})
     (problem,) = verify(dataset(), tmp_path)
     assert problem.what == "lacks all files of toy: expected train/a.bin, b.txt; found c.txt"
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Be nobody for a while where this is root, who can read every file."""
-    own = os.geteuid()
-    if own == 0:
-        os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
-
-
-def test_a_file_that_cannot_be_read_is_a_problem() -> None:
-    with TemporaryDirectory() as directory:  # pytest's own directories are its user's alone
-        Path(directory).chmod(0o755)
-        (write(Path(directory)) / "b.txt").chmod(0)
-        with without_privileges():
-            (problem,) = verify(dataset(), Path(directory))
-    assert "cannot be read" in problem.what
 
 
 def test_a_tree_of_class_directories_is_recognised(tmp_path: Path) -> None:

@@ -71,34 +71,6 @@ def test_a_trainer_that_fails_ends_the_job_with_the_reason(accelmark: Accelmark,
     assert "exited with code 3: RuntimeError: the optimizer exploded" in result["reason"]
 
 
-def test_lines_that_cannot_be_read_and_a_missing_evaluation_are_named(accelmark: Accelmark, tmp_path: Path) -> None:
-    options = ["--set", "model.fault=other evaluation", "--set", "end.max_steps=20"]
-    assert accelmark("train", "signs:slowgrad", *options, "--out", "run").returncode == 1
-    (case,) = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"]
-    assert any("no evaluation was run" in why for why in case["reasons"])
-    for part in ("matched log.evaluation", "1 lines of the trainer matched but could not be read"):
-        assert any(part in finding["actual"] for finding in case["findings"]), part
-
-
-@pytest.mark.parametrize(
-    ("replaced", "by", "options", "code", "message"),
-    [
-        ("optimizer.lr:", "optimizr.lr:", ["--dry-run"], 2, "'optimizer.lr'"),
-        ('"{python}", "{trainer_dir}/toy_trainer.py"', '"no-such-trainer"', [], 1, "'no-such-trainer' was not found"),
-    ],
-    ids=["setting", "program"],
-)
-def test_a_mistake_in_a_trainers_file_is_named(
-    accelmark: Accelmark, plugins: Path, replaced: str, by: str, options: list[str], code: int, message: str
-) -> None:
-    text = (plugins / "trainers" / "slowgrad.yaml").read_text().replace("name: slowgrad", "name: wrong")
-    (plugins / "trainers" / "wrong.yaml").write_text(text.replace(replaced, by))
-    ran = accelmark("train", "signs:wrong", "--out", "run", *options)
-    (plugins / "trainers" / "wrong.yaml").unlink()
-    assert ran.returncode == code
-    assert message in " ".join((ran.stdout + ran.stderr).split())
-
-
 @pytest.mark.heavy
 def test_a_trainer_that_ignores_the_signal_is_killed_and_the_job_cancelled(plugins: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run", ignore_errors=True)

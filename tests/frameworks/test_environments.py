@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
 import sysconfig
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +15,7 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.rank_environment import environment_variables
-from accelmark.run.environments.create import create, recipe_of
 from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
-from accelmark.run.host import HostError, SubprocessHost
-from accelmark.spec.cluster import HostSpec
 from tests.frameworks.environments import SOURCE, run_accelmark
 
 TOY = Path(__file__).with_name("toy")
@@ -182,45 +177,6 @@ def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, 
     done = run_accelmark("env", "remove", "jax", "--path", str(other), ACCELMARK_CACHE=cache)
     assert "was not created by accelmark env create" in done.stderr
     assert (other / "thesis.txt").exists()
-
-
-@pytest.mark.heavy
-def test_an_index_of_the_device_that_cannot_be_reached_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing is downloaded
-    host, doing = SubprocessHost(HostSpec(address="localhost")), list[str]()
-    recipe = replace(recipe_of("pytorch", "cpu", None, None), device_index="http://127.0.0.1:9/cpu")
-    with pytest.raises(HostError, match=r"repeat: .* install --quiet --constraint"):
-        asyncio.run(create(recipe, tmp_path / "venv", sys.executable, host, lambda _, what: doing.append(what)))
-    assert any("without the builds of http://127.0.0.1:9/cpu, which cannot be reached" in what for what in doing)
-
-
-@pytest.mark.heavy
-def test_an_index_that_cannot_be_reached_is_the_error(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_RETRIES", "1")
-    index = "http://127.0.0.1:9/simple"
-    create = ("env", "create", "jax", "--vendor", "cpu", "--path", str(tmp_path / "venv"), "--index", index)
-    done = run_accelmark(*create, ACCELMARK_CACHE=cache)
-    assert done.returncode == 1
-    shown = " ".join(done.stderr.split())
-    assert f"a connection to {index} failed: NewConnectionError('Failed to establish a new connection" in shown
-
-
-@pytest.mark.heavy
-@pytest.mark.timeout(1000)
-def test_an_environment_without_the_framework_is_refused(cache: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "frameworks" / "made_up"
-    folder.mkdir(parents=True)
-    lines = ["title: Made up", "module: made_up", "distributions: [made-up]", "processes: device", "timing: step"]
-    devices = "devices: {cpu: {device_type: cpu, collective_backend: none}}"
-    (folder / "framework.yaml").write_text("\n".join(["name: made_up", *lines, devices]))
-    create = ("env", "create", "made_up", "--vendor", "cpu")
-    done = run_accelmark(*create, timeout_s=900, ACCELMARK_CACHE=cache, ACCELMARK_PLUGINS=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "has no made-up: add the package to requires of made_up" in " ".join(done.stderr.split())
 
 
 def test_an_accelmark_in_site_packages_is_given_to_ranks_without_its_neighbours(

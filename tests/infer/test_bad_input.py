@@ -6,23 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
 
 from accelmark.infer.failures import Context, classify, end_reason_of
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
-RUNTIMES = ("onnxruntime", "openvino")
 LOADED = {"no_validation": True, "exist_onnx_path": "x"}
 RETURNS = """
 def __call__(self, inputs):
     outputs, other_s = super().__call__(inputs)
     return {outputs}, {other_s}
 """
-REUSED = "[self.__dict__.setdefault('held', torch.empty(16, 10))[:len(outputs[0])].copy_(outputs[0])]"
 
 
 def _failed(ran: Any, step: InferStep, end_reason: str) -> str:
@@ -30,45 +26,6 @@ def _failed(ran: Any, step: InferStep, end_reason: str) -> str:
     assert (ran.finished.failed_step, ran.finished.end_reason) == (step, end_reason), ran.finished.message
     assert not ran.finished.valid
     return str(ran.finished.message)
-
-
-def _onnx_file(path: Path, operator: str, domain: str, shape: list[int]) -> Path:
-    image = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", *shape])
-    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", *shape])
-    graph = helper.make_graph(
-        [helper.make_node(operator, ["input"], ["output"], domain=domain)], "g", [image], [output]
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.example", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return path
-
-
-@pytest.mark.parametrize("compiler", RUNTIMES)
-@pytest.mark.parametrize("content", ["cut short", "empty"])
-def test_a_corrupt_onnx_file_is_named(take: Any, tmp_path: Path, tiny_onnx: Path, compiler: str, content: str) -> None:
-    path, whole = tmp_path / "corrupt.onnx", tiny_onnx.read_bytes()
-    path.write_bytes({"cut short": whole[: len(whole) // 2], "empty": b""}[content])
-    ran = take(compiler=compiler, exist_onnx_path=str(path))
-    assert "corrupt.onnx" in _failed(ran, InferStep.COMPILE, "corrupt_model")
-    assert ran.finished.p_validation_core > 0
-
-
-@pytest.mark.parametrize("compiler", RUNTIMES)
-def test_operators_and_shapes_that_do_not_fit_are_named(take: Any, tmp_path: Path, compiler: str) -> None:
-    odd = _onnx_file(tmp_path / "odd.onnx", "FrobnicateLinear", "com.example", [1, 8, 8])
-    ran = take(compiler=compiler, exist_onnx_path=str(odd))
-    assert "FrobnicateLinear" in _failed(ran, InferStep.COMPILE, "unsupported_operator")
-    wide = _onnx_file(tmp_path / "wide.onnx", "Relu", "", [3, 32, 32])
-    _failed(take(compiler=compiler, exist_onnx_path=str(wide)), InferStep.INFER, "wrong_shape")
-
-
-@pytest.mark.parametrize("compiler", [*RUNTIMES, pytest.param("aotinductor", marks=pytest.mark.heavy)])
-def test_an_engine_file_that_is_damaged_or_a_directory_is_named(take: Any, tmp_path: Path, compiler: str) -> None:
-    path = tmp_path / "engine.bin"
-    path.write_bytes(b"not an engine" * 50)
-    for place in (path, tmp_path):
-        ran = take(compiler=compiler, **LOADED, exist_compiler_path=str(place))
-        assert str(place) in _failed(ran, InferStep.INFER, "incompatible_engine")
 
 
 @pytest.mark.parametrize(
@@ -171,18 +128,6 @@ def test_an_engine_that_reports_an_impossible_time_is_named(
     ran = take(acme(RETURNS.format(outputs="outputs", other_s=seconds), repeat_check=repeat_check))
     assert "engine acme_rt: reports" in _failed(ran, InferStep.INFER, "error")
     assert ran.finished.p_validation_core > 0
-
-
-@pytest.mark.parametrize(
-    "outputs",
-    ["[]", "[each.numpy() for each in outputs]", "[each.to('meta') for each in outputs]", "outputs[0]", REUSED],
-)
-def test_an_engine_with_outputs_of_a_wrong_kind_is_named(take: Any, acme: Any, outputs: str) -> None:
-    ran = take(acme(RETURNS.format(outputs=outputs, other_s="other_s")))
-    message = _failed(ran, InferStep.INFER, "error")
-    assert "engine acme_rt: " in message
-    assert ("share memory" in message) == (outputs == REUSED)
-    assert ran.finished.infer_average_acc is None
 
 
 def test_a_crash_in_a_window_keeps_the_earlier_results(take: Any, acme: Any) -> None:

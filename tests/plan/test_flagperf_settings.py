@@ -30,22 +30,6 @@ def test_a_setting_that_its_reader_refuses_is_listed(tmp_path: Path, text: str, 
     assert what in left_in(converted)[text.split()[0]]
 
 
-@pytest.mark.parametrize(
-    ("text", "precision", "left"),
-    [
-        ("amp = True", "fp16", set()),
-        ("amp = True\nbf16 = True", "bf16", set()),
-        ("bf16 = True\namp = True", "bf16", set()),
-        ("fp16 = True\nbf16 = True", "fp16", {"bf16"}),
-        ("fp16 = True\namp = False", "fp16", {"amp"}),
-    ],
-)
-def test_the_precision_is_what_the_switches_agree_on(tmp_path: Path, text: str, precision: str, left: set[str]) -> None:
-    converted = site(tmp_path, text, "config_A100x1x8.py")
-    assert converted.configs["config_A100x1x8.yaml"] == {"precision": precision}
-    assert set(left_in(converted)) == left | {""}, "the file does not say its case"
-
-
 CONFIGURATIONS = """
 batch_size: 32
 flops: 2*512*0.33e9

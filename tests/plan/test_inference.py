@@ -243,23 +243,3 @@ def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
     assert infer.settings.batch_size == 16
     assert infer.settings.engine_options == {"acme_cache": "/tmp/x"}
     assert any("acme_cache" in warning or "none of the configurations" in warning for warning in plan.warnings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"compiler": "openvino"}, r"compiler: openvino compiles one static graph, and an answer .*: inductor, eager"),
-        ({"compiler": "onnxruntime", "precision": "bf16"}, "compiler: onnxruntime compiles one static graph"),
-        ({"engine_options": {"cuda_graphs": True}}, r"engine_options.cuda_graphs: a recorded graph holds one call"),
-    ],
-)
-def test_engines_and_options_of_one_static_graph_are_refused_where_answers_take_dependent_steps(
-    toy: Path, settings: dict[str, Any], problem: str
-) -> None:
-    file = toy / "cases" / "toy" / "case.yaml"
-    file.write_text(file.read_text().replace("  metric: top1", "  metric: top1\n  iterative: true"))
-    with pytest.raises(SpecError, match=problem):
-        _plan({"key": "toy", "settings": settings})
-    (planned,) = _plan({"key": "toy", "settings": {"compiler": "inductor"}}).jobs
-    assert isinstance(planned.job.work, InferJob)
-    assert planned.job.work.iterative

@@ -18,7 +18,6 @@ from accelmark.results.schema import Finding, Spread
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.directory import measure_run
-from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -187,13 +186,6 @@ def test_an_unreadable_round_is_named_and_the_page_is_still_written(tmp_path: Pa
     text = visible(render_page(load_run(run)))
     assert "Problems of files" in text
     assert "round2/result.json" in text
-
-
-def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    measure_run(run)
-    with pytest.raises(RunError, match="nowhere"):
-        write_page(run, tmp_path / "nowhere" / "page.html")
 
 
 def test_the_slowest_rank_is_named_with_the_time_of_every_rank(tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import finding_texts, rounds_needed, spread, spread_warnings, student_t
@@ -45,22 +42,6 @@ def test_a_figure_nobody_measured_keeps_its_reason() -> None:
 
 def test_no_rounds_at_all_say_so() -> None:
     assert spread([]).reason == "no round succeeded"
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=20))
-def test_mean_and_spread_are_those_of_the_statistics_module(values: list[float]) -> None:
-    found = spread([Figure(value=value) for value in values])
-    assert found.mean == pytest.approx(statistics.fmean(values))
-    assert found.stdev == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-9 * max(values))
-    assert found.ci95 is not None
-    assert found.mean is not None
-    assert found.ci95[0] <= found.mean <= found.ci95[1]
-
-
-def test_equal_rounds_need_no_more_than_two() -> None:
-    assert rounds_needed(5.0, 0.0) == 2
-    assert rounds_needed(0.0, 1.0) is None
 
 
 def test_a_warning_of_several_rounds_is_shown_once() -> None:

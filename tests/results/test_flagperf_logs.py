@@ -9,7 +9,6 @@ import pytest
 from accelmark.compat.flagperf.old_run import is_run, read_run
 from accelmark.results.figures import FigureName
 from accelmark.results.store.loaded_run import load_run
-from accelmark.spec.errors import SpecError
 
 PLACE = (
     '"metadata": {"file": "/workspace/flagperf/training/benchmarks/cpm/pytorch/run_pretraining.py", "lineno": 127, '
@@ -66,11 +65,3 @@ def test_a_directory_named_by_a_key_names_the_case(tmp_path: Path, case: str, ke
     assert f"{RUN}/{key.rpartition(':1:8:1')[0].replace(':', '-')}x1x8/round1/result.json" in read_run(
         old_run(tmp_path, case)
     )
-
-
-def test_a_round_without_an_end_failed_and_one_without_events_is_refused(tmp_path: Path) -> None:
-    cut = LOG.partition('[PerfLog] {"event": "FINISHED"')[0]
-    texts = read_run(old_run(tmp_path / "cut", log=cut))
-    assert any('"state":"failed"' in text for text in texts.values())
-    with pytest.raises(SpecError, match="no PerfLog lines"):
-        read_run(old_run(tmp_path / "empty", log="nothing"))

@@ -11,7 +11,6 @@ from accelmark.report.run_page import render_page
 from accelmark.results.comparison import compare
 from accelmark.results.figures import FigureName
 from accelmark.results.prices import Prices, costs_of, read_prices
-from accelmark.spec.errors import SpecError
 from tests.results.compared_runs import loaded
 
 RENTED = "currency: EUR\ndevices: {X1: {per_hour: 3.6}, X2: {per_hour: 7.2}}\n"
@@ -40,22 +39,6 @@ def test_a_bought_device_costs_its_price_and_its_power(tmp_path: Path) -> None:
     prices = read(tmp_path, text)
     assert prices.device_hour("X1", 1000.0) == pytest.approx(1.0 + 0.3)
     assert prices.device_hour("X1", None) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("{currency: EUR, devices: {X1: {per_hour: -1}}}", "devices.X1.per_hour"),
-        ("{currency: EUR, power_per_kwh: -0.1, devices: {X1: {per_hour: 1}}}", "power_per_kwh"),
-        ("{currency: EUR, devices: {X1: {price: 1000}}}", "devices.X1"),
-        ("{currency: EUR, pue: 0.5, devices: {X1: {per_hour: 1}}}", "pue"),
-        ("devices: {X1: {per_hour: 1}}", "currency"),
-    ],
-)
-def test_bad_prices_are_one_error(tmp_path: Path, text: str, key: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        read(tmp_path, text)
-    assert [problem.key for problem in caught.value.problems] == [key]
 
 
 def test_page_and_comparison_have_costs_and_a_buyer_s_answers(tmp_path: Path) -> None:

@@ -78,12 +78,6 @@ def test_an_edited_bundle_is_named_and_the_others_show(places: Path, tmp_path: P
     assert any("was edited" in problem for problem in problems)
 
 
-def test_a_file_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(RequestError, match="is not a bundle"):
-        open_sources([tmp_path / "notes.txt"])
-
-
 def test_a_search_is_a_row_with_its_own_figures() -> None:
     run = load_source(RECORDED)
     [row] = rows_of([run])

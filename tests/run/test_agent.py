@@ -12,13 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE
 from accelmark.results.store.secret_list import SECRETS_FILE
-from accelmark.run.agent.recorder import RecorderProcess
 from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.spec.job import NodeExit
@@ -128,16 +126,6 @@ def test_a_rank_over_its_time_limit_is_terminated(make_task: MakeTask) -> None:
     assert said(task, '"state": "cancelled"')
 
 
-def test_binary_noise_in_a_log_is_made_printable(make_task: MakeTask) -> None:
-    task = make_task("noise", "raise")
-    end = ended(task, start(task))
-    assert end.reason == "rank 0: RuntimeError: the flux is not conserved"
-    shown = "\n".join(end.ranks[0].last_lines)
-    assert "\\x1b[2J\\x00 not text" in shown
-    assert "\\xff\\xfe" in shown
-    assert shown.replace("\n", "").isprintable()
-
-
 def test_a_full_disk_ends_the_job_and_is_named(make_task: MakeTask, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small file system")
@@ -188,27 +176,6 @@ def test_a_second_sigterm_kills_ranks_that_ignore_the_first(make_task: MakeTask)
     end = ended(task, agent)
     assert end.state == "cancelled"
     assert end.ranks[0].signal == "SIGKILL"
-
-
-def test_a_tool_that_telemetry_starts_meanwhile_is_no_process_of_the_ranks() -> None:
-    recorder = RecorderProcess.__new__(RecorderProcess)
-    of_other_tests = descendants(os.getpid())
-    shell = subprocess.Popen(["sh", "-c", "read start; sleep 60; true"], stdin=subprocess.PIPE)
-    recorder.process = shell
-
-    def listed() -> list[psutil.Process]:
-        assert shell.stdin is not None
-        shell.stdin.write(b"\n")
-        shell.stdin.flush()
-        wait_for(lambda: psutil.Process(shell.pid).children(), "the tool")
-        return descendants(os.getpid(), of_other_tests)
-
-    try:
-        assert recorder.others(listed) == []
-    finally:
-        for process in psutil.Process(shell.pid).children():
-            process.kill()
-        shell.communicate()
 
 
 def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: MakeTask) -> None:

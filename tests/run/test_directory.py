@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from accelmark.run.launchers.ssh.launcher import SshLauncher
-from accelmark.run.record import directory
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
-from accelmark.spec.errors import RunError
 from tests.run.fakes import make_plan
 
 
@@ -37,16 +35,6 @@ def test_of_a_run_that_started_nothing_no_new_directory_is_left(tmp_path: Path) 
     assert (tmp_path / "new" / "runs").is_dir(), "the second run found it"
     RunDirectory.create(tmp_path / "other" / "runs" / "third", make_plan()).discard()
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
-
-
-def test_a_disk_that_is_full_at_the_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, *_: object, **__: object) -> None:
-        raise RunError(f"{path}: cannot be written: the disk is full")
-
-    monkeypatch.setattr(directory, "write_atomic", full)
-    with pytest.raises(RunError, match="full"):
-        RunDirectory.create(tmp_path / "runs" / "first", make_plan())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_was_moved_has_the_same_directory_on_its_hosts(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.agent import rank_environment
-from accelmark.run.agent.rank_exit import read_log_end
 from accelmark.run.agent.task import AgentTask
 
 OURS = str(Path(accelmark.__file__).parents[1])
@@ -41,18 +40,3 @@ def test_installed_packages_do_not_hide_those_on_pythonpath(
     monkeypatch.setattr(sysconfig, "get_path", lambda _name: OURS)
     task = make_task().model_copy(update={"environment": {"PYTHONPATH": "/opt/lib"}})
     assert rank_environment(task, tmp_path, {"PYTHONPATH": OURS})["PYTHONPATH"] == "/opt/lib"
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "/opt/my env/bin/python3.11: Error while finding module specification for 'accelmark.train.loop.rank' "
-        "(ModuleNotFoundError: No module named 'accelmark')",
-        "/usr/bin/python3: No module named accelmark",
-        "python: can't open file '/nowhere/rank.py': [Errno 2] No such file or directory",
-    ],
-)
-def test_pythons_message_for_a_missing_module_is_the_cause(tmp_path: Path, said: str) -> None:
-    log = tmp_path / "start_pytorch_task.log"
-    log.write_text(f"module loaded\n{said}\n")
-    assert read_log_end(log).cause == said

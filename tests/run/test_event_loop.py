@@ -16,10 +16,8 @@ from typing import Any
 import asyncssh
 import pytest
 
-from accelmark.run.launchers.slurm.job import show_job
 from accelmark.run.launchers.ssh import launcher as ssh
 from accelmark.run.launchers.ssh.launcher import SshLauncher
-from accelmark.run.launchers.ssh.stream import NodeStream, wait_until_visible
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan
 
@@ -112,29 +110,3 @@ async def loop_ran_before(pipe: Path, waiting: Coroutine[Any, Any, Any]) -> Any:
     assert not task.done()
     await asyncio.to_thread(pipe.write_bytes, CONTENT)
     return await asyncio.wait_for(task, 15)
-
-
-def test_a_file_is_hashed_off_the_event_loop_while_it_becomes_visible(pipe: Path) -> None:
-    asyncio.run(loop_ran_before(pipe, wait_until_visible("h0", pipe, DIGEST)))
-
-
-def test_copied_files_are_hashed_off_the_event_loop(plugins: Path, pipe: Path, tmp_path: Path) -> None:
-    async def follow() -> str:
-        async with hosts(1, tmp_path) as launcher:
-            (spec,) = launcher.plan.cluster.hosts
-            stream = NodeStream(launcher.host(spec), "python3", "/node", pipe.parent, 30, 1)
-            ended: str = await loop_ran_before(pipe, stream.follow())
-            return ended
-
-    assert asyncio.run(follow()) == "dead"
-
-
-def test_slurm_is_asked_off_the_event_loop(pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program is made up: it answers when something was written to the pipe."""
-    program = tmp_path / "scontrol"
-    program.write_text(f"#!/bin/sh\ncat {pipe} >/dev/null\necho JobId=7 JobState=RUNNING Reason=None TimeLimit=1:00\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    job = asyncio.run(loop_ran_before(pipe, show_job("7")))
-    assert job is not None
-    assert job.state == "RUNNING"

@@ -22,7 +22,7 @@ import pytest
 import accelmark
 from accelmark.run.agent.bytecode import BytecodeCheck
 from accelmark.run.agent.file_watch import FileWatch, LogEvents
-from accelmark.run.agent.rank_environment import _UNRECORDED, UNWATCHED, environment_record, start_files
+from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, start_files
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher
 from accelmark.spec.errors import DataError
@@ -86,13 +86,6 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> No
     assert done.returncode == 0
 
 
-OF_SETUPTOOLS = (
-    "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') == 'local'; "
-    "enabled and __import__('_distutils_hack').add_shim(); \n"
-)
-"""``distutils-precedence.pth`` of Debian 12's python3-setuptools 66.1.1, which has no RECORD."""
-
-
 def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,28 +102,6 @@ def test_a_start_file_is_found_unless_it_adds_a_directory_or_belongs_to_a_packag
     (tmp_path / "slow.pth").write_text("import time; time.time = lambda: 0\n")
     (tmp_path / "packaged.pth").write_text(packaged + "import more\n")
     assert list(start_files()) == [str(tmp_path / "packaged.pth"), str(tmp_path / "slow.pth")]
-
-
-def test_the_start_file_of_setuptools_is_known_without_a_record_and_with_its_module_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(site, "getusersitepackages", lambda: str(tmp_path / "none"))
-    own, module = tmp_path / "distutils-precedence.pth", tmp_path / "_distutils_hack/__init__.py"
-    module.parent.mkdir()
-    texts, name, _ = _UNRECORDED[own.name]
-    hashes = frozenset({hashlib.sha256(b"add_shim = print\n").hexdigest()[:16]})  # the real one is not ours to copy
-    monkeypatch.setitem(_UNRECORDED, own.name, (texts, name, hashes))
-    module.write_text("add_shim = print\n")
-    own.write_text(OF_SETUPTOOLS)
-    assert list(start_files()) == []
-    own.write_text(OF_SETUPTOOLS + "import more\n")
-    assert list(start_files()) == [str(own)]
-    own.write_text(OF_SETUPTOOLS)
-    module.write_text("import time\n")
-    assert list(start_files()) == [str(own)]
-    module.unlink()
-    assert list(start_files()) == [str(own)]
 
 
 def test_data_that_is_replaced_or_restored_is_found(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
-from accelmark.spec.plugins.launcher import launcher_problems, load_launcher, parse_cluster, unusable_parts
+from accelmark.spec.plugins.launcher import launcher_problems, parse_cluster, unusable_parts
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
@@ -72,16 +72,6 @@ def test_a_dry_run_shows_the_commands_of_a_launcher_from_a_plug_in(nice: Path, t
     assert "localhost: nice -n 10 env ACCELMARK_RUN=" in ended.stdout, ended.stdout + ended.stderr
 
 
-def test_a_dry_run_names_the_packages_that_a_launcher_lacks(nice: Path, tmp_path: Path) -> None:
-    (nice / "launcher.yaml").write_text(f"{DECLARATION}requires: [absent-package>=2]\n")
-    request = {"vendor": "acme", "cluster": {"launcher": "nice"}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
-    ended = accelmark("run", str(tmp_path / "file.yaml"), "--dry-run", "--set", "loader.synthetic=true")
-    assert "launcher nice needs absent-package>=2, which is not installed" in " ".join(ended.stderr.split())
-    assert ended.returncode == 1
-    assert load_launcher("ssh").requires == ("accelmark[cluster]",)
-
-
 @pytest.mark.parametrize(
     ("values", "problems"),
     [
@@ -109,12 +99,6 @@ def test_problems_of_a_cluster_file_and_of_its_launchers_settings_are_reported_t
     with pytest.raises(SpecError) as caught:
         parse_cluster({"launcher": "nice", "niceness": "very", "hosts": []}, "x.yaml")
     assert [problem.key for problem in caught.value.problems] == ["hosts", "niceness"]
-
-
-def test_a_declaration_that_is_wrong_is_reported(nice: Path) -> None:
-    (nice / "launcher.yaml").write_text("name: other\n")
-    with pytest.raises(SpecError, match=r"launcher\.yaml: name: is 'other', but the folder is 'nice'"):
-        load_launcher("nice")
 
 
 @pytest.mark.parametrize(

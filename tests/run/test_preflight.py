@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.agent.host import host_lock
-from accelmark.run.host import CommandResult, SubprocessHost
+from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers import plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
@@ -229,48 +227,6 @@ def probed(**asked: object) -> HostFacts:
     )
     assert done.returncode == 0, done.stderr
     return HostFacts.model_validate_json(done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("name", "held_by"),
-    [
-        (None, None),
-        (b"", "another run"),
-        (b"/r\xc3\xbcn", "r\u00fcn"),
-        (b"/cut \xc3", "cut \\xc3"),
-        (b"like-another", None),
-    ],
-)
-def test_names_of_sockets_are_bytes(name: bytes | None, held_by: str | None) -> None:
-    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as lock:
-        other.bind(b"\0made-up \xff")
-        if name is not None:
-            lock.bind(b"\0accelmark-host" + name)
-        assert probed(is_locked=True).held_by == held_by
-
-
-def test_the_name_of_a_lock_is_cut_between_letters() -> None:
-    with host_lock("r" * 84 + "\u00fc", lambda: False):
-        assert probed(is_locked=True).held_by == "r" * 84
-
-
-@pytest.mark.parametrize(
-    ("code", "errors", "is_blamed"),
-    [
-        (127, b"sh: python4: not found", True),
-        (1, b"SyntaxError: invalid syntax", True),
-        (1, b"OSError: [Errno 5]", False),
-    ],
-)
-def test_python_is_blamed_only_where_it_is_the_cause(
-    code: int, errors: bytes, is_blamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run(*_: object, **__: object) -> CommandResult:
-        return CommandResult(code, b"", errors)
-
-    monkeypatch.setattr(SubprocessHost, "run", run)
-    (problem,) = asyncio.run(check_cluster(ClusterSpec()))
-    assert ("set python in the cluster file" in problem.hint) == is_blamed
 
 
 def test_a_shared_directory_that_is_missing_on_a_host_is_reported_and_not_made(tmp_path: Path) -> None:

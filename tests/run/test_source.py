@@ -92,12 +92,3 @@ def test_files_of_a_checkout_that_differ_from_the_commit_are_listed(tmp_path: Pa
     (package / "driver.py").write_text("steps = 2\n")
     (package / "extra.py").write_text("")
     assert source_record(package).modified == ("src/accelmark/driver.py", "src/accelmark/extra.py")
-
-
-def test_a_plain_directory_has_no_known_modifications(tmp_path: Path) -> None:
-    package = tmp_path / "accelmark"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    record = source_record(package)
-    assert (record.kind, record.modified) == ("folder", ())
-    assert "neither installed from a wheel nor a git checkout" in str(record.reason)

@@ -178,32 +178,6 @@ def test_a_server_that_is_not_there_is_no_hang() -> None:
     assert "cannot connect to 127.0.0.1:9" in str(records[0][0].error)
 
 
-def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
-    peers: list[int] = []
-
-    def handle(peer: Peer) -> None:
-        peers.append(peer.number)
-        if peers.count(peer.number) == 3:
-            peer.close()
-        else:
-            peer.answer("yes")
-
-    with scripted_server(handle) as url:
-        _, records = run(url, (planned(number) for number in range(4)))
-    assert [record.status for record, _ in records] == ["ok"] * 4
-    assert peers == [0, 0, 0, 1, 1], "two answers, a closed connection, and the rest on another"
-
-
-def test_a_response_may_end_with_its_connection() -> None:
-    def handle(peer: Peer) -> None:
-        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-        peer.send(b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\r\n\r\n')
-        peer.close()
-
-    record, text = one(handle)
-    assert (record.status, text) == ("ok", "a")
-
-
 def test_chats_are_read_with_their_reasoning() -> None:
     def handle(peer: Peer) -> None:
         assert peer.body["messages"] == [{"role": "user", "content": "Once"}]

@@ -123,38 +123,6 @@ def test_the_seed_decides_the_prompts_and_words_replace_tokens_without_a_tokeniz
     assert {(each.input_tokens, each.requested_tokens) for each in drawn(1)} == {(None, 5)}
 
 
-def test_a_text_that_is_too_short_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"the text has 11 tokens, prompts.input needs more than 64"):
-        open_prompts(PromptSettings(), PairModel("hello you al"), "completions", 1)
-    prompts = open_prompts(PromptSettings(input=Lengths(mean=3)), PairModel("abcdefgh"), "completions", 1)
-    with pytest.raises(DataError, match="in use already; set a longer text"):
-        _exhaust(prompts)
-
-
-def _exhaust(prompts: Any) -> None:
-    for _ in range(100):
-        prompts.draw()
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ('{"prompt": "a", "extra": 1}', "prompts.jsonl:3: extra: unknown key"),
-        ('{"output_tokens": 4}', "prompts.jsonl:3: needs either prompt or messages"),
-        ('{"prompt": "a", "output_tokens": 0}', "prompts.jsonl:3: output_tokens: "),
-        ('{"prompt": "a"', "prompts.jsonl:3: not JSON"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "prompts.jsonl:3: has messages, which need api: chat"),
-    ],
-)
-def test_a_bad_line_of_prompts_is_named(tmp_path: Path, line: str, error: str) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(f'{{"prompt": "good"}}\n\n{line}\n', encoding="utf-8")
-    settings = PromptSettings(source="jsonl", file=str(file))
-    with pytest.raises(DataError) as caught:
-        open_prompts(settings, PairModel(), "completions", 1)
-    assert error in str(caught.value)
-
-
 def test_prompts_of_a_file_keep_their_order_and_lengths(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "aab", "output_tokens": 9}\n{"prompt": "b"}\n', encoding="utf-8")
@@ -166,14 +134,6 @@ def test_prompts_of_a_file_keep_their_order_and_lengths(tmp_path: Path) -> None:
         prompts.draw()
     again = open_prompts(settings.model_copy(update={"repeat": True}), PairModel(), "completions", 1)
     assert [again.draw().number for _ in range(5)] == [0, 1, 0, 1, 0]
-
-
-def test_equal_lines_of_a_file_are_one_prompt(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a", "output_tokens": 3}, {"prompt": "c"}]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    prompts = open_prompts(PromptSettings(source="jsonl", file=str(file)), PairModel(), "completions", 1)
-    assert [prompts.draw().number for _ in lines] == [0, 1, 0, 3]
 
 
 def test_conversations_in_the_layout_of_sharegpt(tmp_path: Path) -> None:

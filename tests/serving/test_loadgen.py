@@ -7,11 +7,9 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -24,11 +22,9 @@ from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.request import Endpoint
 from accelmark.serving.stages import StageClient, Stages
-from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server
-from tests.serving.test_client import client_processes
 
 TEXT = " ".join(f"w{number}" for number in range(20000))
 FIRST_S, GAP_S, NUM_TOKENS = 0.03, 0.005, 6
@@ -140,23 +136,6 @@ def test_queries_that_fail_make_a_scenario_invalid(tmp_path: Path) -> None:
     assert result.num_failed > 0
     assert not result.valid
     assert "queries failed" in str(result.reason)
-
-
-def test_a_client_that_is_killed_ends_a_scenario(tmp_path: Path) -> None:
-    def kill(peer: Peer) -> None:
-        if (tmp_path / "loadgen").exists():
-            for each in client_processes():
-                with suppress(psutil.NoSuchProcess):  # another connection has killed it
-                    each.kill()
-        answer(peer)
-
-    with (
-        scripted_server(kill) as url,
-        Client(Endpoint(url, "toy")) as client,
-        pytest.raises(RunError, match="of the client ended"),
-    ):
-        run(client, tmp_path, scenarios=["offline"])
-    assert not client_processes()
 
 
 class Counting:

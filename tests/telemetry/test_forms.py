@@ -62,21 +62,6 @@ def _swap(line: str, at: int) -> str:
     return " ".join(words)
 
 
-@pytest.mark.parametrize("name", ["cambricon/cnmon-5.10.22.txt", "metax/mx-smi-2.2.4.txt", "iluvatar/ixsmi-4.3.8.txt"])
-def test_columns_of_a_table_that_moved_as_wholes_are_not_readable(name: str) -> None:
-    tool, text = tool_of(name.split("/", maxsplit=1)[0]), text_of(name)
-    for order in itertools.permutations(range(3)):
-        if order == (0, 1, 2):
-            continue
-        moved = "\n".join(_reorder(line, order) for line in text.splitlines())
-        assert _read(tool, moved) is None
-
-
-def _reorder(line: str, order: tuple[int, ...]) -> str:
-    cells = line.strip().strip("|").split("|")
-    return "|" + "|".join(cells[at] for at in order) + "|" if len(cells) == 3 else line
-
-
 def test_csv_columns_are_found_by_name() -> None:
     (form,) = tool_of("intel").forms
     names = ["Timestamp", "DeviceId", "GPU Power (W)", "GPU Memory Used (MiB)", "GPU Utilization (%)"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.telemetry.device import DeviceSample
-from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr
+from accelmark.telemetry.host.power import Rapl, RaplError, parse_dcmi
 from accelmark.telemetry.host.sampler import (
     HostSample,
     HostSampler,
@@ -22,7 +22,6 @@ from accelmark.telemetry.host.sampler import (
     pressure,
 )
 from accelmark.telemetry.host.sysinfo import collect, cpu_model
-from accelmark.telemetry.tool import CommandError, run_command
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recordings import text_of
 
@@ -84,14 +83,6 @@ def test_a_package_that_cannot_be_read_makes_the_sum_unknown(tmp_path: Path) -> 
 
 def test_the_controllers_power_is_the_instantaneous_one() -> None:
     assert parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
-
-
-def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
-    assert parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok") == 336
-    with pytest.raises(IpmiError, match="no sensor"):
-        parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
-    with pytest.raises(IpmiError, match="2 sensors with different values"):
-        parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
 
 
 def test_pressure_is_read_as_the_kernel_writes_it() -> None:
@@ -159,16 +150,3 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
     assert "hunter2-secret" not in text
     assert json.loads(text)["cpu"]["logical_cores"] >= 1
     assert cpu_model()
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (["no-such-tool-anywhere"], "is not installed"), (["sh", "-c", "exit 7"], "exited with status 7"),
-        (["sh", "-c", "kill -9 $$"], "SIGKILL"), (["sleep", "20"], "did not finish within 0.3 s"),
-        (["sh", "-c", "exec >&-; sleep 20"], "did not finish within 0.3 s"),
-    ],
-)  # fmt: skip
-def test_a_tool_that_fails_gives_a_reason(command: list[str], reason: str) -> None:
-    with pytest.raises(CommandError, match=reason):
-        run_command(command, 0.3)

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, wrap_blocks
 from accelmark.spec.log.events import Compiled
-from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run
 
 SHORT: dict[str, Any] = {
@@ -122,10 +121,3 @@ def test_two_ranks_with_compiled_blocks_train_as_eager_ones(
     assert compiled["graphs"] >= 1
     assert compiled["graph_breaks"] == 0
     assert ran.values("WARNING") == []
-
-
-def test_compilation_that_makes_no_graph_is_warned_of(tmp_path: Path, run_here: RunHere) -> None:
-    with torch.compiler.set_stance("force_eager"):
-        ran = run_here(make_job(tmp_path, {**SHORT, "compile": "default"}))
-    assert ran.values("COMPILED") == [{"graphs": 0, "graph_breaks": 0}]
-    assert any("nothing of the model was compiled" in value["message"] for value in ran.values("WARNING"))

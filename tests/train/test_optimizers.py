@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from torch import nn
 
 from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
-from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
 from accelmark.train.schedules import learning_rate_factor, needs_length
 
@@ -44,11 +43,6 @@ def test_weight_decay_skips_norms_and_biases_on_request_and_frozen_parameters_st
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
     assert all(parameter.ndim == 1 for parameter in spared["params"])
     assert len(decayed["params"]) + len(spared["params"]) == 4
-
-
-def test_a_fused_lamb_is_refused() -> None:
-    with pytest.raises(RequestError, match="no fused form"):
-        build_optimizer(make_model(), OptimizerSettings(name="lamb", fused=True), CPU)
 
 
 def reference_lamb(

@@ -44,27 +44,6 @@ def test_parallel_files_and_json_lines_give_rows(tmp_path: Path) -> None:
     assert lines.row(0) == ("b",)
 
 
-def test_bad_text_is_named_with_file_and_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.tsv:1: has no column 'label' \(did you mean 'lable'\?\)"):
-        Table(written(tmp_path / "a.tsv", b"sentence\tlable\n"), ["label"])
-    table = Table(written(tmp_path / "b.tsv", b"sentence\tlabel\ngood\t1\nbad\n"), ["label"])
-    with pytest.raises(DataError, match=r"b\.tsv:3: has 1 columns; the first line has 2"):
-        table.row(1)
-    rows = JsonLines(written(tmp_path / "c.jsonl", b'{"article": "a"}\n{"article"\n[1]\n'), ["article", "highlights"])
-    for index, message in enumerate(
-        (r"c\.jsonl:1: has no text 'highlights'; it has 'article'", r":2: is no JSON", r":3: ")
-    ):
-        with pytest.raises(DataError, match=message):
-            rows.row(index)
-    with pytest.raises(DataError, match=r"d:2: is not UTF-8"):
-        Lines(written(tmp_path / "d", b"fine\n\xff\n")).text(1)
-    pair = [written(tmp_path / name, text) for name, text in (("e.en", b"one\n"), ("e.de", b"eins\nzwei\n"))]
-    with pytest.raises(DataError, match=r"different numbers of lines: .*e\.en: 1, .*e\.de: 2"):
-        Parallel(pair)
-    with pytest.raises(DataError, match=r"missing: cannot be read: No such file"):
-        Lines(tmp_path / "missing")
-
-
 def recordings(root: Path, transcript: str) -> Path:
     folder = root / "test-clean" / "19" / "198"
     written(folder / "19-198.trans.txt", transcript.encode())
@@ -77,15 +56,6 @@ def test_recordings_are_found_with_their_transcripts(tmp_path: Path) -> None:
     assert (len(found), found.row(0), found.audio(0).shape) == (1, ("ONE TEN",), (6400,))
     with pytest.raises(DataError, match=r"19-198-0000\.wav: lasts 0\.4 s; expected at most 0\.3 s"):
         found.audio(0, 0.3)
-
-
-def test_bad_recordings_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"test-clean: expected <speaker>/<chapter>/\*\.trans\.txt here, found none"):
-        Recordings(tmp_path, ["test-clean"])
-    with pytest.raises(DataError, match=r"trans\.txt:2: utterance '19-198-0001' has no recording 19-198-0001\.flac"):
-        Recordings(recordings(tmp_path, "19-198-0000 ONE\n19-198-0001 TWO\n"), ["test-clean"])
-    with pytest.raises(DataError, match=r"trans\.txt:1: utterance '19-198-0000' has no text"):
-        Recordings(recordings(tmp_path, "19-198-0000\n"), ["test-clean"])
 
 
 def test_flac_is_read_as_wav_is(tmp_path: Path) -> None:

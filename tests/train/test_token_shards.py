@@ -48,23 +48,6 @@ def test_tokens_of_another_vocabulary_name_the_file(tmp_path: Path) -> None:
         TokenShards(tmp_path, "train", 3, 3, 256).window(0)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.bin", b"\x01\x02\x03", "odd number of bytes"),
-        ("a.npy", b"\x93NUMPY\x01\x00v\x00", "not a complete .npy file"),
-        ("a.npy", b"", "not a complete .npy file"),
-        ("a.bin", b"\x01\x00", "no shard holds 8 tokens"),
-        ("a.bin", b"", "no shard holds 8 tokens"),
-    ],
-)
-def test_a_broken_or_short_file_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        TokenShards(tmp_path, "train", 8, 8, 256)
-
-
 def indexed(folder: Path, tokens: list[int], kind: int, dtype: str) -> Path:
     """Write an indexed data set of Megatron-LM with two sequences."""
     folder.mkdir(parents=True, exist_ok=True)

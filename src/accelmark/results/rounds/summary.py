@@ -14,7 +14,7 @@ from pydantic import ValidationError
 import accelmark
 from accelmark.results.figures import FIGURES, WARNED_FIGURES, FigureName, figures_of
 from accelmark.results.read.reevaluation import read_reevaluation
-from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
+from accelmark.results.read.round_dir import LedgerState, ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import (
     CaseResult,
     CaseVerdict,
@@ -264,7 +264,7 @@ def _case(
     ended = ledger_states(run_dir)
     missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
     found = [ended.get(name, ("queued", None)) for name in missing]
-    not_started = [
+    not_started: list[LedgerState] = [
         (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
         for state, why in found
     ]

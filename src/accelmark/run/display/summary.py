@@ -64,13 +64,13 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
         console.print(_table(measured))
         for word, text in dict.fromkeys((_judgement(case), case.verdict_text) for case in measured):
             console.print(Padding(Text.assemble((f"{word}: ", "bold"), text), (0, 0, 0, 3), expand=False))
-        for text in (*asked_lines(measured), *reference_lines(measured)):
-            console.print(Padding(text, (0, 0, 0, 3), expand=False))
+        for line in (*asked_lines(measured), *reference_lines(measured)):
+            console.print(Padding(line, (0, 0, 0, 3), expand=False))
         _print_search(summary, run_dir, console)
         console.print(vendor_line(summary))
         with contextlib.suppress(RunError):
-            for text in scaling_lines(scaling_curves([load_run(run_dir)])):
-                console.print(text, soft_wrap=True)
+            for line in scaling_lines(scaling_curves([load_run(run_dir)])):
+                console.print(line, soft_wrap=True)
         for case in measured:
             if case.reasons or case.warnings:
                 console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
