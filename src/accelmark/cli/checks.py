@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
-import accelmark
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.serving import adapted_server, option_layer
@@ -155,7 +154,7 @@ def _vendor_description(name: str, folder: Path) -> Checks:
     for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
         yield from _adaptation_checks(adaptation, spec)
     for engine in sorted(catalog.engine_files(folder / "engines")):
-        tree = _parsed(folder / "engines" / f"{engine}.py", f"engines/{engine}.py", "correct the file")
+        tree = _parsed(folder / "engines" / f"{engine}.py", f"engines/{engine}.py")
         yield from [tree] if isinstance(tree, Check) else []
     yield from _problems("engines/engines.yaml", lambda: catalog.engine_specs(folder))
     for file in sorted((folder / "servers").glob("*.yaml")):
@@ -243,18 +242,20 @@ def _resolved_serving(layer: Layer, case: ServeCaseSpec) -> object:
 
 
 def _extern_checks(file: Path, where: str, framework: str) -> Checks:
-    extern = _class_in(file, f"{where}/__init__.py", "Extern", f"accelmark.frameworks.{framework}.hooks.Hooks")
-    if isinstance(extern, Check):
-        yield extern
+    tree = _parsed(file, f"{where}/__init__.py")
+    if isinstance(tree, Check):
+        yield tree
         return
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Extern"]
+    names = [node.name for extern in classes for node in extern.body if isinstance(node, ast.FunctionDef)]
     allowed = allowed_hooks(framework)
-    names = [node.name for node in extern.body if isinstance(node, ast.FunctionDef)]
     forbidden = [name for name in names if not name.startswith("_") and name not in allowed]
     for name in forbidden:
         yield Check("missing", f"{where} replaces {name!r}, which is not a hook", nearest(name, allowed))
-    hooks = [name for name in names if name in allowed]
-    if hooks or not forbidden:
-        yield Check("good", f"{where} replaces {', '.join(hooks) or 'nothing'}")
+    if not classes:
+        yield Check("missing", f"{where} has no class Extern", f"define it, of accelmark.frameworks.{framework}.hooks")
+    elif not forbidden:
+        yield Check("good", f"{where} replaces {', '.join(name for name in names if name in allowed) or 'nothing'}")
 
 
 def case_checks(name: str, *, run: bool) -> Checks:
@@ -298,8 +299,7 @@ def _case_description(name: str, folder: Path) -> Checks:
         if compiler is not None and compiler not in engines:
             what = f"case.yaml: infer.configurations.compiler: unknown engine {compiler!r}"
             yield Check("missing", what, nearest(str(compiler), engines))
-        code = _class_in(folder / _INFER, _INFER, "Case", "accelmark.infer.case.InferCase")
-        yield code if isinstance(code, Check) else Check("good", f"{_INFER} defines class Case")
+        yield _code_check(folder / _INFER)
     if train is not None:
         if train.target is None and train.reference_loss is None:
             do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
@@ -309,7 +309,7 @@ def _case_description(name: str, folder: Path) -> Checks:
             do = f"add a file named after a framework: {', '.join(f'{known}.py' for known in folders('frameworks'))}"
             yield Check("missing", "no implementation in any framework", do)
         for framework in frameworks:
-            yield from _code_checks(folder / f"{framework}.py", framework)
+            yield _code_check(folder / f"{framework}.py")
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if absent := [heading for heading in _HEADINGS if f"## {heading}" not in text]:
@@ -337,64 +337,28 @@ def _problems(file: str, read: Callable[[], object], prefix: str = "") -> Checks
         yield Check("missing", str(error), "correct this name")
 
 
-def _code_checks(file: Path, framework: str) -> Checks:
-    contract = _contract(framework)[1]
-    tree = _parsed(file, file.name, "")
-    imports = (node for node in (tree.body if isinstance(tree, ast.Module) else ()) if isinstance(node, ast.ImportFrom))
-    if any(name.name == "Case" for node in imports for name in node.names):
-        yield Check("good", f"{file.name} imports class Case")
-        return
-    code = _class_in(file, file.name, "Case", contract)
-    if isinstance(code, Check):
-        yield code
-        return
-    methods = {node.name for node in ast.walk(code) if isinstance(node, ast.FunctionDef)}
-    is_derived = any(f".{ast.unparse(base)}" not in contract for base in code.bases)
-    absent = [] if is_derived else [method for method in required_methods(framework) if method not in methods]
-    for method in absent:
-        yield Check("missing", f"{file.name}: class Case has no {method}()", "add it: docs/reference/case-files.md")
-    if not absent:
-        yield Check("good", f"{file.name}: class Case has all required methods")
-
-
-def _contract(framework: str) -> tuple[Path, str]:
-    """Return the file and the name of the class from which cases of a framework derive."""
-    file = find("frameworks", framework).path / "case.py"
-    if file.is_file():
-        return file, f"accelmark.frameworks.{framework}.case.TrainCase"
-    return Path(accelmark.__file__).parent / "train" / "case.py", "accelmark.train.case.ArrayCase"
-
-
-def _class_in(file: Path, where: str, name: str, base: str) -> ast.ClassDef | Check:
-    """Return a class of a Python file without executing it, or the reason why there is none."""
-    do = f"define class {name}({base})"
-    tree = _parsed(file, where, do)
+def _code_check(file: Path, name: str = "Case") -> Check:
+    """Check that a Python file defines or imports a class, without executing it; a trial does the rest."""
+    tree = _parsed(file, file.name)
     if isinstance(tree, Check):
         return tree
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return classes[0] if classes else Check("missing", f"{where} has no class {name}", do)
+    if any(name in (getattr(node, "name", ""), *_imported(node)) for node in tree.body):
+        return Check("good", f"{file.name} has class {name}")
+    return Check("missing", f"{file.name} has no class {name}", "define it: docs/reference/case-files.md")
 
 
-def _parsed(file: Path, where: str, do: str) -> ast.Module | Check:
+def _imported(node: ast.stmt) -> list[str]:
+    return [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+def _parsed(file: Path, where: str) -> ast.Module | Check:
     """Return the syntax tree of a Python file, or the reason why there is none."""
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except OSError:
-        return Check("missing", f"no {where}", do)
+        return Check("missing", f"no {where}", "add the file")
     except SyntaxError as error:
         return Check("missing", f"{where}:{error.lineno}: {error.msg}", "correct the file")
-
-
-def required_methods(framework: str) -> tuple[str, ...]:
-    """Return the abstract methods of the class from which cases of a framework derive, without importing it."""
-    file, name = _contract(framework)
-    contract = _class_in(file, file.name, name.rpartition(".")[2], "ABC")
-    nodes = [] if isinstance(contract, Check) else contract.body
-    return tuple(
-        node.name
-        for node in nodes
-        if isinstance(node, ast.FunctionDef) and "abstractmethod" in map(ast.unparse, node.decorator_list)
-    )
 
 
 def trial(
