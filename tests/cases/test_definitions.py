@@ -173,18 +173,6 @@ def test_the_schedule_is_that_of_the_settings(name: str) -> None:
     assert (case.settings.schedule.name == "tri_stage") == (name == "wav2vec2")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if load_case(name).size == "standard"])
-def test_a_standard_training_case_has_about_a_hundred_lines(name: str) -> None:
-    """``case.yaml`` without inference and serving, ``pytorch.py``, and modules that nothing but ``pytorch.py`` uses."""
-    folder = folders("cases")[name].path
-    code = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
-    users = {part: {stem for stem, text in code.items() if part in text} for part in code if part.startswith("_")}
-    counted = ["pytorch", *(part for part, using in users.items() if using == {"pytorch"})]
-    parts = re.split(r"^(?=\w+:)", (folder / "case.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    texts = [code[stem] for stem in counted] + [part for part in parts if not part.startswith(("infer:", "serve:"))]
-    assert sum(text.count("\n") for text in texts) < 105
-
-
 ALLOWED = {"cases", "frameworks", "infer", "spec", "tasks", "train"}
 """Packages that a case imports. Its folder is no package, so that import-linter does not see it."""
 

@@ -197,13 +197,6 @@ def test_swin_b_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
     assert (finished.state, finished.invalid_reasons) == ("completed", ()), finished.message
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("resnet50", {}), ("bert_large", BERT)])
-def test_a_case_without_data_says_what_to_name(tmp_path: Path, name: str, parameters: dict[str, int]) -> None:
-    ran = infer(name, tmp_path, {}, parameters=parameters, compiler=None, precision="fp32")
-    assert (ran.finished.end_reason, ran.finished.failed_step) == ("bad_data", "create")
-    assert "--synthetic" in str(ran.finished.message)
-
-
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: Path) -> None:
     dirs = {"imagenet": imagenet, "weights": _vit(tmp_path / "vit")}
     ran = infer("resnet50", tmp_path, dirs, parameters={"image_size": 32, "num_classes": 2}, compiler=None)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,17 +104,6 @@ time.sleep(6)
     assert (code, first.state, last.state, last.attempt) == (0, "succeeded", "succeeded", 1), out + err
     second = NodeExit.model_validate_json(next(directory.glob("toy1*/round1/*/exit.json")).read_bytes())
     assert second.duration_s > 5, "it waited"
-
-
-def test_outages_do_not_add_up(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    process = drive("start", directory, plan=plan(("steps=300", "pace=0.05"), on={"reconnect_s": 4.0}))
-    wait_for(lambda: stepping(directory), "a step that came home")
-    for _ in range(2):
-        drop_connections(bed, 1)
-        time.sleep(5)  # longer than reconnect_s, shorter than twice that
-    code, out, err = done(process)
-    assert (code, statuses(directory)[0].state) == (0, "succeeded"), out + err + str(statuses(directory))
 
 
 def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

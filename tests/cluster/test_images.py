@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.sandboxes.image import recipe_for
-from accelmark.spec.cluster import ClusterSpec, ContainerSpec
-from accelmark.spec.key import CaseKey
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, status_of
@@ -110,17 +108,6 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     assert "/nowhere/boxed.tar: no such file or directory" in gone
     unmade = reason("unmade", image="other:2")
     assert unmade.startswith("n1: the image other:2 could not be pulled: Error: "), unmade
-
-
-def test_build_options_are_part_of_an_images_name(recipe: Path) -> None:
-    def name(**changed: object) -> str:
-        spec = ContainerSpec.model_validate({"engine": "podman"} | changed)
-        key = CaseKey(model="toy", framework="pytorch", hardware="X1")
-        made = recipe_for(spec, "acme", recipe.parents[1], key, recipe.parents[1])
-        assert made is not None
-        return made.name
-
-    assert name() == name(pip_source="https://mirror.example/simple") != name(build_options=("--build-arg=BASE=a",))
 
 
 def test_an_image_installs_packages_from_the_index_of_the_cluster_file() -> None:

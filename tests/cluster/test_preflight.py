@@ -128,23 +128,6 @@ def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Pa
     assert "is in use by first-" in (status_of(second)[0].reason or "")
 
 
-def test_a_machine_listed_twice_is_reported(plan: MakePlan, bed: Bed) -> None:
-    hosts = [{"address": bed.address(1), "label": "a"}, {"address": "n1", "label": "b"}]
-    known = (bed.root / "known_hosts").read_text()
-    (bed.root / "known_twice").write_text(known + known.splitlines()[0].replace(bed.address(1), "n1") + "\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("socket.getaddrinfo", _resolving(bed.address(1)))
-        problems = look(plan((), num_hosts=1, on={"hosts": hosts, "known_hosts": bed.root / "known_twice"}))
-    assert [(problem.where, problem.what) for problem in problems] == [("b", "is the same machine as a")]
-
-
-def _resolving(address: str) -> Callable[..., object]:
-    import socket
-
-    real = socket.getaddrinfo
-    return lambda host, *rest, **more: real(address if host == "n1" else host, *rest, **more)
-
-
 def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     evil = "a b;touch /var/tmp/accelmark/pwned $(id) 'q' \"d\" *"
     work = f"/var/tmp/accelmark/{evil.replace('/', '-')}"

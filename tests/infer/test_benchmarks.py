@@ -39,17 +39,6 @@ def infer(tmp_path: Path, key: str, *arguments: str) -> tuple[str, str]:
     return done.stdout + done.stderr, place
 
 
-def test_a_missing_data_set_is_named_with_its_preparation_before_the_start(tmp_path: Path) -> None:
-    weights = tmp_path / "llama3_1_8b"
-    weights.mkdir()
-    (weights / "config.json").write_text(json.dumps({"num_attention_heads": 32, "num_key_value_heads": 8}))
-    (tmp_path / "gsm8k").mkdir()
-    output, _ = infer(tmp_path, "llama3_1_8b", "--data", str(tmp_path), "--dry-run")
-    assert f"no data of mmlu: {tmp_path}/mmlu/ is not a directory" in output
-    assert "git clone https://huggingface.co/datasets/cais/mmlu mmlu" in output
-    assert "no data of gsm8k" not in output
-
-
 def test_an_engine_that_generates_no_text_is_refused_for_benchmarks(tmp_path: Path) -> None:
     settings = ["--set", "benchmarks=[mmlu]", "--set", "precision=fp32"]
     (tmp_path / "mmlu").mkdir()

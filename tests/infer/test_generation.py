@@ -152,12 +152,6 @@ def infer(tmp_path: Path, model: str, *arguments: str) -> tuple[int, dict[str, A
     return done.returncode, case, done.stdout + done.stderr
 
 
-def test_a_run_without_its_weights_is_refused_before_it_starts(tmp_path: Path) -> None:
-    code, case, output = infer(tmp_path, "qwen2_5_7b", "--data", str(tmp_path), "--dry-run")
-    assert (code, case) == (2, {}), output
-    assert f"no weights: {tmp_path}/qwen2_5_7b/" in output
-
-
 @pytest.mark.heavy
 def test_the_small_llama_generates_as_the_framework_does(tmp_path: Path) -> None:
     few = ["--set", "generate_duration_s=2", "--set", "generate_batches=[1,8]", "--set", "generate_output_tokens=[16]"]

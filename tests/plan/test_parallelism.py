@@ -63,24 +63,6 @@ def test_a_mesh_is_written_and_read_as_text() -> None:
     assert TrainSettings.model_validate(dumped) == given
 
 
-def pipelined(**given: Any) -> list[str]:
-    """Problems of the microbatches of ``llama_mini`` in two stages, with 16 samples in a step."""
-    train = load_case("llama_mini").train
-    assert train is not None
-    layer = Layer.of("run.yaml", {"parallelism": "pp=2", "pipeline": given})
-    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
-    return [str(each) for each in mesh_problems(resolved.settings, resolved.provenance)]
-
-
-def test_microbatches_that_do_not_fit_are_refused_with_the_numbers_that_do() -> None:
-    assert pipelined() == pipelined(microbatches=2) == pipelined(microbatches=16, schedule="gpipe") == []
-    for wrong in (1, 3):
-        (problem,) = pipelined(microbatches=wrong)
-        expected = f"2 microbatches of equal size for 2 stages, found microbatches {wrong}, batch_size 16"
-        assert expected in problem
-        assert "pipeline.microbatches that fit: 2, 4, 8, 16" in problem
-
-
 def mixture(parallelism: str, num_ranks: int) -> list[str]:
     """Problems of a mesh for the eight experts of ``moe_mini``."""
     train = load_case("moe_mini").train

@@ -13,7 +13,7 @@ from accelmark.results.comparison import compare, context_lines
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import Figure, InferenceRound
 from accelmark.results.sources import open_sources
-from accelmark.results.statistics import mean_difference, relative_difference
+from accelmark.results.statistics import mean_difference
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import THIN
@@ -48,21 +48,6 @@ def test_a_single_round_has_no_interval() -> None:
     assert mean_difference([1.0], [2.0, 3.0]) == (1.5, None)
     with pytest.raises(ValueError, match="need a value"):
         mean_difference([], [1.0])
-
-
-@settings(max_examples=40, deadline=None)
-@given(VALUES, VALUES)
-def test_a_ratio_of_positive_values_turns_into_its_inverse_and_never_falls_below_minus_100_percent(
-    first: list[float], second: list[float]
-) -> None:
-    ratio, interval = relative_difference(first, second)
-    inverse, _ = relative_difference(second, first)
-    assert ratio is not None
-    assert inverse is not None
-    assert interval is not None
-    assert (1 + ratio) * (1 + inverse) == pytest.approx(1)
-    assert interval[0] >= -1
-    assert interval[0] - 1e-9 <= ratio <= interval[1] + 1e-9
 
 
 def with_figure(run: LoadedRun, name: FigureName, values: tuple[float, ...]) -> LoadedRun:

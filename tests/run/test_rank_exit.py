@@ -165,10 +165,3 @@ def test_finished_counts_as_the_last_event_only(tmp_path: Path) -> None:
     log.write_text("[PerfLog] {broken\n")
     assert read_log_end(log).state is None
     assert read_log_end(tmp_path / "absent").lines == ()
-
-
-def test_a_failed_launch_is_the_reason_of_every_rank() -> None:
-    record = LaunchRecord(exit_codes={0: None, 1: None}, problem="no port")
-    found = classify_ranks({0: SILENT, 1: SILENT}, 1, record, None)
-    assert [(item.state, item.reason) for item in found] == [("failed", "no port")] * 2
-    assert found[0].last_lines == ("last line",)

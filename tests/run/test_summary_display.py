@@ -8,9 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from accelmark.results.figures import FigureName as F
-from accelmark.results.rounds.training import REFERENCE_RULE
 from accelmark.results.scaling import scaling_curves
-from accelmark.results.schema import AdaptationCost, Finding, ReplacedHook, Spread, Summary
+from accelmark.results.schema import AdaptationCost, ReplacedHook, Spread, Summary
 from accelmark.run.display.summary import print_summary, scaling_lines
 from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded
@@ -84,19 +83,6 @@ def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_m
     changed = case.model_copy(update={"figures": {**case.figures, **measured, **missing}})
     text = shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").replace(THIN, " ")
     assert "toy: Offline scenario 21,195 samples/s, Highest rate within the SLO 21,195 requests/s\n" in text
-
-
-def test_losses_that_follow_a_reference_curve_are_shown_with_their_error(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run").summary
-    (case,) = summary.cases
-    actual = "mean relative error 0.31 % against the reference loss (run first)"
-    for severity in ("info", "error"):
-        compared = Finding(severity=severity, rule=REFERENCE_RULE, expected="at most 2 %", actual=actual, round=1)
-        reasons = (str(compared),) if severity == "error" else ()
-        changed = case.model_copy(update={"findings": (*case.findings, compared), "reasons": reasons})
-        text = " ".join(shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").split())
-        assert text.count(f"round 1: {actual} (expected: at most 2 %) [reference-loss]") == 1
-    assert "reference-loss" not in shown(summary, tmp_path / "run")
 
 
 def test_inference_without_an_engine_shows_the_figures_of_the_framework(tmp_path: Path) -> None:

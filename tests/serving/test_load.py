@@ -230,15 +230,6 @@ def test_open_stages_have_the_same_times_in_every_run() -> None:
     assert all(request.due_s is not None and request.due_s < 10 for _, requests in once for request in requests)
 
 
-def test_a_file_with_too_few_prompts_is_an_error_before_the_run(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a"}\n' * 30, encoding="utf-8")
-    load = LoadSettings(arrival="constant", rates=(2.0, 4.0), duration_s=10, warmup_requests=1)
-    settings = ServeSettings(load=load, prompts=PromptSettings(source="jsonl", file=str(file)))
-    with pytest.raises(DataError, match=r"prompts.jsonl: has 30 prompts, the load needs 61; give more"):
-        LoadPlan(settings, PairModel())
-
-
 @pytest.mark.parametrize("arrival", ["closed", "gamma"])
 def test_the_plan_searches_the_highest_rate_that_holds(arrival: Arrival) -> None:
     slo = Slo(ttft_ms=100.0, share=0.9)

@@ -174,10 +174,3 @@ def test_llama_cpp_serves_the_converted_llama_as_the_framework_answers(tmp_path:
     assert case["figures"]["answer_agreement"]["mean"] > 0.9
     assert case["figures"]["peak_device_memory_mib"]["mean"] > 10
     assert not [found for found in case["findings"] if found["severity"] == "error"]
-
-
-def test_missing_packages_are_named_before_anything_starts(tmp_path: Path, servers: dict[str, str]) -> None:
-    code, case, output = serve(tmp_path, servers | {"COLUMNS": "400"}, "--server", "vllm")
-    assert (code, case) == (1, {}), output
-    assert "vllm" in output
-    assert "pip install" in output

@@ -14,7 +14,6 @@ import pytest
 from accelmark.serving.cores import Cores
 from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
-from accelmark.spec.errors import DataError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
@@ -121,17 +120,6 @@ def test_options_become_arguments_and_null_is_left_out() -> None:
     }
     command = server.arguments(values, given)
     assert command[-5:] == ["--dtype", "float16", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
-
-
-def test_a_server_converts_the_model_before_it_starts_and_says_why_it_cannot(start: Start, tmp_path: Path) -> None:
-    write = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
-    prepare = ("{python}", "-c", write, "{node_dir}/converted", "{model_dir}")
-    needs = HEALTHY.replace("import http.server", f"open({str(tmp_path / 'converted')!r}).read(); import http.server")
-    server = start(needs, prepare=prepare)
-    server.wait_until_healthy(60, lambda: None)
-    assert (tmp_path / "converted").read_text() == str(tmp_path)
-    with pytest.raises(DataError, match="Toy server: the model could not be converted: no such layer"):
-        start(HEALTHY, prepare=("{python}", "-c", "import sys; sys.exit('no such layer')"))
 
 
 def test_a_server_and_its_children_run_on_their_cores_and_their_memory_is_sampled(start: Start) -> None:

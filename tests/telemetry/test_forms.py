@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accelmark.spec.plugins.catalog import folders, load_vendor
 from accelmark.telemetry.declaration import ToolRule, telemetry_of
-from accelmark.telemetry.forms import Form, TableForm, UnreadableError, Values, parse_number, parse_output
+from accelmark.telemetry.forms import Form, UnreadableError, Values, parse_number, parse_output
 from tests.telemetry.recordings import EXPECTED, text_of, tool_of
 
 
@@ -38,28 +38,6 @@ def test_recorded_tool_output_is_parsed_correctly(name: str) -> None:
     assert len(devices) == len(EXPECTED[name])
     for device, expected in zip(devices, EXPECTED[name], strict=True):
         assert {field: device.get(field) for field in expected} == expected
-
-
-@pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(".txt") and "tsm" not in name])
-def test_swapped_cells_are_unreadable_or_read_the_same(name: str) -> None:
-    """Swap every pair of neighbouring words of the heading together with the words below them."""
-    vendor = name.split("/", maxsplit=1)[0]
-    tool, text = tool_of(vendor), text_of(name)
-    right = _read(tool, text)
-    headings = {pattern for form in tool.forms if isinstance(form, TableForm) for pattern in form.header}
-    assert headings
-    for at in range(12):
-        swapped = "\n".join(_swap(line, at) for line in text.splitlines())
-        if swapped == "\n".join(_swap(line, 99) for line in text.splitlines()):
-            continue
-        assert _read(tool, swapped) in (None, right)
-
-
-def _swap(line: str, at: int) -> str:
-    words = line.split()
-    if at + 1 < len(words) and "|" not in (words[at], words[at + 1]):
-        words[at], words[at + 1] = words[at + 1], words[at]
-    return " ".join(words)
 
 
 def test_csv_columns_are_found_by_name() -> None:

@@ -36,18 +36,6 @@ def test_both_file_kinds_read_the_same(tmp_path: Path) -> None:
     assert read[0] == read[1] == tokens.tolist()
 
 
-def test_a_wrong_layout_says_what_was_expected_and_found(tmp_path: Path) -> None:
-    (tmp_path / "training").mkdir()
-    with pytest.raises(DataError, match=r"expected token shards .* holds training"):
-        TokenShards(tmp_path, "train", 4, 4, 10)
-
-
-def test_tokens_of_another_vocabulary_name_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "train/a.bin", np.array([1, 2, 31999]))
-    with pytest.raises(DataError, match=r"a\.bin: tokens 0 to 3 hold 31999; the vocabulary has 256"):
-        TokenShards(tmp_path, "train", 3, 3, 256).window(0)
-
-
 def indexed(folder: Path, tokens: list[int], kind: int, dtype: str) -> Path:
     """Write an indexed data set of Megatron-LM with two sequences."""
     folder.mkdir(parents=True, exist_ok=True)
