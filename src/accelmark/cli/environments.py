@@ -151,8 +151,7 @@ def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
 def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awaitable[Any]]) -> dict[str, Any]:
     """Run ``body`` on all hosts of a cluster at once with a line of progress each.
 
-    Raises:
-        HostsNotReadyError: with the error of each host where it failed.
+    Raises HostsNotReadyError: with the error of each host where it failed.
     """
     import asyncio
     import tempfile

@@ -70,8 +70,7 @@ _MAX_RUNS: Final = 3
 def shipped_file(given: Path, folder: str) -> Path:
     """Return ``given``, or AccelMark's own file of that name in ``folder`` (``suites``, ``searches``).
 
-    Raises:
-        RequestError: there is neither; names the nearest one.
+    Raises RequestError: there is neither; names the nearest one.
     """
     from accelmark.spec.errors import RequestError, nearest
 
@@ -86,8 +85,7 @@ def shipped_file(given: Path, folder: str) -> Path:
 def existing_run(given: Path) -> Path:
     """Return ``given``, or the run of that name in ``runs/``; of ``latest`` the one that was planned last.
 
-    Raises:
-        RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
+    Raises RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
     """
     from accelmark.spec.errors import RequestError
 
@@ -109,8 +107,7 @@ def existing_run(given: Path) -> Path:
 def own_run(given: Path) -> Path:
     """Return what :func:`existing_run` does, for a verb that does not read searches.
 
-    Raises:
-        RequestError: it is a search, or there is no such run.
+    Raises RequestError: it is a search, or there is no such run.
     """
     from accelmark.results.rounds.search import is_search
     from accelmark.spec.errors import RequestError

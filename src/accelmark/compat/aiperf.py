@@ -66,8 +66,7 @@ def load_search(path: Path, cluster: Path | None = None, num_devices: int = 1) -
     ``cluster`` is a cluster file or AIPerf's ``servers.json``; ``num_devices`` are those of this machine, which an
     AIPerf file without device indices uses.
 
-    Raises:
-        SpecError: with all problems.
+    Raises SpecError: with all problems.
     """
     servers, unused = _read_servers(cluster) if cluster is not None else (None, [])
     with suppress(OSError, UnicodeDecodeError):  # load_config reports these

@@ -85,8 +85,7 @@ def explain(name: str) -> list[Entry]:
 
     Upper and lower case, and blanks and underscores, need not be distinguished.
 
-    Raises:
-        RequestError: nothing has this name; suggests the nearest one.
+    Raises RequestError: nothing has this name; suggests the nearest one.
     """
     known = list(entries())
     found = [entry for entry in known if entry.name == name]

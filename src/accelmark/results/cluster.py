@@ -153,8 +153,7 @@ def kill_of(attempt_dir: Path, rank: int) -> Kill | None:
 def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     """Return how the only job of a run, in ``directory``, went on after ``rank`` was killed in its first attempt.
 
-    Raises:
-        RunError: the rank was not killed, or the job was not resumed.
+    Raises RunError: the rank was not killed, or the job was not resumed.
     """
     round_dir = run / directory
     killed = kill_of(round_dir / "attempt1", rank)

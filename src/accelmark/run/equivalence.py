@@ -48,8 +48,7 @@ def check_equivalence(
     The first job writes initial weights and batches, which all jobs read. A job that computed in another precision
     than that of its settings is not compared. Returns one check for each framework, in the order of the plan.
 
-    Raises:
-        AccelmarkError: a host is not ready, or a job failed; its reason is given.
+    Raises AccelmarkError: a host is not ready, or a job failed; its reason is given.
     """
     directory = RunDirectory.create(path, plan)
 

@@ -80,8 +80,7 @@ class Host(ABC):
     async def connect(self) -> object:  # noqa: B027  not all hosts need a connection
         """Connect to it, unless connected.
 
-        Raises:
-            HostError: it cannot be reached, refuses the login, or has an unknown host key.
+        Raises HostError: it cannot be reached, refuses the login, or has an unknown host key.
         """
 
     @abstractmethod

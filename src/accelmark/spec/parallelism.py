@@ -65,8 +65,7 @@ class Mesh:
     def sized(self, num_ranks: int) -> Self:
         """Return the mesh with its number of replicas.
 
-        Raises:
-            ValueError: it does not divide ``num_ranks``, or has another number of ranks.
+        Raises ValueError: it does not divide ``num_ranks``, or has another number of ranks.
         """
         others = self.fsdp * self.ranks_per_sample
         replicas, rest = divmod(num_ranks, others)
@@ -114,8 +113,7 @@ Parallelism = Annotated[
 def mesh_of(parallelism: Parallelism, num_ranks: int, ranks_per_host: int) -> Mesh:
     """Return the mesh that a setting describes, with its number of replicas.
 
-    Raises:
-        ValueError: it does not fit the number of ranks.
+    Raises ValueError: it does not fit the number of ranks.
     """
     if isinstance(parallelism, Mesh):
         return parallelism.sized(num_ranks)

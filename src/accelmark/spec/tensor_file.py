@@ -27,11 +27,7 @@ _ALIGNMENT: Final = 8
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays to ``path``, through a temporary name.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Write arrays to ``path``, through a temporary name; raises RunError: the file cannot be written."""
     header: dict[str, Any] = {}
     offset = 0
     for name, array in arrays.items():
@@ -56,8 +52,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
 def read_tensors(path: Path) -> dict[str, Array]:
     """Return the arrays of a file by name.
 
-    Raises:
-        RunError: the file is missing, damaged, or has a type that NumPy does not have.
+    Raises RunError: the file is missing, damaged, or has a type that NumPy does not have.
     """
     try:
         data = path.read_bytes()

@@ -14,8 +14,7 @@ class LineFile:
 
     A write that fails (disk full) loses its lines and is counted; a partial line is ended before the next one.
 
-    Raises:
-        OSError: the file cannot be opened.
+    Raises OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:

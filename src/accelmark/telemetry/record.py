@@ -62,8 +62,7 @@ class RecorderConfig(Spec):
 class Recorder:
     """Samples a host and its devices at absolute deadlines until it is stopped.
 
-    Raises:
-        OSError: ``node_dir`` is not writable.
+    Raises OSError: ``node_dir`` is not writable.
     """
 
     def __init__(self, config: RecorderConfig, node_dir: Path) -> None:

@@ -31,8 +31,7 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
 
     ``log_dir`` is where a FlagPerf monitor script writes its log; without it scripts are left out.
 
-    Raises:
-        SourceError: ``telemetry.py`` cannot be used, or nothing is declared; the message says why.
+    Raises SourceError: ``telemetry.py`` cannot be used, or nothing is declared; the message says why.
     """
     sources: list[DeviceSource] = []
     if (folder / MODULE_FILE).is_file():

@@ -105,9 +105,8 @@ class CommandError(Exception):
 def run_command(command: Sequence[str], timeout_s: float) -> str:
     """Run ``command`` and return its standard output as text.
 
-    Raises:
-        CommandError: it is not installed, ran longer than ``timeout_s`` (it and its children are killed), or exited
-            with another status than 0.
+    Raises CommandError: it is not installed, ran longer than ``timeout_s`` (it and its children are killed), or exited
+    with another status than 0.
     """
     name = command[0]
     try:

@@ -21,8 +21,7 @@ from accelmark.spec.plugins.catalog import find, load_case
 def reference_file(plan: Plan, given: Path | None) -> Path:
     """Return the file for the reference of a plan's only key, before it is started.
 
-    Raises:
-        RequestError: the run cannot give a reference, or the file exists or cannot be written.
+    Raises RequestError: the run cannot give a reference, or the file exists or cannot be written.
     """
     job = plan.jobs[0].job
     if not isinstance(job.work, TrainJob) or job.work.settings.loader.synthetic or plan.open:

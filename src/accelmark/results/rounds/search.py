@@ -179,8 +179,7 @@ def is_search(path: Path) -> bool:
 def load_search(path: Path) -> LoadedRun:
     """Read a search as a run of one case.
 
-    Raises:
-        RunError: its report is missing, of another version, or cannot be read.
+    Raises RunError: its report is missing, of another version, or cannot be read.
     """
     files = RunFiles(path)
     if not files.has(SEARCH_REPORT):

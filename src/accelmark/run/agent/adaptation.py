@@ -70,9 +70,8 @@ def apply_adaptation(
         framework: the framework of the job; requirements may install another build of it, kernels may not.
         python: the ranks' Python, for which packages and kernels are installed.
 
-    Raises:
-        RunError: the script fails or hangs, or a package or kernel cannot be installed; the message has the file and
-            the first errors.
+    Raises RunError: the script fails or hangs, or a package or kernel cannot be installed; the message has the file and
+    the first errors.
     """
     began = time.monotonic()
     site, record, ready = node_dir / SITE_DIRECTORY, AdaptationRecord(), dict(environment)

@@ -142,8 +142,7 @@ class Inotify:
     def watch(self, path: str, events: int) -> int:
         """Report ``events`` of a path from now on; returns the number of the watch.
 
-        Raises:
-            OSError: there is no inotify, no permission, or no watch left (``fs.inotify.max_user_watches``).
+        Raises OSError: there is no inotify, no permission, or no watch left (``fs.inotify.max_user_watches``).
         """
         if self.descriptor is None:
             raise OSError("the kernel has no inotify, or this user has no instance left")

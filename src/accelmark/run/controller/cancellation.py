@@ -104,8 +104,7 @@ def run_until_signal(body: Coroutine[Any, Any, T]) -> T:
 
     They do so also in a background process of a script, which starts with SIGINT ignored.
 
-    Raises:
-        KeyboardInterrupt: it was cancelled by one of them.
+    Raises KeyboardInterrupt: it was cancelled by one of them.
     """
 
     async def cancellable() -> T:

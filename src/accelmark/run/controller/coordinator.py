@@ -87,8 +87,8 @@ def resume(
 ) -> RunOutcome:
     """Resume the run at ``path``, after checking the hosts of jobs that are started again.
 
-    Raises:
-        AccelmarkError: there is no run, another coordinator has locked it, a case has changed, or hosts are not ready.
+    Raises AccelmarkError: there is no run, another coordinator has locked it, a case has changed, or hosts are not
+    ready.
     """
     directory = RunDirectory.open(path)
     for folder in directory.plan.plugins:
@@ -170,8 +170,7 @@ class Coordinator:
 
         ``redo_failed``: redo jobs that failed or timed out, too. ``from_scratch``: do not resume from checkpoints.
 
-        Raises:
-            AccelmarkError: hosts are not ready for the jobs to redo; running jobs were followed to their end.
+        Raises AccelmarkError: hosts are not ready for the jobs to redo; running jobs were followed to their end.
         """
         try:
             self._event_log.note("run_resumed", "to end it" if self.stop else None)

@@ -103,8 +103,7 @@ async def evaluate(
 ) -> None:
     """Execute the evaluation job of a round, in place of an earlier one. Calls ``tick`` several times a second.
 
-    Raises:
-        AccelmarkError: a host cannot run it, or its data changed.
+    Raises AccelmarkError: a host cannot run it, or its data changed.
     """
     tick()
     shutil.rmtree(directory.round_dir(evaluation), ignore_errors=True)

@@ -61,9 +61,8 @@ async def execute_job(
         tick: called about once in ``interval_s`` while agents run.
         interval_s: in seconds.
 
-    Raises:
-        AccelmarkError: a host could not be prepared, or an agent not be started; UnreachableError where agents may
-            still run on a host.
+    Raises AccelmarkError: a host could not be prepared, or an agent not be started; UnreachableError where agents may
+    still run on a host.
     """
     nodes = await write_job(directory, job, launcher, from_checkpoint=from_checkpoint)
     agents = launcher.agents(nodes)

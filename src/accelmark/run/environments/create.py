@@ -146,8 +146,7 @@ def constraints_file(path: Path) -> Path:
 def recipe_of(framework: str, vendor: str, index: str | None, wheels: Path | None) -> Recipe:
     """Return the recipe of a framework's environment on a vendor's devices: AccelMark's packages and the framework's.
 
-    Raises:
-        RequestError: there is no such framework, or it has no device of this vendor.
+    Raises RequestError: there is no such framework, or it has no device of this vendor.
     """
     folder, spec = find("frameworks", framework).path, load_framework(framework)
     device = framework_device(load_vendor(vendor), framework)
@@ -160,8 +159,7 @@ def recipe_of(framework: str, vendor: str, index: str | None, wheels: Path | Non
 async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Report) -> dict[str, str]:
     """Create an environment on a host, or bring an existing one up to date; returns its packages' versions.
 
-    Raises:
-        HostError: it could not be created; the host and the first errors are named.
+    Raises HostError: it could not be created; the host and the first errors are named.
     """
     await host.connect()
     report(host.name, f"making {path}")
@@ -200,8 +198,7 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
 async def remove(path: Path, host: Host) -> None:
     """Remove an environment that :func:`create` made; one that does not exist is no error.
 
-    Raises:
-        HostError: the directory was not made by AccelMark, or cannot be removed.
+    Raises HostError: the directory was not made by AccelMark, or cannot be removed.
     """
     await host.connect()
     done = await host.run(["sh", "-c", _REMOVE, "sh", str(path), MARKER], timeout_s=_INSTALL_TIMEOUT_S)
@@ -213,11 +210,7 @@ _HERE: Final = SubprocessHost(HostSpec(address="localhost"))
 
 
 def broken_frameworks() -> list[str]:
-    """Return a line for each problem, with the command that repairs it.
-
-    Raises:
-        HostError: this Python cannot be run.
-    """
+    """Return a line for each problem, with the command that repairs it; raises HostError: this Python cannot be run."""
     return asyncio.run(_all())
 
 

@@ -77,8 +77,7 @@ def with_environments(plan: Plan) -> Plan:
 
     Environments that the plan's cluster names take precedence.
 
-    Raises:
-        RequestError: a registered environment does not exist any more.
+    Raises RequestError: a registered environment does not exist any more.
     """
     cluster = plan.cluster
     if cluster.container is not None or not load_launcher(cluster.launcher).is_localhost:

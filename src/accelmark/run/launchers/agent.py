@@ -51,8 +51,7 @@ class AgentHandle(ABC):
     async def start(self) -> None:
         """Start the agent so that it outlives the coordinator.
 
-        Raises:
-            AccelmarkError: it could not be started; the host is named.
+        Raises AccelmarkError: it could not be started; the host is named.
         """
 
     @abstractmethod

@@ -60,8 +60,7 @@ async def run_preflight(
 ) -> None:
     """Check every host that ``jobs`` are about to be started on, and report warnings to the observer.
 
-    Raises:
-        HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
+    Raises HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
     """
     num_hosts, started = len({node.host for job in jobs for node in job.nodes}), time.monotonic()
 
@@ -86,8 +85,7 @@ async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = la
 
     ``report`` receives what the launcher waits for.
 
-    Raises:
-        RunError: there is no allocation of hosts.
+    Raises RunError: there is no allocation of hosts.
     """
     everything = cluster.model_copy(update={"hosts": (*cluster.hosts, *cluster.spares), "spares": ()})
     with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
@@ -129,8 +127,7 @@ def _missing_packages(needs: Sequence[Need]) -> list[Problem]:
 def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
     """Check that there are no errors.
 
-    Raises:
-        HostsNotReadyError: with every problem; warnings count where the run is strict.
+    Raises HostsNotReadyError: with every problem; warnings count where the run is strict.
     """
     if any(problem.severity == "error" or plan.strict for problem in problems):
         raise HostsNotReadyError(problems, strict=plan.strict)
@@ -155,8 +152,7 @@ class Preflight:
     async def run(self) -> list[Problem]:
         """Return every problem of every host, in the order of the hosts.
 
-        Raises:
-            RunError: there is no allocation of hosts.
+        Raises RunError: there is no allocation of hosts.
         """
         if not self.is_dry_run:
             await self.launcher.allocate()

@@ -56,8 +56,7 @@ async def package_facts(
     ``modules`` and the modules of the packages ``imports`` are tried, where they are installed. ``enter`` returns the
     command that answers a request in a container.
 
-    Raises:
-        HostError: the Python cannot be run.
+    Raises HostError: the Python cannot be run.
     """
     names = {"distributions": distributions, "modules": modules, "python_path": python_path, "imports": imports}
     request = json.dumps({name: list(values) for name, values in names.items()})
@@ -160,8 +159,7 @@ def create_command(framework: str, environment: Path | None = None, *, is_here: 
 def require_here(needed_by: str, *requirements: str) -> None:
     """Check that this Python has what a verb needs that computes on this machine's devices.
 
-    Raises:
-        RequestError: with the missing packages and the command that installs them, in the builds for the devices.
+    Raises RequestError: with the missing packages and the command that installs them, in the builds for the devices.
     """
     lacking = missing(Need(requirement=one, needed_by=needed_by) for one in requirements)
     if lacking:

@@ -57,8 +57,7 @@ class ImageRecipe:
 def require_images(plan: Plan) -> None:
     """Check that each job has an image, before anything is started.
 
-    Raises:
-        RequestError: a vendor has no recipe for a framework.
+    Raises RequestError: a vendor has no recipe for a framework.
     """
     for planned in plan.jobs:
         recipe_of(plan, planned.job)
@@ -69,8 +68,7 @@ def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRec
 
     It is built from ``context``, the vendor's folder on the host, by default that of this machine.
 
-    Raises:
-        RequestError: the vendor has no recipe for the job's framework.
+    Raises RequestError: the vendor has no recipe for the job's framework.
     """
     container, key = plan.cluster.container, job.key
     if container is None:
@@ -129,8 +127,7 @@ def named_image(container: ContainerSpec) -> ImageRecipe | None:
 async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None:
     """Ensure that a host has an image; ``image.log`` is written to ``directory`` on this machine.
 
-    Raises:
-        RunError: it could not be obtained; the host and the first errors are named.
+    Raises RunError: it could not be obtained; the host and the first errors are named.
     """
     if (await host.run(recipe.present)).code == 0:
         return

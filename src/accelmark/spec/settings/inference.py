@@ -332,11 +332,7 @@ def file_at(path: str | None) -> Path | None:
 
 
 def number_option(options: Mapping[str, EngineOption], name: str, default: int, *, least: int = 0) -> int:
-    """Return an integer option of an engine.
-
-    Raises:
-        RequestError: it is not an integer of at least ``least``.
-    """
+    """Return an integer option of an engine; raises RequestError: it is not an integer of at least ``least``."""
     value = options.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise RequestError(f"engine_options.{name} must be an integer of at least {least}, found {value!r}")
@@ -352,11 +348,7 @@ def text_options(options: Mapping[str, EngineOption], name: str) -> tuple[str, .
 
 
 def switch_option(options: Mapping[str, EngineOption], name: str, *, default: bool = False) -> bool:
-    """Return an option that is on or off.
-
-    Raises:
-        RequestError: it is neither true nor false.
-    """
+    """Return an option that is on or off; raises RequestError: it is neither true nor false."""
     value = options.get(name, default)
     if not isinstance(value, bool):
         raise RequestError(f"engine_options.{name} must be true or false, found {value!r}")
@@ -364,11 +356,7 @@ def switch_option(options: Mapping[str, EngineOption], name: str, *, default: bo
 
 
 def choice_option(options: Mapping[str, EngineOption], name: str, choices: Mapping[str, str], default: str) -> str:
-    """Return what ``choices`` has for the value of an option.
-
-    Raises:
-        RequestError: it is none of them.
-    """
+    """Return what ``choices`` has for the value of an option; raises RequestError: it is none of them."""
     value = options.get(name, default)
     if not isinstance(value, str) or value not in choices:
         raise RequestError(f"engine_options.{name}: unknown value {value!r} ({nearest(str(value), choices)})")
@@ -378,7 +366,6 @@ def choice_option(options: Mapping[str, EngineOption], name: str, choices: Mappi
 def streams_option(options: Mapping[str, EngineOption]) -> int:
     """Return ``engine_options.streams``, the number of calls at the same time (1).
 
-    Raises:
-        RequestError: it is not an integer of at least 1.
+    Raises RequestError: it is not an integer of at least 1.
     """
     return number_option(options, "streams", 1, least=1)

@@ -40,8 +40,7 @@ class Rapl:
     Only zones named ``package-N`` count: ``psys`` and ``dram`` would count parts twice or the whole board. A counter
     wraps at ``max_energy_range_uj``, at 300 W within minutes, so it has to be read more often than that.
 
-    Raises:
-        RaplError: there is no package, or one of them is not readable.
+    Raises RaplError: there is no package, or one of them is not readable.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:

@@ -75,8 +75,7 @@ class SlurmJob:
 async def request(sbatch: Sequence[str], given: Sequence[str]) -> str:
     """Submit a job with ``sbatch --parsable``, and return its number.
 
-    Raises:
-        RunError: Slurm refuses it; has all that it printed, and the options that the cluster file gave.
+    Raises RunError: Slurm refuses it; has all that it printed, and the options that the cluster file gave.
     """
     done = await _slurm(*sbatch)
     found = re.match(r"(\d+)(;|\s|$)", done.out.decode(errors="replace"))
@@ -90,8 +89,7 @@ async def request(sbatch: Sequence[str], given: Sequence[str]) -> str:
 async def require_nodes(nodes: Iterable[str]) -> None:
     """Check that Slurm knows the nodes, before a job is requested on them; nothing where it cannot be asked.
 
-    Raises:
-        RequestError: it does not; names them, and the nodes that exist.
+    Raises RequestError: it does not; names them, and the nodes that exist.
     """
     sinfo = ("sinfo", "--all", "--noheader", "--format=%N")
     done = await _slurm(*sinfo, "--Node")
@@ -129,8 +127,7 @@ async def troubled_nodes(nodes: Iterable[str]) -> list[str]:
 async def cancel(job_id: str) -> None:
     """Cancel a job; one that has ended is no error.
 
-    Raises:
-        RunError: Slurm does not confirm it; the job still holds its nodes.
+    Raises RunError: Slurm does not confirm it; the job still holds its nodes.
     """
     for pause_s in (*_CANCEL_PAUSES_S, 0.0):
         done = await _slurm("scancel", job_id)

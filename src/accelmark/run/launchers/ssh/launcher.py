@@ -350,8 +350,7 @@ class SshLauncher(Launcher):
 def raise_descriptor_limit(num_hosts: int) -> None:
     """Raise this process's limit of open files, so that it can be connected to all hosts.
 
-    Raises:
-        RequestError: the hard limit is lower.
+    Raises RequestError: the hard limit is lower.
     """
     needed = _DESCRIPTORS + 2 * num_hosts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

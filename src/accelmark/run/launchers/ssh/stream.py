@@ -172,8 +172,7 @@ class NodeStream:
 async def wait_until_visible(host: str, path: Path, digest: str) -> None:
     """Wait until a file that a host wrote in a shared directory is visible here.
 
-    Raises:
-        HostError: it does not become visible.
+    Raises HostError: it does not become visible.
     """
     deadline = time.monotonic() + _SETTLE_S
     while await asyncio.to_thread(_sha256, path) != digest:
