@@ -84,7 +84,7 @@ def test_a_missing_container_engine_is_reported(plugins: Path, tmp_path: Path, m
     spec = local(container={"engine": "podman", "image": "x"})
     assert look(make_plan((), cluster=spec), tmp_path / "run") == ["the container engine podman is not on the PATH"]
     spec = local(container={"engine": "pyxis", "image": "x"})
-    assert look(make_plan((), cluster=spec), tmp_path / "other") == ["enroot, which pyxis needs, is not on the PATH"]
+    assert look(make_plan((), cluster=spec), tmp_path / "other") == ["the container engine enroot is not on the PATH"]
 
 
 def test_the_command_line_ends_with_one_table_and_leaves_nothing(plugins: Path, tmp_path: Path) -> None:

@@ -39,15 +39,11 @@ MARKER: Final = "accelmark-environment"
 """File in an environment that AccelMark created; only directories with it are removed."""
 _CONSTRAINTS: Final = "constraints.txt"
 _PREPARE: Final = """\
-if [ -n "$5" ] && [ ! -d "$5" ]; then echo "--wheels $5: no such directory on this host" >&2; exit 6; fi
 if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ ! -f "$1/$3" ] && [ -n "$(ls -A "$1")" ]; then
   echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
 fi
-command -v "$2" >/dev/null || {
-  echo "there is no $2: set python in the cluster file to the Python that makes the environment, or omit it" >&2; exit 4
-}
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || {
-  echo "$2 is older than Python 3.9: set python in the cluster file" >&2; exit 4
+  echo "$2 is missing or older than Python 3.9: set python in the cluster file" >&2; exit 4
 }
 clear=
 [ -f "$1/pyvenv.cfg" ] || clear=--clear  # what is left of a removal that was interrupted
@@ -57,8 +53,7 @@ clear=
 touch -- "$1/$3"
 cat > "$1/$4"
 """
-"""Arguments: the directory, the Python, the marker, the file for the constraints, which come from standard input, and
-the directory with wheels or nothing."""
+"""Arguments: the directory, the Python, the marker, and the file for the constraints, which are standard input."""
 _REMOVE: Final = """\
 [ -e "$1" ] || exit 0
 [ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
@@ -117,7 +112,7 @@ class Recipe:
 
     def prepare_command(self, path: Path, python: str) -> list[str]:
         """Return the command that makes an empty virtual environment; constraints are its standard input."""
-        return ["sh", "-c", _PREPARE, "sh", str(path), python, MARKER, _CONSTRAINTS, str(self.wheels or "")]
+        return ["sh", "-c", _PREPARE, "sh", str(path), python, MARKER, _CONSTRAINTS]
 
     def install_command(self, path: Path) -> list[str]:
         """Return the command that installs the packages."""
@@ -166,7 +161,7 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     constraints = b"" if recipe.constraints is None else recipe.constraints.read_bytes()
     done = await host.run(recipe.prepare_command(path, python), constraints, _INSTALL_TIMEOUT_S)
     if done.code != 0:
-        raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5, 6) else done.message)
+        raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5) else done.message)
     spec, doing = load_framework(recipe.framework), f"installing the packages of {recipe.framework}"
     if recipe.device_index is not None:
         page = f"{recipe.device_index}/{spec.distributions[0]}/"

@@ -66,14 +66,8 @@ class RunDirectory:
             made = tuple(parent for parent in path.parents if not parent.exists())
         make_directory(path)
         require_empty(path)
-        try:
-            with write_errors(path / HOLDER_FILE):
-                (path / HOLDER_FILE).touch(exist_ok=False)
-        except RunError as error:
-            if isinstance(error.__cause__, FileExistsError):
-                what = "another run is starting there: choose another directory with --out"
-                raise RequestError(f"{path}: {what}") from error
-            raise
+        with write_errors(path / HOLDER_FILE):
+            (path / HOLDER_FILE).touch(exist_ok=False)  # fails where another run is starting there
         directory = cls(path, plan)
         directory._made = made
         try:
