@@ -193,10 +193,10 @@ def test_a_directory_of_runs_expands_to_its_runs(tmp_path: Path) -> None:
     assert [run.summary.run for run in runs] == ["a", "b"]
     assert len(problems) == 1
     assert "in progress, or was interrupted" in problems[0]
-    with pytest.raises(RequestError, match="no such run"):
+    with pytest.raises(RequestError, match="is no run"):
         open_sources([tmp_path / "gone"])
     (tmp_path / "file.txt").write_text("")
-    with pytest.raises(RequestError, match="is not a bundle"):
+    with pytest.raises(RequestError, match="is no run"):
         open_sources([tmp_path / "file.txt"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +31,8 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
     named: set[Path] = set()
     problems: list[str] = []
     for path in paths:
-        try:
-            there, is_other_file = path.exists(), path.is_file() and not is_bundle(path)
-        except OSError as error:
-            raise RequestError(f"{written(path)}: cannot be read: {error.strerror}") from error
-        if not there:
-            raise RequestError(f"{path}: no such run, bundle or directory of runs")
-        if is_other_file:
-            raise RequestError(f"{path}: is not a bundle; name a run, a bundle or a directory of them")
+        if not path.exists() or (path.is_file() and not is_bundle(path)):
+            raise RequestError(f"{path}: is no run, bundle or directory of runs")
         places, unread = find_sources(path)
         found, bad = load_runs(places)
         named.update(run.path for run in found if run.path == path)
@@ -53,10 +46,8 @@ def find_sources(path: Path) -> tuple[list[Path], list[str]]:
     """Return ``path`` itself if it is a run or a bundle, else every run, bundle and published result below it, by name.
 
     A file with a bundle's suffix is included even if it is not one, so that loading it reports it. The second list has
-    a message for each unreadable directory and each name that is not UTF-8.
+    a message for each unreadable directory.
     """
-    if written(path) != str(path):
-        return [], [f"{written(path)}: the name is not UTF-8: rename it"]
     try:
         if path.is_file() or is_search(path) or any((path / name).is_file() for name in (SUMMARY_FILE, "plan.json")):
             return [path], []
@@ -73,11 +64,6 @@ def find_sources(path: Path) -> tuple[list[Path], list[str]]:
             places += found
             problems += unread
     return places, problems
-
-
-def written(path: Path) -> str:
-    """Return a path as text with bytes that are not UTF-8 escaped."""
-    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def load_source(path: Path, *, curves: bool = True) -> LoadedRun:

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from accelmark.results.comparison import Pair
-    from accelmark.results.store.loaded_run import LoadedRun
     from accelmark.results.table import Row
 
 
 _PIPE_WIDTH: Final = 260
 """Columns of a table of runs in output that is not a terminal."""
 _COMPARISON_WIDTH: Final = 140
-_MAX_VALUES: Final = 12
 
 
 Format = Literal["csv", "parquet", "markdown"]
@@ -74,10 +72,9 @@ def results(
     runs, problems = open_sources([options.existing_run(place) for place in places] if places else [Path("runs")])
     for problem in problems:
         options.warn(problem)
-    everything, runs = runs, matching(runs, wanted)
-    if everything and not runs:
-        found = "; ".join(_values_of(everything, column(name)) for name, _ in wanted)
-        options.warn(f"no result matches --where; there are {found}")
+    runs = matching(runs, wanted)
+    if wanted and not runs:
+        options.warn("no result matches --where")
     if readme:
         from accelmark.report.tables import write_readme_table
 
@@ -117,15 +114,11 @@ def _write(
         _emit(to_csv(answer.columns, answer.rows), output)
     elif output_format == "markdown":
         _emit(markdown(rows, groups) if answer is None else plain_markdown(answer.columns, answer.rows), output)
-    elif answer is not None and (output_format or output):
-        raise RequestError("the result of --sql can be written with --format csv or markdown")
-    elif output_format and output is None:
-        raise RequestError("--format parquet needs --output FILE")
-    elif output_format and output is not None:
+    elif output_format and output is not None and answer is None:
         write_parquet(rows, output)
         typer.echo(str(output))
-    elif output is not None:
-        raise RequestError("--output needs --format csv, parquet or markdown")
+    elif output_format or output:
+        raise RequestError("--output needs --format csv, markdown or parquet; parquet needs --output and has no --sql")
     elif answer is not None:
         _console().print(_table(answer.columns, answer.rows))
     else:
@@ -137,14 +130,6 @@ def _assignment(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise RequestError(f"--where {text!r}: write COLUMN=VALUE, e.g. chip=H100")
     return name.strip(), value
-
-
-def _values_of(runs: Sequence[LoadedRun], name: str) -> str:
-    from accelmark.results.table import rows_of
-
-    values = sorted({str(row[name]) for row in rows_of(runs) if row[name] not in (None, "")})
-    more = ", …" if len(values) > _MAX_VALUES else ""
-    return f"{name}={', '.join(values[:_MAX_VALUES])}{more}"
 
 
 def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
@@ -312,11 +297,9 @@ def view(
     token = read_or_create_token(token_file) if token_file else None
     app = make_app(RunIndex(directory), Access.to(host, token))
     with listen(host, port) as listener:
-        # An address of no machine, which no browser can open.
-        everywhere = host in ("0.0.0.0", "::")  # noqa: S104
-        where = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
-        all_of_them = " (all addresses of this machine)" if everywhere else ""
-        typer.echo(f"http://{where}:{listener.getsockname()[1]}/{all_of_them}")
+        # No browser can open the address that stands for all of this machine's.
+        where = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+        typer.echo(f"http://{where}:{listener.getsockname()[1]}/")
         if token_file:
             typer.echo(f"The page asks for the access token, which is in {token_file}.")
         typer.echo("Press Ctrl-C to stop.")
