@@ -279,7 +279,7 @@ def plan_request(
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.environments.registry import with_environments
     from accelmark.spec.cluster import ClusterSpec
-    from accelmark.spec.errors import Problem, RequestError, SpecError
+    from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
@@ -292,14 +292,8 @@ def plan_request(
             problems += error.problems
             cluster = ClusterSpec()
     vendor = request.vendor or cluster.vendor
-    try:
-        if vendor is not None:
-            find("vendors", vendor, where)
-    except RequestError as error:
-        key = "vendor" if request.vendor else "cluster.vendor"
-        problems.append(Problem(where, key, str(error).removeprefix(f"{where}: ")))
-        vendor, cluster = None, ClusterSpec()
-        request = request.model_copy(update={"vendor": None})
+    if vendor is not None:
+        find("vendors", vendor, where)
     plan = build_plan(
         request,
         cluster=cluster,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,30 +25,22 @@ def read_budget(is_search: bool, text: str | None, settings_file: Path | None) -
     Raises RequestError: it is neither, the file cannot be written, or there is no search that they would limit.
     """
     if not is_search:
-        for option, given in {"--budget": text, "--tuned-file": settings_file}.items():
-            if given is not None:
-                raise RequestError(f"{option} has no effect without --tune")
+        if text is not None or settings_file is not None:
+            raise RequestError("--budget and --tuned-file have no effect without --tune")
         return None
     from accelmark.plan.tuning import Budget
     from accelmark.spec.number_format import duration_s
 
-    if settings_file is not None:
-        place = settings_file.expanduser().absolute()
-        if place.is_dir() or not place.parent.is_dir():
-            what = "is a directory" if place.is_dir() else f"there is no directory {settings_file.parent}"
-            raise RequestError(f"--tuned-file {settings_file}: {what}")
+    if settings_file is not None and not settings_file.expanduser().absolute().parent.is_dir():
+        raise RequestError(f"--tuned-file {settings_file}: there is no directory {settings_file.parent}")
     text = text or DEFAULT_BUDGET
-    if text.isdecimal() and int(text):
-        return Budget(None, int(text), settings_file)
-    try:
-        time_s = duration_s(text)
-    except ValueError as error:
-        raise RequestError(
-            f"--budget {text}: neither a number of trials nor a time such as 90s, 20m or 1.5h"
-        ) from error
-    if not time_s > 0:
-        raise RequestError(f"--budget {text}: must be more than 0")
-    return Budget(time_s, None, settings_file)
+    trials = int(text) if text.isdecimal() else None
+    time_s = None
+    with contextlib.suppress(ValueError):
+        time_s = duration_s(text) if trials is None else None
+    if not (trials or time_s or 0) > 0:
+        raise RequestError(f"--budget {text}: neither a number of trials nor a time such as 90s, 20m or 1.5h")
+    return Budget(time_s, trials, settings_file)
 
 
 def with_search(plan: Plan, budget: Budget) -> Plan:

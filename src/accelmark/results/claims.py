@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from accelmark.results.comparison import value_text
 from accelmark.results.figures import FIGURES, FigureName, unit_of
@@ -141,13 +141,6 @@ class Claim(FiniteSpec):
     """What the source does not state."""
     tolerance: Tolerance
 
-    @field_validator("figure", mode="before")
-    @classmethod
-    def _known(cls, name: Any) -> Any:
-        if isinstance(name, str) and name not in FigureName.__members__.values():
-            raise ValueError(f"is no figure ({nearest(name, [figure.value for figure in FigureName])})")
-        return name
-
     @model_validator(mode="after")
     def _directed(self) -> Claim:
         if FIGURES[self.figure].better == "neither" and self.better is None:
@@ -220,10 +213,7 @@ def load_claim(name: str) -> tuple[str, Claim]:
     if path.suffix not in (".yaml", ".yml"):
         known = claim_files()
         if name not in known:
-            hint = nearest(name, known)
-            raise RequestError(
-                f"unknown claim {name!r} ({hint if not hint.startswith('known') else 'accelmark reproduce lists them'})"
-            )
+            raise RequestError(f"unknown claim {name!r} ({nearest(name, known)})")
         path = known[name]
     claim = parse(Claim, read_yaml(path), str(path))
     require_unit(claim, str(path))
