@@ -21,8 +21,8 @@ from typing import Any, Final, final
 
 from pydantic import PositiveFloat
 
-from accelmark.spec.errors import AccelmarkError, Problem, SpecError
-from accelmark.spec.model import Spec, parse
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.model import Spec
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
@@ -253,15 +253,10 @@ def main(arguments: list[str]) -> int:
         return 2
     node_dir = Path(arguments[0])
     try:
-        path = node_dir / CONFIG_FILE
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as wrong:
-            raise SpecError([Problem(str(path), "", f"cannot be read: {wrong}")]) from wrong
-        config = parse(RecorderConfig, values, str(path))
-    except AccelmarkError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        config = RecorderConfig.model_validate_json((node_dir / CONFIG_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        print(f"{node_dir / CONFIG_FILE}: cannot be read: {error}", file=sys.stderr)
+        return 2
     try:
         os.nice(_NICE)
         allowed = sorted(os.sched_getaffinity(0))

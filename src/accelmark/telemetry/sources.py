@@ -37,15 +37,9 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
     if (folder / MODULE_FILE).is_file():
         path = folder / MODULE_FILE
         try:
-            module = _import(path)
+            source = _import(path).Source()
         except Exception as error:
-            raise SourceError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-        if not hasattr(module, "Source"):
-            raise SourceError(f"{path} defines no class Source")
-        try:
-            source = module.Source()
-        except Exception as error:
-            raise SourceError(f"Source() in {path} raises {type(error).__name__}: {error}") from error
+            raise SourceError(f"{path}: Source cannot be used: {type(error).__name__}: {error}") from error
         if not isinstance(source, DeviceSource):
             raise SourceError(f"Source in {path} lacks open(), sample() or close()")
         sources.append(source)
