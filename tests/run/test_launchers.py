@@ -113,4 +113,4 @@ def test_problems_of_a_cluster_file_and_of_its_launchers_settings_are_reported_t
 )
 def test_hosts_that_a_launcher_cannot_use_are_reported(values: dict[str, object], problem: str) -> None:
     (found,) = unusable_parts(ClusterSpec.model_validate(values))
-    assert str(found).startswith(f"cluster 'local': {problem}")
+    assert problem in str(found)
