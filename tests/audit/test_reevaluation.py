@@ -160,6 +160,14 @@ def test_over_many_steps_only_size_and_direction_are_compared(run: Path, update:
     assert rules(judged(run)) == (set() if is_valid else {"replayed-update"})
 
 
+def test_losses_of_other_batches_after_the_first_steps_are_found(run: Path) -> None:
+    losses = losses_of(run)[:20]
+    others = losses[:8] + [loss * (1 + 0.2 * (step % 2)) for step, loss in enumerate(losses[8:])]
+    update = UpdateSquares(replayed=4.0, saved=4.1, difference=1.5)
+    write_evaluation(run, evaluated(metric_of(run)), replayed(others, update, steps=20))
+    assert rules(judged(run)) == {"replayed-losses"}
+
+
 @pytest.mark.parametrize(
     ("kind", "difference", "parameters_differ", "is_valid"),
     [

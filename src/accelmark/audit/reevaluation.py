@@ -44,8 +44,10 @@ REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
     "fp16": ReplayTolerance(loss=0.01, update=0.2),
     "fp8": ReplayTolerance(loss=0.05, update=0.6, origin="not measured"),
 }
-NORM_TOLERANCE: Final = 0.15
+NORM_TOLERANCE: Final = 0.05
 """Largest relative difference of the norms of the parameters' changes, over any number of steps."""
+MIN_LOSS_CORRELATION: Final = 0.8
+"""Smallest :func:`loss_correlation`."""
 MIN_COSINE: Final = 0.3
 """Smallest cosine of the angle between the parameters' changes, over any number of steps."""
 
@@ -167,6 +169,10 @@ def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Repla
         yield deviation(
             entry, "replayed-losses", f"equal within {limit_percent(tolerance.loss)} ({tolerance.origin})", actual
         )
+    correlation = loss_correlation(replay.steps)
+    if correlation is not None and not correlation >= MIN_LOSS_CORRELATION:
+        actual = f"the losses of {replay.what} change from step to step with a correlation of {correlation:.2f}"
+        yield deviation(entry, "replayed-losses", f"at least {MIN_LOSS_CORRELATION:g} with the replay's", actual)
 
 
 def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
