@@ -132,6 +132,7 @@ def ready(words: tuple[str, ...]) -> list[str]:
     found |= {"DIR": "runs", "runs/RUN": "runs/other", "latest": "base", "run.yaml": "suite.yaml"}
     found |= {"site/run.yaml": "suite.yaml", "march/run.yaml": "suite.yaml"}
     found |= {"run.tar": "claim.tar"} if words[0] != "bundle" else {}
+    found |= {"/data/imagenet": "."} if words[0] == "verify" else {}
     typed = [found.get(word, word) for word in words if word not in ("…", "...")]
     if typed[0] in ("train", "infer", "serve", "run"):
         if "--data" in typed:
