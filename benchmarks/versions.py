@@ -64,8 +64,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=_TABLE)
     options = parser.parse_args(arguments)
     table: Path = options.out
-    lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
-    rows = {python: line for python in ROWS for line in lines if line.startswith(f"| {python} |")}
+    has_failed = False
     for python in options.python:
         try:
             place = environment(python, ROWS[python])
@@ -74,10 +73,13 @@ def main(arguments: list[str]) -> int:
             return 3
         found = check(python, place, is_short=options.short)
         cells = [python, ROWS[python], datetime.now(UTC).date().isoformat(), *map(found.__getitem__, _COLUMNS)]
+        lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
+        rows = {name: line for name in ROWS for line in lines if line.startswith(f"| {name} |")}
         rows[python] = f"| {' | '.join(cells)} |"
         print(rows[python], flush=True)
         table.write_text(_HEAD + "".join(rows[name] + "\n" for name in ROWS if name in rows), encoding="utf-8")
-    return int(any("failed" in rows[python] for python in options.python))
+        has_failed |= "failed" in rows[python]
+    return int(has_failed)
 
 
 def environment(python: str, torch: str) -> Path:
