@@ -34,7 +34,7 @@ _CASES: Final[dict[str, dict[str, Any]]] = {
     "resnet_mini in eager": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "eager"}},
     "resnet_mini in inductor": {"key": "resnet_mini", "task": "infer", "settings": {"compiler": "inductor"}},
 }
-_SHORT: Final = {
+_SHORT: Final[dict[str, dict[str, Any]]] = {
     "train": {"end.max_steps": 12, "evaluate.every_steps": 6},
     "infer": {"max_batches": 4, "inference_duration_s": 2.0},
 }
