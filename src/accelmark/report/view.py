@@ -447,12 +447,7 @@ def token_of(request: Request) -> str:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return bearer.strip()
-    # Not ``request.cookies``: http.cookies rejects a header in which another application's cookie is malformed.
-    for part in request.headers.get("cookie", "").split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == COOKIE:
-            return value
-    return ""
+    return request.cookies.get(COOKIE, "")
 
 
 def read_or_create_token(path: Path) -> str:

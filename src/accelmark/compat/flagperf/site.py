@@ -121,7 +121,7 @@ def _container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Value
         own = _vendors_own(given.get("VENDOR"))
         vendors = _options_in(own.options)
         same = {(option.name, option.value) for option in vendors}
-        single = {option.name: option for option in vendors if option.name in _ONCE}
+        single = {option.name for option in vendors if option.name in _ONCE}
         mounted = {_target(mount) for mount in own.mounts}
         options: dict[tuple[str, str | None], _Option] = {}
         mounts: list[str] = []
@@ -129,16 +129,12 @@ def _container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Value
             why = ""
             if (option.name, option.value) in _SAID_ANYWAY:
                 continue
-            if not option.name:
-                why = "belongs to no option"
-            elif any(sign in str(option) for sign in "$`"):
-                why = "contains shell syntax, and no shell reads it"
+            if not option.name or any(sign in str(option) for sign in "$`"):
+                why = "is no option that can be read without a shell"
             elif option.name in _OWN:
                 why = "AccelMark decides it itself"
-            elif (option.name, option.value) in same:
+            elif (option.name, option.value) in same or option.name in single:
                 why = "the vendor's vendor.yaml sets it already"
-            elif option.name in single:
-                why = f"the vendor's vendor.yaml sets {single[option.name]}"
             elif option.name == "--privileged":
                 container["privileged"] = option.value != "false"
             elif option.name == "--shm-size":
