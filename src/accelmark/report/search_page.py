@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from heapq import nlargest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -78,7 +78,8 @@ def _page(
         trials=trials,
         digits=digits,
         time=time,
-        charts_over_time=[chart for chart in _progress(summary, time) if chart is not None],
+        charts_over_time=[one for one in (*_progress(summary, time), accuracy_chart(state)) if one is not None],
+        memory_mib=max((record.peak_memory_mib or 0 for record in state.attempts.values()), default=0) or None,
         family=family_chart(individuals, {name: known[name] for name in known if name in valued}),
         workers=workers_chart(state, summary.utilisation.workers) if ended_s > 0 else None,
         networks=[(one, known.get(one.id), layer_rows(one.network)) for one in sorted(best, key=lambda one: one.id)],
@@ -207,25 +208,51 @@ def family_chart(individuals: Sequence[Individual], values: Mapping[int, float])
     return Chart("Family tree of the networks", [links | edges, networks], layout)
 
 
+def accuracy_chart(state: SearchState) -> Chart | None:
+    """Draw the validation accuracy of each trial's epochs, for the best trials; None where nothing was validated."""
+    trials = [record for record in state.trials.values() if state.totals_of(record).accuracy is not None]
+    best = nlargest(_MOST_DRAWN, trials, key=lambda record: (state.totals_of(record).accuracy or 0.0, -record.trial))
+    lines = []
+    for number, record in enumerate(sorted(best, key=lambda record: record.trial)):
+        epochs = state.epochs_of(record)
+        accuracies = [epoch.validation_accuracy for epoch in epochs]
+        name = f"trial {record.trial}"
+        lines.append(line([epoch.epoch for epoch in epochs], accuracies, name, number, mode="lines+markers"))
+    x, y = {"title": {"text": "epoch"}}, {"title": {"text": "validation accuracy"}}
+    layout = {"xaxis": x, "yaxis": y, "title": {"text": "Accuracy", "font": {"color": "--ink"}}, "margin": {"t": 40}}
+    title = f"Validation accuracy per epoch of the best {len(best)} trials"
+    return Chart(title, lines, layout) if lines else None
+
+
 def workers_chart(state: SearchState, num_workers: int) -> Chart:
-    """Draw the training and evaluation of every worker; the rest is idle time."""
-    spans: dict[str, list[tuple[str, float, float, str]]] = {"training": [], "evaluating": []}
-    for epoch in chain.from_iterable(state.epochs.values()):
-        worker = f"worker {state.attempts[epoch.trial, epoch.attempt].worker}"
-        label = f"trial {epoch.trial}, epoch {epoch.epoch}"
-        trained_s, evaluated_s, end_s = epoch.training_s, epoch.evaluating_s, epoch.begun_s + epoch.training_s
-        spans["training"].append((worker, epoch.begun_s, trained_s, f"{label}: {quantity(trained_s, 's')} training"))
-        spans["evaluating"].append((worker, end_s, evaluated_s, f"{label}: {quantity(evaluated_s, 's')} evaluating"))
-    for record in state.attempts.values():
-        if record.ended_s is not None and record.held_out_s:
-            begun_s, label = record.ended_s - record.held_out_s, f"trial {record.trial}: held-out split"
-            spans["evaluating"].append((f"worker {record.worker}", begun_s, record.held_out_s, label))
+    """Draw what every worker did; the rest is idle time. Of many workers the first ones are drawn."""
+    kinds = {"starting": "--r4", "waiting for data": "--r3", "training": "--r1", "evaluating": "--r2"}
+    spans: dict[str, list[tuple[str, float, float, str]]] = {kind: [] for kind in kinds}
+
+    def add(kind: str, worker: int, begun_s: float, length_s: float, label: str) -> None:
+        if worker < _MOST_DRAWN and length_s > 0:
+            spans[kind].append((f"worker {worker}", begun_s, length_s, f"{label}: {quantity(length_s, 's')} {kind}"))
+
+    for key, record in state.attempts.items():
+        epochs = state.epochs.get(key, [])
+        if epochs:
+            begun_s = record.started_s
+            add("starting", record.worker, begun_s, epochs[0].begun_s - begun_s, f"trial {record.trial}")
+        for epoch in epochs:
+            label, waited_s = f"trial {epoch.trial}, epoch {epoch.epoch}", epoch.data_wait_s
+            # The waits of an epoch are drawn together, at its beginning.
+            add("waiting for data", record.worker, epoch.begun_s, waited_s, label)
+            add("training", record.worker, epoch.begun_s + waited_s, epoch.training_s - waited_s, label)
+            add("evaluating", record.worker, epoch.begun_s + epoch.training_s, epoch.evaluating_s, label)
+        if record.ended_s is not None:
+            held_out_s, label = record.held_out_s, f"trial {record.trial}: held-out split"
+            add("evaluating", record.worker, record.ended_s - held_out_s, held_out_s, label)
     traces = []
-    for kind, shade in (("training", "--r1"), ("evaluating", "--r2")):
+    for kind, shade in kinds.items():
         rows, begins, lengths, texts = zip(*spans[kind], strict=True) if spans[kind] else ((), (), (), ())
         traces.append(bars(rows, begins, lengths, kind, shade, texts))
     x = {"title": {"text": "seconds since the first trial began; gaps are idle"}}
-    layout = {"xaxis": x, "yaxis": {"autorange": "reversed"}, "height": 120 + 34 * num_workers}
+    layout = {"xaxis": x, "yaxis": {"autorange": "reversed"}, "height": 120 + 34 * min(num_workers, _MOST_DRAWN)}
     return Chart("Timeline of the workers", traces, layout)
 
 

@@ -128,6 +128,7 @@ def test_its_report_is_self_contained_and_shows_every_network(finished: SearchDi
     assert "src=" not in before_library
     assert before_library.count('class="network"') == len(finished.state().individuals)
     assert "Regulated score" in before_library
+    assert "Validation accuracy per epoch of the best 7 trials" in before_library
     assert json.loads(written[1].read_text())["schema_version"] == 1
     assert len(written[3].read_text().splitlines()) == 8
 
