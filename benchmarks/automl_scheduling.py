@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,13 @@ class InstantWorkers:
         self._epochs = epochs
         self._told: list[tuple[int, Message]] = []
         self._accuracy = np.random.default_rng(0)
+        self.memory: list[tuple[int, float]] = []
+        """Started trials, and the process's memory in MiB."""
+        self._started = 0
 
     def start(self, worker: int, order: TrialOrder, weights: object) -> None:
         """Note all messages of the trial."""
+        self._started += 1
         for epoch in range(1, self._epochs + 1):
             report = EpochReport(
                 epoch=epoch, begun_s=0.0, ended_s=0.0, trained_images=1_200_000, evaluated_images=80_000, steps=2678,
@@ -157,6 +161,7 @@ class InstantWorkers:
 
     def listen(self, _timeout_s: float) -> list[tuple[int, Message]]:
         """Return the messages of at most 256 trials."""
+        self.memory.append((self._started, psutil.Process().memory_info().rss / 2**20))
         told, self._told = self._told[: 256 * (self._epochs + 1)], self._told[256 * (self._epochs + 1) :]
         return told
 
@@ -175,22 +180,23 @@ class Costs:
     measured_trials: int
 
 
-def controller_costs(workers: int, trials: int, random_s: float) -> Costs:
+def controller_costs(workers: int, trials: int) -> Costs:
     """Run the controller with workers that need no time, and measure it, ``status`` and ``report``."""
     config = AutomlConfig(
         network="resnet50",
         search=SearchConfig(method="random"),  # proposals are measured apart
         schedule=ScheduleConfig(concurrency=workers, max_trials=trials, tuning_round=None, early_stop=False),
     )
-    process, used, peak = psutil.Process(), [], []
+    used: list[float] = []
+    lines: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for epochs in (1, 21):
             run = SearchDirectory.create(Path(folder) / str(epochs), config, resnet50())
-            before, began = process.memory_info().rss, time.process_time()
-            controller = SearchController(run, config, InstantWorkers(workers, epochs))  # type: ignore[arg-type]
-            controller.run()
+            began, instant = time.process_time(), InstantWorkers(workers, epochs)
+            SearchController(run, config, instant).run()  # type: ignore[arg-type]
             used.append((time.process_time() - began) / trials)
-            peak.append((process.memory_info().rss - before) / 2**20)
+            grown = [sample for sample in instant.memory if sample[0] > trials / 4]
+            lines.append(statistics.linear_regression(*zip(*grown, strict=True)))
         state = run.state(keeps_epochs=False)
         began = time.process_time()
         run.write_status(summarise(run, state=state, series=False))
@@ -293,8 +299,9 @@ def main() -> None:
     else:
         known = json.loads(kept.read_text(encoding="utf-8"))
         measured = Measured(**{name: known[name] for name in Measured.__dataclass_fields__})
+    costs = controller_costs(given.controlled // 4, given.controlled)
     proposing = Proposing(*proposal_seconds())
-    costs = controller_costs(given.controlled, given.controlled, proposing.random_s)
+    costs = replace(costs, trial_s=costs.trial_s - proposing.random_s)  # a random morph a trial was proposed there
     rows: list[dict[str, Any]] = []
     for workers in (int(word) for word in given.workers.split(",")):
         outcome = simulate(workers, measured, proposing, hours=given.hours, stretch=given.stretch, seed=given.seed)

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from accelmark.automl.config import SshCluster
 from accelmark.automl.controller.cluster import initialised
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.compat.aiperf import load_search
@@ -277,3 +279,12 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
 )
 def test_booleans_and_infinite_numbers_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert re.search(message, problems(tmp_path, OURS.replace(old, new)))
+
+
+def test_a_host_that_is_listed_twice_is_named(tmp_path: Path) -> None:
+    servers = tmp_path / "servers.json"
+    servers.write_text('[{"ip": "10.0.0.1"}, {"ip": "10.0.0.1"}]')
+    with pytest.raises(SpecError, match=r"servers.json.*10\.0\.0\.1"):
+        load_search(written(tmp_path, AIPERF), servers)
+    with pytest.raises(ValidationError, match="node1"):
+        SshCluster(kind="ssh", hosts=("node1", "node2", "node1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
@@ -196,6 +196,13 @@ class SshCluster(FiniteSpec):
     """Host -> variables of its Ray and its trials, as those that choose devices."""
     init_script: Path | None = None
     """Shell script at this path on every host, which bash reads before Ray starts there."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_distinct(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
+            raise ValueError(f"host {', '.join(twice)} is listed twice")
+        return hosts
 
 
 ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -123,6 +123,15 @@ Event = Annotated[
 _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Event)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{path}: cannot be written: {error.strerror}"
+        raise RunError(f"{what}; make room and resume the search") from error
+
+
 class Journal:
     """Appends events to a file; each is on disk when ``write`` returns, or with ``sync`` False at the next sync."""
 
@@ -137,15 +146,17 @@ class Journal:
     def write(self, event: Event, *, sync: bool = True) -> None:
         """Append an event with the hash of the one before."""
         line = event.model_copy(update={"after": self._last}).model_dump_json().encode()
-        self._file.write(line + b"\n")
+        with _writing(Path(self._file.name)):
+            self._file.write(line + b"\n")
         self._last = sha256(line).hexdigest()
         if sync:
             self.sync()
 
     def sync(self) -> None:
-        """Write everything to disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write everything to disk; raises RunError where that is not possible, as on a full disk."""
+        with _writing(Path(self._file.name)):
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -347,6 +358,15 @@ class SearchDirectory:
         """Return the seed network."""
         return load_network(self.path / NETWORK_FILE)
 
+    def check_unchanged(self) -> None:
+        """Raise RequestError where configuration or seed network are not those with which the journal begins."""
+        first = next(read_journal(self.path), None) if (self.path / JOURNAL_FILE).exists() else None
+        if first is not None and first.after != _sha256_of_request(self.path):
+            files = f"{CONFIG_FILE} or {NETWORK_FILE}"
+            raise RequestError(
+                f"{self.path}: {files} changed since the search began: restore it, or start another search"
+            )
+
     def state(self, *, keeps_epochs: bool = True) -> SearchState:
         """Return the state that the journal gives; the initial state where there is none yet."""
         events = read_journal(self.path) if (self.path / JOURNAL_FILE).exists() else ()
@@ -388,10 +408,11 @@ class SearchDirectory:
     def save_weights(self, individual: int, weights: Weights) -> None:
         """Write an individual's weights; a killed process leaves no incomplete file under their name."""
         path = self._weights(individual)
-        path.parent.mkdir(exist_ok=True)
         part = path.with_suffix(".part.npz")
-        np.savez(part, **weights)  # type: ignore[arg-type]
-        part.replace(path)
+        with _writing(path):
+            path.parent.mkdir(exist_ok=True)
+            np.savez(part, **weights)  # type: ignore[arg-type]
+            part.replace(path)
 
     def load_weights(self, individual: int) -> dict[str, Array] | None:
         """Return an individual's weights; None where it has none."""

@@ -110,6 +110,8 @@ def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
     for number, server in enumerate(loaded):
         if not isinstance(server, dict) or not isinstance(server.get("ip"), str):
             raise SpecError([Problem(str(path), f"[{number}]", "must be a mapping with an ip")])
+        if server["ip"] in cards:
+            raise SpecError([Problem(str(path), f"[{number}].ip", f"host {server['ip']} is listed twice")])
         cards[server["ip"]] = {_DEVICES: str(server[_DEVICES])} if server.get(_DEVICES) else {}
         unused += [f"{path.name}: {name}: has no effect here" for name in server if name not in ("ip", _DEVICES)]
     script = path.absolute().parent / _INIT_SCRIPT

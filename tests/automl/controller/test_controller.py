@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 from optuna.storages import JournalStorage
@@ -14,6 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.controller.controller import Observer, SearchController
+from accelmark.automl.controller.session import resume_search
 from accelmark.automl.journal import Journal, Proposed, Remark, SearchDirectory, SessionEnded, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
@@ -297,3 +301,33 @@ def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_p
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     with pytest.raises(RunError, match="line 1"):
         list(read_journal(tmp_path))
+
+
+def test_a_search_is_not_resumed_with_another_configuration(finished: SearchDirectory, tmp_path: Path) -> None:
+    for name in ("journal.jsonl", "automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    changed = (tmp_path / "automl.json").read_text().replace('"learning_rate": 0.05', '"learning_rate": 0.5')
+    (tmp_path / "automl.json").write_text(changed)
+    with pytest.raises(RequestError, match=r"automl\.json"):
+        resume_search(SearchDirectory(tmp_path))
+
+
+def test_a_full_disk_ends_the_session_with_the_file_and_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, weights = SearchDirectory(tmp_path), {"dense.weight": np.zeros((2, 2), np.float32)}
+    run.save_weights(1, weights)
+
+    def full(*arguments: object, **arrays: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(RunError, match=r"2\.npz.*No space left"):
+        run.save_weights(2, weights)
+    assert set(run.load_weights(1) or {}) == {"dense.weight"}
+    with closing(Journal(tmp_path)) as journal:
+        journal.write(Remark(clock_s=1.0, text="whole"))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"journal\.jsonl.*No space left"):
+            journal.write(Remark(clock_s=2.0, text="not on disk"))
+    assert [event.event for event in read_journal(tmp_path)][:1] == ["note"]

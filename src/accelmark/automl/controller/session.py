@@ -139,11 +139,13 @@ def start_search(
 def resume_search(directory: SearchDirectory, observer: Observer | None = None) -> None:
     """Continue a search that was stopped or killed.
 
-    Raises RequestError where it is complete or its data changed, and KeyboardInterrupt as :func:`start_search`.
+    Raises RequestError where it is complete, or its configuration or data changed, and KeyboardInterrupt as
+    :func:`start_search`.
     """
     config, network = directory.config(), directory.network()
     with _on_signals(_interrupt), directory.held():
-        state = directory.state()
+        directory.check_unchanged()
+        state = directory.state(keeps_epochs=False)
         if state.ended is not None and state.ended.over:
             why = why_ended(state.ended.reason)
             raise RequestError(
