@@ -208,10 +208,8 @@ def controller_costs(workers: int, trials: int) -> Costs:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             commands.append(sum(os.times()[2:4]) - began)
     epoch_s = (used[1] - used[0]) / 20
-    start_mib = process.memory_info().rss / 2**20 - sum(peak)
-    return Costs(
-        used[0] - epoch_s - random_s, epoch_s, start_mib, peak[0] / trials, report_s, commands[0], commands[1], trials
-    )
+    (trial_mib, start_mib), (status_s, command_s) = lines[0], commands
+    return Costs(used[0] - epoch_s, epoch_s, start_mib, trial_mib, report_s, status_s, command_s, trials)
 
 
 def simulate(

@@ -236,10 +236,12 @@ def _resume_command(search: SearchDirectory) -> str:
 
 
 def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:
-    from accelmark.automl.scoring.score import current_summary
     from accelmark.report.search_terminal import show_summary
 
-    summary = current_summary(found)
+    if (summary := found.status()) is None:
+        from accelmark.automl.scoring.score import summarise  # takes half a second
+
+        summary = summarise(found)
     if as_json:
         typer.echo(summary.to_json())
     else:

@@ -17,7 +17,6 @@ from rich.text import Text
 
 from accelmark.automl.journal import SearchState
 from accelmark.automl.records import TrialStatus
-from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.results.rounds.search import SearchSummary
 from accelmark.spec.number_format import NOTHING, counted, duration, quantity
@@ -38,6 +37,8 @@ def live_view() -> Iterator[Observer]:
 
 
 def _progress(state: SearchState, scheduler: Scheduler) -> Group:
+    from accelmark.automl.scoring.score import Scoreboard, utilisation  # not needed by `status`
+
     point, used = Scoreboard(state).final(), utilisation(state)
     limit, most = scheduler.schedule.max_duration, scheduler.schedule.max_trials
     head = Table.grid(padding=(0, 3))

@@ -188,10 +188,10 @@ def live_run(name: str, path: Path) -> LiveRun:
 
 def _live_search(name: str, path: Path) -> LiveRun:
     from accelmark.automl.journal import SearchDirectory
-    from accelmark.automl.scoring.score import current_summary
+    from accelmark.automl.scoring.score import summarise
 
     directory = SearchDirectory(path)
-    summary, limits = current_summary(directory), directory.config().schedule
+    summary, limits = directory.status() or summarise(directory), directory.config().schedule
     finished = summary.trials.get("finished", 0)
     shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []

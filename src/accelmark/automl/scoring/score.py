@@ -278,11 +278,6 @@ def summarise(
     )  # fmt: skip
 
 
-def current_summary(directory: SearchDirectory) -> search.SearchSummary:
-    """Return the figures that were written last, where they are current; else compute them."""
-    return directory.status() or summarise(directory)
-
-
 def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = ()) -> search.SearchVerdict:
     """Return the audit's verdict by the rules and by further checks."""
     rules, board = PRESETS[config.rules], Scoreboard(state)
