@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
+from benchmarks.gpu import pack
 from benchmarks.gpu.energy import Samples, compare
 from benchmarks.gpu.items import ITEMS
 
@@ -79,3 +82,53 @@ def test_trapezoids_over_sparse_samples_miss_short_loads_and_the_counter_does_no
     assert found["counter_j"] == pytest.approx(400 * 0.05 * 1199, rel=0.01)
     assert abs(found["relative_error"]["0.1"]) < 0.05
     assert found["relative_error"]["1.0"] > 0.5
+
+
+def wheel_of(directory: Path, name: str, *requires: str, content: str = "") -> Path:
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    lines = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{lines}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.mark.heavy
+def test_wheels_of_the_archive_are_installed_beside_the_interpreters_packages(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel_of(tmp_path / "wheels", "sitecustomize", content="import sys; print('from the wheel', file=sys.stderr)\n")
+    with tarfile.open(tmp_path / "campaign.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "wheels", "wheels")
+        for name in ("src", "benchmarks"):
+            archive.add(ROOT / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
+    arguments = ("--archive", str(tmp_path / "campaign.tar.xz"), "--tiny", "--only", "none")
+    ended, _ = campaign(tmp_path / "out", *arguments)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "from the wheel" in ended.stderr
+
+
+def test_what_a_wheel_requires_is_packed_unless_the_image_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requires = {"a": ("b>=1", "torch", "c; extra == 'all'"), "b": ("numpy>=2",)}
+
+    def download(requirement: str, into: Path) -> None:
+        name = Requirement(requirement).name
+        wheel_of(into, name, *requires[name])
+
+    monkeypatch.setattr(pack, "download", download)
+    image = pack.image_packages("# a comment\ntorch==2.11.0\nnumpy==2.5.2\n")
+    pack.resolve([Requirement("a")], image, {}, tmp_path)
+    assert {path.name[0] for path in tmp_path.iterdir()} == {"a", "b"}
+    with pytest.raises(pack.PackError, match=r"the image has torch 2\.11\.0"):
+        pack.resolve([Requirement("torch>=3")], image, {}, tmp_path)
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="there is an accelerator here")
+def test_a_missing_accelerator_is_reported(tmp_path: Path) -> None:
+    ended, _ = campaign(tmp_path / "out")
+    assert ended.returncode == 2
+    assert "No accelerator was found here" in ended.stdout

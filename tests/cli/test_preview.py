@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -228,3 +229,16 @@ def test_a_dry_run_shows_no_secrets(plugins: Path, tmp_path: Path) -> None:
     for secret in ("hunter2", "open5ame", "hidden"):
         assert secret not in shown
     assert "https://(left out)@mirror/simple" in shown
+
+
+def test_names_with_metacharacters_are_shell_quoted(plugins: Path, tmp_path: Path) -> None:
+    evil = "a b;$(touch x) 'q'"
+    request = {"vendor": "acme", "cluster": {"environment": {"EVIL": evil}}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = tmp_path / "run $(touch y)"
+    arguments = ("--out", str(run), "--commands", "--set", "loader.synthetic=true")
+    ended = accelmark("run", str(tmp_path / "file.yaml"), *arguments)
+    (ranks,) = [line for line in ended.stdout.splitlines() if " accelmark.train.loop.rank " in line]
+    words = shlex.split(ranks.partition(": ")[2])
+    assert f"EVIL={evil}" in words
+    assert words[-1].startswith(f"{run}/")

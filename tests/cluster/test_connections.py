@@ -124,3 +124,29 @@ def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     assert (code, status.state) == (1, "lost"), out + err
     assert (status.reason or "").startswith("n2: "), status
     assert "the host was rebooted while the job ran" in (status.reason or "")
+
+
+def test_a_host_key_that_changes_during_a_run_ends_the_job_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    directory, key = tmp_path / "run", bed.home(1) / "host_key"
+    made = plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 10000.0})
+    process = drive("start", directory, plan=made)
+    wait_for(lambda: stepping(directory), "a step that came home")
+    old = key.read_bytes(), key.with_suffix(".pub").read_bytes()
+    try:
+        bed.stop_sshd(1)
+        key.unlink()
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+        bed.sshd(1)
+        wait_for((bed.home(1) / "sshd.pid").exists, "the new sshd")
+        drop_connections(bed, 1)
+        code, out, err = done(process)
+    finally:
+        bed.stop_sshd(1)
+        key.write_bytes(old[0])
+        key.with_suffix(".pub").write_bytes(old[1])
+        bed.sshd(1)
+    (status,) = statuses(directory)
+    assert (code, status.state) == (1, "lost"), out + err
+    assert (status.reason or "").startswith("its host key has changed: "), status
+    wait_for((bed.home(1) / "sshd.pid").exists, "the old sshd")
+    assert done(drive("end", directory))[0] == 0

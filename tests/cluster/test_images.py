@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, status_of
+from tests.cluster.conftest import done, drive, record_fault, status_of
 from tests.cluster.skeleton import mounts, write_rootfs
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
@@ -118,3 +119,22 @@ def test_an_image_installs_packages_from_the_index_of_the_cluster_file() -> None
         if any("pip install" in text for text in texts):
             assert "ARG PIP_SOURCE" in dockerfile.read_text()
             assert any("${PIP_SOURCE" in text for text in texts)
+
+
+def test_a_full_storage_of_podman_is_named(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:
+    archive, run = tmp_path / "large.tar", tmp_path / "run"
+    (recipe / "ballast").write_bytes(os.urandom(8 << 20))
+    (recipe / "Dockerfile").write_text("FROM scratch\nCOPY ballast /\n")
+    podman(bed, "build", "--tag", "large:1", str(recipe))
+    podman(bed, "save", "--output", str(archive), "large:1")
+    storage = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(bed.home(1) / "podman")]
+    subprocess.run(bed.inside(1, *storage), check=True)
+    try:
+        done(drive("start", run, plan=fakes_in(cluster, image="large:1", image_file=str(archive))))
+    finally:
+        subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
+        podman(bed, "rmi", "--force", "large:1")
+    (status,) = status_of(run)
+    record_fault("podman's storage is full", "failed, names the disk", status)
+    reason = (status.reason or "").lower()
+    assert (status.state, "no space left on device" in reason, "the disk is full" in reason) == ("failed", True, True)

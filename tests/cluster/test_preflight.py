@@ -231,3 +231,22 @@ def test_without_enough_spares_nothing_starts(plan: MakePlan, bed: Bed, tmp_path
         bed.sshd(2)
     assert "n2" in out + err
     assert not (tmp_path / "run").exists()
+
+
+def test_names_that_are_no_text_and_an_old_python(plan: MakePlan, bed: Bed) -> None:
+    set_name = "import socket, sys; socket.sethostname(eval(sys.argv[1]))"
+    body = "import socket; s = socket.socket(socket.AF_UNIX); s.bind(b'\\0\\xff\\xfe'); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    subprocess.run(bed.inside(1, sys.executable, "-c", set_name, r"b'n\xff1'"), check=True)
+    try:
+        with subprocess.Popen(bed.enter(1, sys.executable, "-c", body), stdin=pipe, stdout=pipe) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert look(plan(())) == []
+            other.communicate(b"\n")
+    finally:
+        subprocess.run(bed.inside(1, sys.executable, "-c", set_name, "b'n1'"), check=True)
+    old = next(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"), None) or shutil.which("python3.8")
+    if old is not None:
+        (problem,) = look(plan((), on={"python": str(old)}))
+        assert (problem.where, f"{old} is Python 3.8." in problem.what, "pip" in problem.hint) == ("n1", True, False)

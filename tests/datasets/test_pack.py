@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from accelmark.cli.main import app
 from accelmark.datasets import pack as packing
 from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
 from accelmark.datasets.verify import fingerprint, verify
+from accelmark.spec.errors import DataError, RequestError
 from accelmark.tasks.images.data import ArrayImages
 from tests.cases import tiny_data
 
@@ -78,3 +81,15 @@ def test_an_interrupted_call_keeps_complete_shards(folders: Path, shards: Path) 
 
 def label(files: dict[str, bytes]) -> str:
     return next(name for name in files if name.endswith(".cls"))
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path, folders: Path) -> None:
+    with pytest.raises(RequestError, match="coco: cases do not read it from shards"):
+        pack(dataset_of("coco"), folders, tmp_path / "to")
+    whole = "expected train/<class>/*(.jpeg, .jpg, .png) (1,000 classes, 1,281,167 files); found"
+    for name, error, message in (("imagenet", DataError, whole), ("imagnet", RequestError, "no case uses a data set")):
+        words = ["data", "pack", name, "--from", str(folders), "--to", str(tmp_path / "to")]
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, error)
+        assert message in str(result.exception)
+    assert not (tmp_path / "to").exists()

@@ -10,6 +10,24 @@ import yaml
 from accelmark.cli.runs import plan_request, read_run_file
 from accelmark.compat.flagperf.convert import Converted, convert
 
+KEPT = {
+    "swin_transformer:pytorch_1.8:A100:1:8:1": "swin:pytorch:A100:1:8:1",
+    "resnet50:tensorflow2:A100:1:8:1": "resnet50:tensorflow:A100:1:8:1",
+    "llama3_8B:pytorch:A100:1:8:1": "llama3_1_8b:pytorch:A100:1:8:1",
+    "llama_mini:jax:A100:1:8:1": "llama_mini:jax:A100:1:8:1",
+    "bertLarge:pytorch_1.13": "bert_large:pytorch",
+}
+REFUSED = {
+    "glm:pytorch_1.8:A100:1:8:1": "no case carries it: its model is not in transformers",
+    "glmm:pytorch:A100:1:8:1": "glmm",
+    "swin:paddle:A100:1:8:1": "no framework 'paddle'",
+    "minilm:pytorch:A100:1:8:1": "does not support training",
+    "resnet_mini:pytorch:A100:3:8:1": "requests 3 hosts",
+    "bert:pytorch": "does not support inference",
+    "gpt3_6.7B:mindspore:A100:1:8:1": "mindspore",
+    "resnet50:mindspore:A100:1:8:1": "mindspore",
+}
+
 CLUSTER = """
 '''Cluster configs'''
 HOSTS = ["10.1.2.3", "10.1.2.4"]
@@ -285,3 +303,29 @@ def site(directory: Path, text: str, name: str = "test_conf.py") -> Converted:
 
 def left_in(converted: Converted) -> dict[str, str]:
     return {problem.key: problem.what for problem in converted.left_over}
+
+
+def test_keys_that_a_run_would_refuse_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    table = "".join(f'    "{key}": None,\n' for key in (*KEPT, *REFUSED))
+    converted = convert(
+        write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=f'VENDOR = "nvidia"\nCASES = {{\n{table}}}\n')
+    )
+    assert [case["key"] for case in converted.run["cases"]] == list(KEPT.values())
+    left = "\n".join(str(problem) for problem in converted.left_over)
+    for key, said in REFUSED.items():
+        assert any(said in line for line in left.splitlines() if f"{key}: " in line), key
+    assert "llama3_8B:pytorch:A100:1:8:1: becomes llama3_1_8b:pytorch:A100:1:8:1: MLPerf's target" in left
+
+
+def test_the_inference_example_of_the_readme_is_read_with_a_line_that_is_no_yaml(tmp_path: Path) -> None:
+    host = """
+FLAGPERF_PATH: "/home/FlagPerf/inference" #FlagPerf inference
+HOSTS: ["127.0.0.1"]
+VENDOR = "nvidia"
+CASES:
+    "resnet50:pytorch_1.13": "/raid/dataset/ImageNet/imagenet/val"
+"""
+    converted = convert(write(tmp_path, host__yaml=host))
+    assert converted.cluster["vendor"] == "nvidia"
+    assert converted.run["cases"] == [{"key": "resnet50:pytorch", "data": "/raid/dataset/ImageNet", "task": "infer"}]
+    assert "is no YAML" in left_in(converted)["line 4"]

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.compat.published import read_published
 from accelmark.results.claims import CLAIMS, Claim, Reproduction, claim_files, load_claim, load_result, reproduce
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, SpecError
 
 RECORDED = Path(__file__).with_name("recorded")
 LLAMA, RESNET = RECORDED / "h100_llama_1.3b.result.json", RECORDED / "h100_resnet50.result.json"
@@ -116,3 +117,22 @@ def test_the_command_line_checks_a_result_and_writes_page_and_json(tmp_path: Pat
     assert made.exit_code == 0, made.output
     again = ["reproduce", str(tmp_path / "claims/mlperf-resnet-h100x8.yaml"), "--check", str(RESNET)]
     assert "SHORT BY" in runner.invoke(app, again).stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"source": None}, "source"),
+        ({"unit": "images/s"}, "unit"),
+        ({"value": -1}, "value"),
+        ({"figure": "speed"}, "figure"),
+        ({"tolerance": {"ratio": 0.05}}, "tolerance.why"),
+    ],
+)
+def test_a_bad_claim_is_one_error(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
+    values = yaml.safe_load((CLAIMS / "llm-foundry-1.3b-h100.yaml").read_text()) | changes
+    file = tmp_path / "claim.yaml"
+    file.write_text(yaml.safe_dump({name: value for name, value in values.items() if value is not None}))
+    with pytest.raises(SpecError) as caught:
+        load_claim(str(file))
+    assert [problem.key for problem in caught.value.problems] == [key]

@@ -11,6 +11,7 @@ from accelmark.report.run_page import render_page
 from accelmark.results.comparison import compare
 from accelmark.results.figures import FigureName
 from accelmark.results.prices import Prices, costs_of, read_prices
+from accelmark.spec.errors import SpecError
 from tests.results.compared_runs import loaded
 
 RENTED = "currency: EUR\ndevices: {X1: {per_hour: 3.6}, X2: {per_hour: 7.2}}\n"
@@ -55,3 +56,19 @@ def test_page_and_comparison_have_costs_and_a_buyer_s_answers(tmp_path: Path) ->
     page = render_comparison(comparison, prices=prices)
     assert page.index("For buyers") < page.index("Other differences")
     assert not buyer_lines(compare([slow, loaded(tmp_path / "other")]))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("{currency: EUR, devices: {X1: {per_hour: -1}}}", "devices.X1.per_hour"),
+        ("{currency: EUR, power_per_kwh: -0.1, devices: {X1: {per_hour: 1}}}", "power_per_kwh"),
+        ("{currency: EUR, devices: {X1: {price: 1000}}}", "devices.X1"),
+        ("{currency: EUR, pue: 0.5, devices: {X1: {per_hour: 1}}}", "pue"),
+        ("devices: {X1: {per_hour: 1}}", "currency"),
+    ],
+)
+def test_bad_prices_are_one_error(tmp_path: Path, text: str, key: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, text)
+    assert [problem.key for problem in caught.value.problems] == [key]

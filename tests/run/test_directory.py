@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from accelmark.run.launchers.ssh.launcher import SshLauncher
+from accelmark.run.record import directory
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
+from accelmark.spec.errors import RunError
 from tests.run.fakes import make_plan
 
 
@@ -45,3 +47,13 @@ def test_a_run_that_was_moved_has_the_same_directory_on_its_hosts(tmp_path: Path
     assert SshLauncher(moved.plan, moved.path).layout.run == before.run
     second = RunDirectory.create(tmp_path / "first", first.plan)
     assert SshLauncher(second.plan, second.path).layout.run != before.run
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise RunError(f"{path}: cannot be written: the disk is full")
+
+    monkeypatch.setattr(directory, "write_atomic", full)
+    with pytest.raises(RunError, match="full"):
+        RunDirectory.create(tmp_path / "runs" / "first", make_plan())
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.host import SubprocessHost
+from accelmark.run.agent.host import host_lock
+from accelmark.run.host import CommandResult, SubprocessHost
 from accelmark.run.launchers import plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
@@ -282,3 +284,45 @@ def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_n
     assert problem.hint == "accelmark env create jax --path /opt/venv"
     (problem,) = package_problems(found, [], [], jax, Path("/opt/venv"), is_here=False)
     assert problem.hint == "accelmark env create jax --hosts CLUSTER", "a host has no AccelMark to make it with"
+
+
+@pytest.mark.parametrize(
+    ("name", "held_by"),
+    [
+        (None, None),
+        (b"", "another run"),
+        (b"/r\xc3\xbcn", "r\u00fcn"),
+        (b"/cut \xc3", "cut \\xc3"),
+        (b"like-another", None),
+    ],
+)
+def test_names_of_sockets_are_bytes(name: bytes | None, held_by: str | None) -> None:
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as lock:
+        other.bind(b"\0made-up \xff")
+        if name is not None:
+            lock.bind(b"\0accelmark-host" + name)
+        assert probed(is_locked=True).held_by == held_by
+
+
+def test_the_name_of_a_lock_is_cut_between_letters() -> None:
+    with host_lock("r" * 84 + "\u00fc", lambda: False):
+        assert probed(is_locked=True).held_by == "r" * 84
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "is_blamed"),
+    [
+        (127, b"sh: python4: not found", True),
+        (1, b"SyntaxError: invalid syntax", True),
+        (1, b"OSError: [Errno 5]", False),
+    ],
+)
+def test_python_is_blamed_only_where_it_is_the_cause(
+    code: int, errors: bytes, is_blamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*_: object, **__: object) -> CommandResult:
+        return CommandResult(code, b"", errors)
+
+    monkeypatch.setattr(SubprocessHost, "run", run)
+    (problem,) = asyncio.run(check_cluster(ClusterSpec()))
+    assert ("set python in the cluster file" in problem.hint) == is_blamed

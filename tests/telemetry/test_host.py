@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.telemetry.device import DeviceSample
-from accelmark.telemetry.host.power import Rapl, RaplError, parse_dcmi
+from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr
 from accelmark.telemetry.host.sampler import (
     HostSample,
     HostSampler,
@@ -150,3 +150,11 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
     assert "hunter2-secret" not in text
     assert json.loads(text)["cpu"]["logical_cores"] >= 1
     assert cpu_model()
+
+
+def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
+    assert parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok") == 336
+    with pytest.raises(IpmiError, match="no sensor"):
+        parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
+    with pytest.raises(IpmiError, match="2 sensors with different values"):
+        parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")

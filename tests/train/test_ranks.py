@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.train.conftest import RunHere
-from tests.train.jobs import Ran, environment, make_job, run, start
+from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, run, start, write_job
 
 ADAM: dict[str, Any] = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "evaluate.every_steps": 6}
 
@@ -208,3 +208,15 @@ def test_signals_that_native_code_took_are_handled_again(tmp_path: Path) -> None
         check=True,
     )
     assert done.stdout == "SIGTERM\n"
+
+
+def test_a_job_that_cannot_be_read_still_ends_with_finished(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    path = write_job(job, tmp_path)
+    path.write_text(path.read_text().replace('"round"', '"rond"'))
+    node_dir = node_dir_of(tmp_path)
+    done = subprocess.run(command(path, 1), env=environment(node_dir), capture_output=True, timeout=60, check=False)
+    ran = Ran(node_dir, done.returncode, "")
+    assert ran.exit_code == 2
+    assert ran.finished().state == "failed"
+    assert "did you mean 'round'?" in (ran.finished().message or "")
