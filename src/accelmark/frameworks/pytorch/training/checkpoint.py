@@ -256,8 +256,8 @@ class Checkpoints:
         saved_names = self._training.original.state_dict().keys()
         own_buffers = {name: each for name, each in self._training.original.named_buffers() if name in saved_names}
         try:
-            if self._settings.has_shards:
-                buffers, states = self._saved_parts(end, own_buffers), self._saved_optimizer(end)[0]
+            if self._settings.has_shards:  # buffers of one rank are saved, and each has its own
+                own_buffers, buffers, states = {}, {}, self._saved_optimizer(end)[0]
             else:
                 saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
                 buffers, states = saved["model"], saved["optimizer"]["state"]
