@@ -58,7 +58,7 @@ def test_of_many_runs_those_that_cannot_be_read_are_warned_of(tmp_path: Path) ->
     with pytest.warns(UserWarning, match=r"b/summary\.json") as caught:
         (one,) = load_all(tmp_path)
     assert (one.path.name, caught[0].filename) == ("a", __file__)
-    with pytest.raises(RequestError, match="no such run"):
+    with pytest.raises(RequestError, match="is no run"):
         list(load_all(tmp_path / "nothing"))
 
 

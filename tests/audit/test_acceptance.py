@@ -28,7 +28,7 @@ def test_each_scale_is_judged_and_the_readme_gets_both_tables(tmp_path: Path) ->
     readme.write_text("# Toy\n")
     options = ["--scales", "1x1,1x2,2x2", "--efficiency", "0.9", "--readme", str(readme), "--json"]
     for _ in range(2):
-        done = CliRunner().invoke(app, ["accept", "acme", "toy", "--runs", str(tmp_path / "runs"), *options])
+        done = CliRunner().invoke(app, ["accept", "nvidia", "toy", "--runs", str(tmp_path / "runs"), *options])
     assert done.exit_code == 1, done.output
     passed = {(row["scale"], row["rule"]): row["passed"] for row in json.loads(done.stdout)}
     assert passed["1x1", "target"] is True
@@ -41,7 +41,7 @@ def test_each_scale_is_judged_and_the_readme_gets_both_tables(tmp_path: Path) ->
     assert text.startswith("# Toy\n")
     runs, _ = open_sources([tmp_path / "runs"])
     states = {(row.case, row.framework, row.vendor): row.state for row in support(runs)}
-    assert states["toy", "pytorch", "acme"] == "ran"
+    assert states["toy", "pytorch", "nvidia"] == "ran"
     assert states["resnet_mini", "pytorch", "nvidia"] == "described"
     assert states["resnet_mini", "pytorch", "zixiao"] == "not possible"
     assert (text.count(BEGIN), text.count("| 1x2 | speed-up"), text.count("加速比")) == (1, 1, 1)
@@ -50,5 +50,5 @@ def test_each_scale_is_judged_and_the_readme_gets_both_tables(tmp_path: Path) ->
 @pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])
 def test_a_scale_that_is_none_is_refused(plugins: Path, scales: str) -> None:
     (plugins / "runs").mkdir()
-    done = CliRunner().invoke(app, ["accept", "acme", "toy", "--runs", str(plugins / "runs"), "--scales", scales])
+    done = CliRunner().invoke(app, ["accept", "nvidia", "toy", "--runs", str(plugins / "runs"), "--scales", scales])
     assert "HOSTSxDEVICES" in str(done.exception)
