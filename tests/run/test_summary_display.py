@@ -36,14 +36,14 @@ def shown(summary: Summary, run_dir: Path, width: int = 120) -> str:
 
 def test_an_invalid_result_has_no_tick_and_the_summary_names_the_vendor_and_its_hooks(tmp_path: Path) -> None:
     summary = loaded(tmp_path / "run").summary
-    assert "Vendor acme: standard cases, nothing changed" in shown(summary, tmp_path / "run")
+    assert "Vendor nvidia: standard cases, nothing changed" in shown(summary, tmp_path / "run")
     hooks = (ReplacedHook(name="create_optimizer", place="extern/__init__.py:4", num_lines=3),)
     changed = {"verdict": "INVALID", "reasons": ("why",), "adaptation": AdaptationCost(hooks=hooks)}
     (case,) = summary.cases
     text = shown(summary.model_copy(update={"cases": (case.model_copy(update=changed),)}), tmp_path / "run")
     assert "✓" not in text
     assert "✕" in text
-    assert "Vendor acme changed toy: hook create_optimizer" in text
+    assert "Vendor nvidia changed toy: hook create_optimizer" in text
     assert "resume" not in text
 
 
@@ -55,7 +55,7 @@ def test_a_verdict_is_explained_below_the_table(tmp_path: Path) -> None:
         changed_case = case.model_copy(update={"marks": (), "verdict": "VALID", **changed})
         return " ".join(shown(summary.model_copy(update={"cases": (changed_case,)}), tmp_path / "run").split())
 
-    assert "VALID: Every round met" in text()
+    assert "VALID: The result counts" in text()
     assert "timing" not in text()
     assert "timing is unreliable" in text(marks=("busy_machine",))
     assert "OPEN: Not a closed result" in text(verdict="OPEN")
