@@ -243,9 +243,11 @@ class Preflight:
     async def _read_packages(self, host: Host, state: HostState) -> list[Problem]:
         """Read the packages of the Pythons that run the host's ranks; returns why some cannot be read.
 
-        Those of an image that is still to be obtained are not read.
+        Those of an image that is still to be obtained are not read, and none where the container engine does not work.
         """
         is_contained, problems = self._cluster.container is not None, []
+        if is_contained and state.facts.engine_problem is not None:
+            return []
         found, images = dict(state.packages), dict(state.images)
         for framework, (needs, _) in packages_of(state.jobs, () if state.jobs else self._cluster.environments).items():
             environment = self._cluster.environments.get(framework) if not is_contained else None
