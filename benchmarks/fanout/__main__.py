@@ -75,6 +75,7 @@ def main() -> None:
         ],
         "bookkeeping": bookkeeping([number for number in (10, 100, 1024) if number <= simulated[-1]], given.ranks, 10),
     }
+    found["load1_at_end"] = os.getloadavg()[0]
     (HERE / "figures.json").write_text(json.dumps(found, indent=2) + "\n")
     write_figures(HERE, found)
 

@@ -76,7 +76,7 @@ def _readme(found: dict[str, Any]) -> str:
 
 Preflight, launch of a job that does nothing, and collection of its files, on hosts that are network namespaces of one
 machine ({found["date"]}, {found["cores"]} cores of an {found["cpu"]}, load {found["load1_at_start"]:.1f} from other
-work), each with a real sshd.
+work at the start, {found["load1_at_end"]:.1f} with this benchmark at the end), each with a real sshd.
 AccelMark keeps one connection a host and works on all hosts at the same time; beside it the same steps as
 FlagPerf's scripts do them: {found["openssh_commands_a_host"]} commands of openssh's client a host, one after another.
 Where fewer hosts than all were timed one by one, the rest is by rule of three: each host costs the same there. All
