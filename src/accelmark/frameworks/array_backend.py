@@ -319,7 +319,8 @@ class ArrayBackend(RankBackend):
             self.load(end)
             replay.update = update_squares(before, replayed, self.weights(trained=True))
             zeros = dict.fromkeys(buffers, np.zeros(()))
-            replay.state["buffers"] = update_squares(zeros, buffers, self.weights(trained=False))
+            if self.place.rank == 0:  # whose buffers are saved
+                replay.state["buffers"] = update_squares(zeros, buffers, self.weights(trained=False))
         return replay
 
     @abstractmethod

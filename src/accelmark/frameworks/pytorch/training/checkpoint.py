@@ -250,20 +250,24 @@ class Checkpoints:
     def compare_state(self, end: Path) -> dict[str, UpdateSquares]:
         """Compare buffers and optimizer state with those of the checkpoint ``end``.
 
+        Each rank has its own buffers; those of rank 0 are saved.
+
         Raises:
             RunError: the checkpoint is damaged, or is of another model.
         """
         saved_names = self._training.original.state_dict().keys()
         own_buffers = {name: each for name, each in self._training.original.named_buffers() if name in saved_names}
         try:
-            if self._settings.has_shards:  # buffers of one rank are saved, and each has its own
-                own_buffers, buffers, states = {}, {}, self._saved_optimizer(end)[0]
+            if self._settings.has_shards:
+                buffers, states = {}, self._saved_optimizer(end)[0]
             else:
                 saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
                 buffers, states = saved["model"], saved["optimizer"]["state"]
         except Exception as error:
             raise unreadable(end, error) from error
-        pairs: list[tuple[str, Any, Any]] = [("buffers", each, buffers[name]) for name, each in own_buffers.items()]
+        pairs: list[tuple[str, Any, Any]] = []
+        if self._rank == 0 and not self._settings.has_shards:
+            pairs += [("buffers", each, buffers[name]) for name, each in own_buffers.items()]
         for number, values in self._training.optimizer_state()["state"].items():
             theirs = states.get(number, {})  # of one name in another implementation of SGD
             pairs += [
