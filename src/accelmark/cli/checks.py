@@ -444,7 +444,9 @@ def _findings(name: str, run: Path) -> Checks:
     for entry in dict.fromkeys(broken):
         verdict = "INVALID" if entry.severity == "error" else "OPEN"
         do = f"results would be {verdict}; expected: {entry.expected}"
-        yield Check("missing", f"{name}: {entry.actual} [{entry.rule}]", do)
+        # A new chip's author can write no peaks that are reviewed.
+        is_new_chip = entry.rule == "chip-mismatch" and entry.severity == "open"
+        yield Check("advice" if is_new_chip else "missing", f"{name}: {entry.actual} [{entry.rule}]", do)
     if not broken:
         not_tried = "data, target, speed and replay were not tried"
         yield Check("good", f"{name}: no audit rule was broken in three steps on synthetic data; {not_tried}")
