@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,7 @@ from accelmark.run.record.registry import register
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import SOURCE_FILE, VENDOR_CODE_DIR, SourceRecord
-from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_files
+from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_files, tree_hash
 
 _GIT_TIMEOUT_S: Final = 20.0
 
@@ -125,22 +127,24 @@ def require_unchanged(plan: Plan, where: str) -> None:
     """
     hint = "start a new run"
     problems: list[Problem] = []
-    folders = {
-        (ref.path, ref.sha256, ""): str(ref.path)
+    whole = partial(tree_hash, whole=True)
+    folders: dict[tuple[Path, str], tuple[str, Callable[[Path], str]]] = {
+        (ref.path, ref.sha256): (str(ref.path), whole)
         for job in plan.jobs
         for ref in (job.job.extern, job.job.adaptation)
         if ref is not None
     }
     for job in plan.jobs:
-        folders[job.job.case.path, job.job.case.sha256, job.job.work.task] = str(job.job.case.path)
+        case = job.job.case
+        folders[case.path, case.sha256] = str(case.path), partial(case_hash, task=job.job.work.task)
     try:
         vendor = find("vendors", plan.vendor).path
-        folders[vendor, plan.vendor_sha256, ""] = str(vendor)
+        folders[vendor, plan.vendor_sha256] = str(vendor), whole
     except AccelmarkError as error:
         problems.append(Problem(where, plan.vendor, str(error)))
-    folders[Path(accelmark.__file__).parent, plan.source_sha256, ""] = "AccelMark"
-    for (path, sha256, task), name in folders.items():
-        if not path.is_dir() or case_hash(path, task) != sha256:
+    folders[Path(accelmark.__file__).parent, plan.source_sha256] = "AccelMark", tree_hash
+    for (path, sha256), (name, hashed) in folders.items():
+        if not path.is_dir() or hashed(path) != sha256:
             what = "has changed" if path.is_dir() else "was removed"
             problems.append(Problem(where, name, f"{what} since the run was planned", hint))
     if problems:
