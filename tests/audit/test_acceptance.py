@@ -9,10 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.audit.acceptance import support
+from accelmark.audit.acceptance import judge, newest_cases, support
 from accelmark.cli.acceptance import BEGIN, accept
 from accelmark.cli.help import Verb
+from accelmark.results.schema import Finding
 from accelmark.results.sources import open_sources
+from accelmark.results.store.loaded_run import load_run
 from tests.results.compared_runs import made
 
 app = typer.Typer()
@@ -45,6 +47,17 @@ def test_each_scale_is_judged_and_the_readme_gets_both_tables(tmp_path: Path) ->
     assert states["resnet_mini", "pytorch", "nvidia"] == "described"
     assert states["resnet_mini", "pytorch", "zixiao"] == "not possible"
     assert (text.count(BEGIN), text.count("| 1x2 | speed-up"), text.count("加速比")) == (1, 1, 1)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_only_unreviewed_peaks_do_not_fail_the_adaptation(tmp_path: Path) -> None:
+    case = newest_cases([load_run(made(tmp_path / "one", rounds=1))], "nvidia", "toy", "pytorch")[1, 1]
+    unreviewed = Finding(rule="chip-mismatch", severity="open", expected="", actual="")
+    unlocked = unreviewed.model_copy(update={"rule": "fixed-setting"})
+    for findings, passed in (([unreviewed], True), ([unreviewed, unlocked], False)):
+        changed = case._replace(result=case.result.model_copy(update={"verdict": "OPEN", "findings": findings}))
+        judged = judge({(1, 1): changed}, [(1, 1)], None)
+        assert next(row.passed for row in judged if row.rule == "adaptation") is passed
 
 
 @pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from accelmark.cli.main import app
 from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.run.display.displays import Board, draw, plain_progress
-from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader
 from accelmark.run.display.summary import print_status, read_status
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
@@ -192,6 +192,15 @@ def test_a_load_has_a_place_a_share_and_an_eta_in_both_displays() -> None:
     served = job.model_copy(update={"job": job.job.model_copy(update={"work": ServeJob.model_construct(**unset)})})
     assert plain_progress(JobProgress("finished", samples=40), served) == "its ranks have ended  40 requests"
     assert "1,234 requests  25\u202f%  ETA 1 m 15 s" in drawn(Board(plan, statuses, progress=progress))
+
+
+def test_the_display_draws_the_losses_and_the_devices_memory() -> None:
+    plan = make_plan(())
+    statuses = {plan.jobs[0].directory: JobStatus("running")}
+    progress = JobProgress("training", 20, loss=1.0, devices=DeviceLoad(memory_used_mib=20480))
+    text = drawn(Board(plan, statuses, progress=progress, losses=[8.0, 4.5, 1.0]))
+    assert "loss █▅▁" in text
+    assert "20.0\u202fGiB" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -12,6 +12,7 @@ from accelmark.cli import options
 from accelmark.cli.help import Verb, Verbs
 from accelmark.cli.output import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
+from accelmark.spec.number_format import counted
 
 app = typer.Typer(
     cls=Verbs, help="Publish verified results in a directory that anyone can check.", no_args_is_help=True
@@ -67,7 +68,9 @@ def check(
             f"{found.num_made_up} made up",
             f"{found.num_withdrawn} withdrawn",
         ]
-        typer.echo(f"{found.num_records} records: {', '.join(part for part in parts if not part.startswith('0 '))}")
+        typer.echo(
+            f"{counted(found.num_records, 'record')}: {', '.join(part for part in parts if not part.startswith('0 '))}"
+        )
 
     content: dict[str, Any] = found._asdict()
     return Output(content, show, EXIT_FAILED if found.problems else EXIT_OK)

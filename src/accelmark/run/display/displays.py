@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Final, Self, final, get_args
 
 from rich.console import Console, Group, RenderableType
@@ -37,6 +38,9 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
 }
 _MOST_ENDED: Final = 6
 _MOST_QUEUED: Final = 4
+_MOST_LOSSES: Final = 4096
+_MOST_BLOCKS: Final = 24
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _NARROWEST: Final = 16
 """Least columns for a job's result, however narrow the terminal is."""
 _PLAIN_EVERY_S: Final = 10.0
@@ -138,7 +142,7 @@ class LiveDisplay(RunObserver):
         self._board.statuses[job.directory] = status
         if status.state in ("preparing", "running"):
             self._since = time.monotonic()
-            self._board.progress, self._board.preparing = JobProgress(), ""
+            self._board.progress, self._board.losses, self._board.preparing = JobProgress(), [], ""
         self._draw()
 
     def planned(self, plan: Plan) -> None:
@@ -165,6 +169,8 @@ class LiveDisplay(RunObserver):
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
         """Draw the job's progress."""
+        if progress.loss is not None and progress.step != self._board.progress.step:
+            self._board.losses = [*self._board.losses[1 - _MOST_LOSSES :], progress.loss]
         self._board.progress, self._board.preparing = progress, ""
         self._draw()
 
@@ -266,9 +272,23 @@ def progress_parts(progress: JobProgress, job: PlannedJob) -> list[str]:
     name, busy = ("cpu", devices.cpu) if devices.utilisation is None else ("device", devices.utilisation)
     if busy is not None:
         parts.append(f"{name} {percent(busy)}")
+    if (memory := devices.memory_used_mib or devices.rank_memory_mib) is not None:
+        parts.append(quantity(memory, "MiB", 3))
     if devices.power_w is not None:
         parts.append(quantity(devices.power_w, "W", 3))
     return parts
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return at most ``width`` blocks, each the mean of an equal share of the values; "" of fewer than two values."""
+    if len(values) < 2:
+        return ""
+    width = min(width, len(values))
+    bounds = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(bounds)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
 @final
@@ -323,6 +343,8 @@ class Board:
     headlines: dict[str, str] = field(default_factory=dict)
     """The result of each finished round in one line."""
     progress: JobProgress = field(default_factory=JobProgress)
+    losses: list[float] = field(default_factory=list)
+    """Losses of the current job's windows, the last of them last."""
     seconds: float = 0.0
     """Since the current job changed its state."""
     preparing: str = ""
@@ -349,7 +371,8 @@ def draw(board: Board, width: int) -> RenderableType:
             bar = ProgressBar(total=1.0, completed=board.progress.share, width=max(10, min(32, width - 4)))
             parts.append(Padding(bar, (0, 0, 0, 2)))
         if facts := progress_parts(board.progress, job):
-            parts.append(Padding(Text("  ".join(facts)), (0, 0, 0, 2)))
+            curve = (f"  loss {sparkline(board.losses, _MOST_BLOCKS)}", "cyan") if len(board.losses) > 1 else ""
+            parts.append(Padding(Text.assemble("  ".join(facts), curve), (0, 0, 0, 2)))
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
