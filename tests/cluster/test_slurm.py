@@ -184,6 +184,20 @@ def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_pa
     assert found == [f"n1: cannot see {run} of this machine ({hint})"]
 
 
+def test_a_file_system_with_local_locks_is_reported(plugins: Path, tmp_path: Path) -> None:
+    """The nodes' Python succeeds in locking what another machine has locked, as on Lustre with ``localflock``."""
+    source, library, python = tmp_path / "flock.c", tmp_path / "flock.so", tmp_path / "python"
+    source.write_text("int flock(int descriptor, int operation) { return 0; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    python.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    where = cluster(1).model_copy(update={"python": str(python)})
+    run = tmp_path / "run"
+    code, _, err = done(drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=where)))
+    assert code == 1
+    assert f"n1: does not see that {run} is locked on this machine: locks of that file system are local" in err
+
+
 def test_inside_an_allocation_a_killed_coordinator_is_resumed(
     plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

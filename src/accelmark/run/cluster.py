@@ -69,65 +69,70 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     make_directory(directory)
     require_empty(directory)
     try:
-        plan, reasons = request.scaling, dict[Part, str]()
-        key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
-        rates: Ceilings | None = None
-        if key.world_size < 2:
-            reasons["collectives"] = "one rank needs no collectives"
-        else:
-            with (
-                _reason_kept(reasons, "collectives"),
-                request.working(f"measuring collectives for about {duration(request.probe_budget_s)}") as report,
-            ):
-                vendor, budget_s = load_vendor(plan.vendor), request.probe_budget_s
-                rates = probe(vendor, key.hardware, key.nproc, ["collectives"], budget_s, plan.cluster, report)
-        fetch = DataFetcher(plan.offline)
-        scaling = coordinator.start(plan, directory / SCALING_DIR, fetch, run_preflight, as_json=request.as_json)
-        failed = [case for case in scaling.summary.cases if case.state != "succeeded"]
-        if scaling.exit_code == EXIT_CANCELLED:
-            cancelled: tuple[Part, ...] = ("scaling", "checkpoints", "recovery")
-            reasons |= dict.fromkeys(cancelled, _CANCELLED)
-        elif failed or len(hosts) < 2:
-            reasons["scaling"] = f"{failed[0].key}: {failed[0].state}" if failed else "the cluster has one host"
-        last = directory / SCALING_DIR / plan.jobs[-1].directory
-        writes: CheckpointWrites | None = None
-        recovery: Recovery | None = None
-        if "checkpoints" not in reasons:
-            with _reason_kept(reasons, "checkpoints"):
-                writes = checkpoint_writes(last)
-            with _reason_kept(reasons, "recovery"):
-                try:
-                    recovery = _recover(request, directory / RECOVERY_DIR, fetch)
-                except SpecError as error:  # hosts are not ready
-                    reasons["recovery"] = str(error)
-        resumed = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
-        disturbed: dict[Part, tuple[str, ...]] = {
-            "scaling": disturbances_of(directory / SCALING_DIR / job.directory for job in plan.jobs),
-            "collectives": rates.disturbed if rates is not None else (),
-            "checkpoints": disturbances_of([last]),
-            "recovery": disturbances_of([resumed / "attempt1", resumed]),
-        }
-        result = ClusterReport(
-            name=plan.cluster.name,
-            hosts=hosts,
-            nproc=key.nproc,
-            vendor=plan.vendor,
-            hardware=key.hardware,
-            case=f"{key.model}:{key.framework}",
-            measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            accelmark_version=accelmark.__version__,
-            collectives=rates,
-            checkpoints=writes,
-            recovery=recovery,
-            reasons=reasons,
-            disturbed={part: texts for part, texts in disturbed.items() if texts and part not in reasons},
-            one_machine=hosts_of_one_machine(last),
-        )
-        write_atomic(directory / CLUSTER_FILE, result.model_dump_json(indent=2))
-        return result
+        return _measure(request, directory)
     finally:
         with contextlib.suppress(OSError):
             directory.rmdir()
+
+
+def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
+    """Measure collectives, scaling, checkpoints and recovery, and write ``cluster.json``."""
+    plan, reasons = request.scaling, dict[Part, str]()
+    key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
+    rates: Ceilings | None = None
+    if key.world_size < 2:
+        reasons["collectives"] = "one rank needs no collectives"
+    else:
+        with (
+            _reason_kept(reasons, "collectives"),
+            request.working(f"measuring collectives for about {duration(request.probe_budget_s)}") as report,
+        ):
+            vendor, budget_s = load_vendor(plan.vendor), request.probe_budget_s
+            rates = probe(vendor, key.hardware, key.nproc, ["collectives"], budget_s, plan.cluster, report)
+    fetch = DataFetcher(plan.offline)
+    scaling = coordinator.start(plan, directory / SCALING_DIR, fetch, run_preflight, as_json=request.as_json)
+    failed = [case for case in scaling.summary.cases if case.state != "succeeded"]
+    if scaling.exit_code == EXIT_CANCELLED:
+        cancelled: tuple[Part, ...] = ("scaling", "checkpoints", "recovery")
+        reasons |= dict.fromkeys(cancelled, _CANCELLED)
+    elif failed or len(hosts) < 2:
+        reasons["scaling"] = f"{failed[0].key}: {failed[0].state}" if failed else "the cluster has one host"
+    last = directory / SCALING_DIR / plan.jobs[-1].directory
+    writes: CheckpointWrites | None = None
+    recovery: Recovery | None = None
+    if "checkpoints" not in reasons:
+        with _reason_kept(reasons, "checkpoints"):
+            writes = checkpoint_writes(last)
+        with _reason_kept(reasons, "recovery"):
+            try:
+                recovery = _recover(request, directory / RECOVERY_DIR, fetch)
+            except SpecError as error:  # hosts are not ready
+                reasons["recovery"] = str(error)
+    resumed = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
+    disturbed: dict[Part, tuple[str, ...]] = {
+        "scaling": disturbances_of(directory / SCALING_DIR / job.directory for job in plan.jobs),
+        "collectives": rates.disturbed if rates is not None else (),
+        "checkpoints": disturbances_of([last]),
+        "recovery": disturbances_of([resumed / "attempt1", resumed]),
+    }
+    result = ClusterReport(
+        name=plan.cluster.name,
+        hosts=hosts,
+        nproc=key.nproc,
+        vendor=plan.vendor,
+        hardware=key.hardware,
+        case=f"{key.model}:{key.framework}",
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        accelmark_version=accelmark.__version__,
+        collectives=rates,
+        checkpoints=writes,
+        recovery=recovery,
+        reasons=reasons,
+        disturbed={part: texts for part, texts in disturbed.items() if texts and part not in reasons},
+        one_machine=hosts_of_one_machine(last),
+    )
+    write_atomic(directory / CLUSTER_FILE, result.model_dump_json(indent=2))
+    return result
 
 
 @contextlib.contextmanager

@@ -151,22 +151,7 @@ class Agent:
             self._ending = self._cancelled() or Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
-        deadline = time.monotonic() + _ORPHAN_GRACE_S
-        if self._ending is None and (left := self._rank_tree()):
-            self._warnings.append(f"the ranks left processes running, which were ended: {named(left)}")
-        while left := self._rank_tree():
-            at_once = self._num_requests > 1 or time.monotonic() > deadline
-            signal_all(left, signal.SIGKILL if at_once else signal.SIGTERM)
-            self._wait(0.05)
-            self._reap_orphans()
-        self._recorder.stop(self._wait)
-        while left := [process.pid for process in descendants(os.getpid(), self._sandbox)]:
-            signal_all(left, signal.SIGKILL)
-            self._wait(0.05)
-            self._reap_orphans()
-        self._descendants.remove()
-        for directory in self._temporary:
-            shutil.rmtree(directory, ignore_errors=True)
+        self._end_everything()
         self._log_events.look()
         clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._log_events.seen)
         self._log_events.close()
@@ -270,22 +255,7 @@ class Agent:
             self._descendants.update()
             if self._ending is None:
                 self._recorder.restart()
-            now = time.monotonic()
-            if self._ending is None:
-                self._ending = self._cancelled() or self._limits.check()
-                if self._ending is not None:
-                    silent, limit_s = self._limits.silent_s(), self._task.limits.stall_timeout_s
-                    if self._num_requests < 2 and silent and max(silent.values()) > limit_s / 2:
-                        self._stall = diagnose(self._dir, self._rank_tree(), silent, self._limits.started)
-                    # The agents of other hosts need the silent ranks to notice the stall, too.
-                    is_stalled = self._ending.rank_state == "stalled" and self._task.nnodes > 1
-                    self._terminate_at = now + (min(_PEERS_S, limit_s) if is_stalled else 0.0)
-            if self._kill_at is None and self._ending is not None and (self._num_requests or now >= self._terminate_at):
-                self._kill_at = now + self._task.limits.grace_s
-                if self._ranks is not None:
-                    self._ranks.terminate()
-            if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
-                signal_all(self._rank_tree(), signal.SIGKILL)
+            self._enforce()
         return exit_code
 
     def _watch(self, timeout_s: float) -> None:
@@ -310,6 +280,20 @@ class Agent:
                 self._num_requests = urgency
         return self._num_requests > 1
 
+    def _enforce(self) -> None:
+        """End the ranks on a request or at a limit, and kill those that do not end in time."""
+        now = time.monotonic()
+        if self._ending is None:
+            self._ending = self._cancelled() or self._limits.check()
+            if self._ending is not None:
+                self._terminate_at = now + self._diagnose()
+        if self._kill_at is None and self._ending is not None and (self._num_requests or now >= self._terminate_at):
+            self._kill_at = now + self._task.limits.grace_s
+            if self._ranks is not None:
+                self._ranks.terminate()
+        if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
+            signal_all(self._rank_tree(), signal.SIGKILL)
+
     def _cancelled(self) -> Termination | None:
         """Return the end that a request requires: a stop file is the coordinator's, a signal comes from elsewhere."""
         if not self._num_requests:
@@ -319,9 +303,36 @@ class Agent:
             what = f"its node agent received {self._signal} from a user, a scheduler or a shutdown, not from AccelMark"
         return Termination("cancelled", "cancelled", what)
 
+    def _diagnose(self) -> float:
+        """Record what silent ranks do; returns how long to keep them, so that the agents of other hosts can, too."""
+        silent, limit_s = self._limits.silent_s(), self._task.limits.stall_timeout_s
+        if self._num_requests < 2 and silent and max(silent.values()) > limit_s / 2:
+            self._stall = diagnose(self._dir, self._rank_tree(), silent, self._limits.started)
+        is_stalled = self._ending is not None and self._ending.rank_state == "stalled"
+        return min(_PEERS_S, limit_s) if is_stalled and self._task.nnodes > 1 else 0.0
+
     def _rank_tree(self) -> list[int]:
         """Return all descendants except the telemetry recorder's."""
         return self._recorder.others(lambda: descendants(os.getpid(), self._sandbox))
+
+    def _end_everything(self) -> None:
+        """End processes left behind by the ranks, then the recorder, then all remaining descendants."""
+        deadline = time.monotonic() + _ORPHAN_GRACE_S
+        if self._ending is None and (left := self._rank_tree()):
+            self._warnings.append(f"the ranks left processes running, which were ended: {named(left)}")
+        while left := self._rank_tree():
+            at_once = self._num_requests > 1 or time.monotonic() > deadline
+            signal_all(left, signal.SIGKILL if at_once else signal.SIGTERM)
+            self._wait(0.05)
+            self._reap_orphans()
+        self._recorder.stop(self._wait)
+        while left := [process.pid for process in descendants(os.getpid(), self._sandbox)]:
+            signal_all(left, signal.SIGKILL)
+            self._wait(0.05)
+            self._reap_orphans()
+        self._descendants.remove()
+        for directory in self._temporary:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _reap_orphans(self) -> None:
         """Reap re-parented processes; the exit codes of own children are kept for their handles."""

@@ -49,12 +49,7 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
         silent_s: rank -> time since its last event.
         since_s: the kernel's messages since this time of ``time.monotonic`` are read.
     """
-    found: dict[int, list[int]] = {}
-    for process in sorted(pids, key=_age):
-        number = next((entry[5:] for entry in _text(process, "environ").split("\0") if entry.startswith("RANK=")), "")
-        if number.isdigit():
-            found.setdefault(int(number), []).append(process)
-    processes = {number: next(filter(_writes_stacks, those), those[0]) for number, those in found.items()}
+    processes = _rank_processes(pids)
     stacks = _stacks(node_dir, processes)
     with ThreadPoolExecutor(len(processes) or 1) as pool:
         answers = pool.map(lambda one: _collectives(node_dir, *one), processes.items())
@@ -89,6 +84,16 @@ def _fullness(place: Path) -> str | None:
     if usage.free >= _LEAST_FREE * usage.total:
         return None
     return f"{place} is full ({usage.free / 2**20:.1f} of {usage.total / 2**20:.0f} MiB free)"
+
+
+def _rank_processes(pids: Iterable[int]) -> dict[int, int]:
+    """Return the process of each rank, the oldest with its number in the environment, preferably one that answers."""
+    found: dict[int, list[int]] = {}
+    for pid in sorted(pids, key=_age):
+        rank = next((entry[5:] for entry in _text(pid, "environ").split("\0") if entry.startswith("RANK=")), "")
+        if rank.isdigit():
+            found.setdefault(int(rank), []).append(pid)
+    return {rank: next(filter(_writes_stacks, pids), pids[0]) for rank, pids in found.items()}
 
 
 def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str, ...]]:

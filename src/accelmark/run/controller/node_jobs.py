@@ -44,16 +44,7 @@ async def node_jobs(
     ``from_checkpoint``: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
     has_begun = any(directory.path.glob(f"*/*/*_noderank*/{EXIT_FILE}"))
-    changed: dict[str, object] = {
-        "checkpoint_dir": directory.round_dir(job) / job.job.checkpoint_dir,
-        "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
-        "seed": _seed(directory.round_dir(job), job.job),
-    }
-    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
-        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
-            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
-                changed[name] = ref.model_copy(update={"package": None})
-    plan, spec = directory.plan, job.job.model_copy(update=changed)
+    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, from_checkpoint=from_checkpoint)
     hosts = {host.name: host for host in plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
     servers = [
@@ -114,6 +105,20 @@ async def node_jobs(
         )
         for host, node in zip(mine, job.nodes, strict=True)
     ]
+
+
+def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:
+    """Return the job with its paths, as its ranks read it."""
+    changed: dict[str, object] = {
+        "checkpoint_dir": directory.round_dir(job) / job.job.checkpoint_dir,
+        "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
+        "seed": _seed(directory.round_dir(job), job.job),
+    }
+    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
+        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
+            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
+                changed[name] = ref.model_copy(update={"package": None})
+    return job.job.model_copy(update=changed)
 
 
 def _seed(round_dir: Path, job: JobSpec) -> int | None:

@@ -32,17 +32,7 @@ def stop(path: Path, *, at_once: bool) -> bool:
     holder = directory.holder()
     process = holder or directory.holder_elsewhere()
     if process is None:
-        statuses = directory.statuses().values()
-        has_ended = all(status.ended for status in statuses)
-        names = load_launcher(directory.plan.cluster.launcher).run_files
-        holds_hosts = any((directory.path / name).exists() for name in names)  # an allocation that was not returned
-        if has_ended and not holds_hosts and not any(status.state == "lost" for status in statuses):
-            return False
-        with directory.locked():
-            if not has_ended:
-                asyncio.run(_end_orphaned_jobs(directory, at_once=at_once))
-            asyncio.run(_end_lost_jobs(directory))
-        return True
+        return _stop_without_coordinator(directory, at_once=at_once)
     if holder is not None:
         holder.send(signal.SIGTERM)
         if at_once:
@@ -57,6 +47,21 @@ def stop(path: Path, *, at_once: bool) -> bool:
             advice = kill if at_once else "use --now"
             raise RunError(f"{path}: process {process.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: {advice}")
         time.sleep(0.1)
+    return True
+
+
+def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool:
+    """Stop what a dead coordinator left on hosts; returns False if nothing is left."""
+    statuses = directory.statuses().values()
+    has_ended = all(status.ended for status in statuses)
+    names = load_launcher(directory.plan.cluster.launcher).run_files
+    holds_hosts = any((directory.path / name).exists() for name in names)  # an allocation that was not returned
+    if has_ended and not holds_hosts and not any(status.state == "lost" for status in statuses):
+        return False
+    with directory.locked():
+        if not has_ended:
+            asyncio.run(_end_orphaned_jobs(directory, at_once=at_once))
+        asyncio.run(_end_lost_jobs(directory))
     return True
 
 

@@ -9,6 +9,7 @@ PORT TOKEN TIMEOUT`` checks that this listener answers.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -102,6 +103,21 @@ def holder() -> str | None:
     return (max(runs) or "another run") if runs else None
 
 
+def sees_lock(path: str) -> bool:
+    """Return whether a file that another machine has locked is locked here, too."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return True  # the file is missing, which is reported
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def engine(check: list[str]) -> str | None:
     """Return the problem of a container engine, which a command checks, or None."""
     import shutil
@@ -151,6 +167,7 @@ def probe(request: dict[str, Any]) -> dict[str, object]:
         "lacking_modules": lacking([*request["modules"], *_TYPES]),
         "engine_problem": engine(request["engine"]) if request["engine"] else None,
         "held_by": holder() if request["is_locked"] else None,
+        "sees_lock": sees_lock(request["locked_file"]) if request["locked_file"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
 

@@ -180,15 +180,20 @@ def touch(path: str) -> None:
         return
 
 
-def follow(directory: str) -> None:
-    """Follow one directory until its agent has ended."""
+def read_line() -> bytes:
+    """Read the first line byte by byte, leaving the rest to :func:`listen`."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
             sys.exit(0)
         line += byte
-    request = json.loads(line)
+    return line
+
+
+def follow(directory: str) -> None:
+    """Follow one directory until its agent has ended."""
+    request = json.loads(read_line())
     if not os.path.isdir(directory):
         emit({"end": "never", "sha256": {}, "left": {}})
         sys.stdout.buffer.flush()
@@ -241,6 +246,42 @@ def write(path: str, content: bytes) -> None:
             os.unlink(partial)
 
 
+def receive_wheel(path: str, digest: str, size: int) -> None:
+    """Receive and unpack a wheel."""
+    import shutil
+    import zipfile  # imported here: slow, and seldom needed
+
+    archive = "%s.%d.whl" % (path, os.getpid())
+    directory = "%s.%d.tree" % (path, os.getpid())
+    write(archive, content_of(digest, size))
+    try:
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(directory)
+        os.rename(directory, path)
+    except OSError:
+        if not os.path.isdir(path):
+            raise
+    finally:
+        os.unlink(archive)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_old_runs(runs: str, keep: str, newer_than: float) -> None:
+    """Remove ended runs that have not changed since a time; errors are ignored."""
+    import shutil
+
+    for entry in os.scandir(runs) if os.path.isdir(runs) else ():
+        if entry.path == keep or not entry.is_dir(follow_symlinks=False):
+            continue
+        places = [place for place, _, _ in os.walk(entry.path)]
+        try:
+            changed = max(os.lstat(place).st_mtime for place in places)
+        except OSError:
+            continue
+        if changed < newer_than and not any(is_locked(os.path.join(place, "agent.lock")) for place in places):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def clear(run: str, node: str, keep_days: str) -> int:
     """Remove the attempt; returns the exit code."""
     deadline = time.monotonic() + CLEAR_TIMEOUT_S
@@ -262,19 +303,7 @@ def clear(run: str, node: str, keep_days: str) -> int:
             number += 1
         os.rename(node, "%s.attempt%d" % (node, number))
     if keep_days:
-        import shutil
-
-        runs, newer_than = os.path.dirname(run), time.time() - float(keep_days) * 86400
-        for entry in os.scandir(runs) if os.path.isdir(runs) else ():
-            if entry.path == run or not entry.is_dir(follow_symlinks=False):
-                continue
-            places = [place for place, _, _ in os.walk(entry.path)]
-            try:
-                changed = max(os.lstat(place).st_mtime for place in places)
-            except OSError:
-                continue
-            if changed < newer_than and not any(is_locked(os.path.join(place, "agent.lock")) for place in places):
-                shutil.rmtree(entry.path, ignore_errors=True)
+        remove_old_runs(os.path.dirname(run), run, time.time() - float(keep_days) * 86400)
     sys.stdout.write("%d\n" % len(stopped))
     return 0
 
@@ -287,23 +316,7 @@ def main(verb: str, *arguments: str) -> int:
         elif verb == "clear":
             return clear(*arguments)
         elif verb == "wheel":
-            import shutil
-            import zipfile  # imported here: slow, and seldom needed
-
-            target = arguments[0]
-            archive = "%s.%d.whl" % (target, os.getpid())
-            directory = "%s.%d.tree" % (target, os.getpid())
-            write(archive, content_of(arguments[1], int(arguments[2])))
-            try:
-                with zipfile.ZipFile(archive) as wheel:
-                    wheel.extractall(directory)
-                os.rename(directory, target)
-            except OSError:
-                if not os.path.isdir(target):
-                    raise
-            finally:
-                os.unlink(archive)
-                shutil.rmtree(directory, ignore_errors=True)
+            receive_wheel(arguments[0], arguments[1], int(arguments[2]))
         else:
             for path, digest, size in json.loads(sys.stdin.buffer.readline()):
                 write(path, content_of(digest, size))

@@ -125,14 +125,18 @@ def data_layout(host: HostState) -> Iterator[Problem]:
 
 
 def shared_files(host: HostState) -> Iterator[Problem]:
-    """Check that the host sees the files of this machine that it has to."""
-    seen = host.visible_file
-    for path in host.facts.missing_files:
+    """Check that the host sees the files of this machine that it has to, and their locks."""
+    seen, facts = host.visible_file, host.facts
+    for path in facts.missing_files:
         if seen is not None and path == str(seen):
             hint = "choose a run directory on a file system that all nodes share (--out)"
             yield error(f"cannot see {seen.parent} of this machine", hint)
         else:
             yield error(f"the file {path} is missing", "copy it there, or correct image_file in the cluster file")
+    if facts.sees_lock is False and seen is not None:
+        what = f"does not see that {seen.parent} is locked on this machine: locks of that file system are local"
+        hint = "mount it so that flock works between nodes (Lustre: -o flock), or choose another one (--out)"
+        yield error(what, hint)
 
 
 def container_engine(host: HostState) -> Iterator[Problem]:

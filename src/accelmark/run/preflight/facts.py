@@ -64,6 +64,8 @@ class HostFacts(Spec):
     engine_problem: str | None
     held_by: str | None
     may_clear_caches: bool
+    sees_lock: bool | None = None
+    """Whether the coordinator's lock of the run directory is visible on it; null where they share none."""
 
     @property
     def lacking_packages(self) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.store.loaded_run import HOLDER_FILE, is_in_progress
 from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.host import CommandResult, Host, HostError, UnreachableError
@@ -214,6 +215,8 @@ class Preflight:
     def _request(self, host: Host) -> dict[str, object]:
         container, launcher = self._cluster.container, self.launcher
         files = (container.image_file if container is not None else None, launcher.visible_file)
+        # A file that this coordinator has locked, which hosts that share it must see locked.
+        is_shared = launcher.visible_file is not None and is_in_progress(self.directory.path)
         ports = {*host.spec.service_ports, *([self._cluster.master_port] if host.name in self._masters() else [])}
         data = dict.fromkeys(path for _, path in given_data(self.directory.plan)) if self.jobs else ()
         works = (planned.job.work for planned in self._jobs_on(host))
@@ -222,6 +225,7 @@ class Preflight:
             "work_directory": launcher.work_directory,
             "mounted": None if launcher.shared_directory is None else str(launcher.shared_directory),
             "is_locked": launcher.locks_hosts,
+            "locked_file": str(self.directory.path / HOLDER_FILE) if is_shared else None,
             "ports": sorted(ports),
             "urls": [url for url in urls if url is not None],
             "directories": list(map(str, data)),

@@ -250,12 +250,7 @@ class SshLauncher(Launcher):
     async def _prepare(self, node: NodeJob) -> None:
         """Deliver AccelMark, the image, the job and its data to the host of a job."""
         host, layout = self.host(node.host), self.layout
-        there = self.host(node.host)
-        async with self._clearing[there.name]:
-            cleared = await there.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
-            if cleared.code != 0:
-                raise HostError(there.name, f"an earlier attempt cannot be removed: {cleared.message}")
-            self._lost.pop(there.name, None)
+        await self._clear(node)
         await self.deliver(node.host)
         await self._ensure_image(node)
         task = layout.task(node).model_dump_json(indent=2)
@@ -267,6 +262,15 @@ class SshLauncher(Launcher):
             written = hashlib.sha256(task.encode()).hexdigest()
             await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
         await self._fetch_data(node)
+
+    async def _clear(self, node: NodeJob) -> None:
+        """End agents of this run on a host, and rename the files of an earlier attempt."""
+        host = self.host(node.host)
+        async with self._clearing[host.name]:
+            cleared = await host.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
+            if cleared.code != 0:
+                raise HostError(host.name, f"an earlier attempt cannot be removed: {cleared.message}")
+            self._lost.pop(host.name, None)
 
     async def _ensure_image(self, node: NodeJob) -> None:
         image, host = self.sandbox(node).image, self.host(node.host)
