@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +85,7 @@ def environment(python: str, torch: str) -> Path:
     place = Path(".environments").absolute() / f"python{python}-torch{torch}"
     if not (place / "complete").is_file():
         pyenv = sorted(Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))
-        program = shutil.which(f"python{python}") or str(pyenv[-1])
+        program = str(pyenv[-1]) if pyenv else f"python{python}"  # pyenv's shims refuse what is not chosen
         subprocess.run([program, "-m", "venv", "--clear", place], check=True)
         needs = [need.requirement for need in RANK_NEEDS] + ["safetensors", f"torch=={torch}"]
         needs += ["transformers>=5.0"] if has_transformers(python) else []
