@@ -23,6 +23,7 @@ from typing import Any, Final
 import yaml
 
 from accelmark.run.preflight.packages import RANK_NEEDS
+from accelmark.spec.plugins.requirements import requirement_texts
 
 ROWS: Final = {"3.9": "2.4.1", "3.10": "2.6.0", "3.12": "2.8.0"}
 """Python -> PyTorch."""
@@ -88,7 +89,7 @@ def environment(python: str, torch: str) -> Path:
         program = str(pyenv[-1]) if pyenv else f"python{python}"  # pyenv's shims refuse what is not chosen
         subprocess.run([program, "-m", "venv", "--clear", place], check=True)
         needs = [need.requirement for need in RANK_NEEDS] + ["safetensors", f"torch=={torch}"]
-        needs += ["transformers>=5.0"] if has_transformers(python) else []
+        needs += requirement_texts(["accelmark[models]"]) if has_transformers(python) else []
         subprocess.run([place / "bin/python", "-m", "pip", "install", "--quiet", *needs], check=True)
         (place / "complete").touch()
     return place

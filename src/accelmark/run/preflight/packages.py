@@ -101,7 +101,12 @@ def package_problems(
         if item.need.sdk:
             yield Problem("", "", describe([item]), f"install {item.requirement} from {item.need.sdk}")
     if lacking := [item for item in all_lacking if not item.need.sdk]:
-        hint = _install(lacking, facts.executable, _index_of(lacking, framework, device), is_here=is_here)
+        index = _index_of(lacking, framework, device)
+        if is_here and environment is None:
+            hint = install_command(lacking, facts.executable, index)
+        else:  # a Python that needs no AccelMark, and may be too old for it
+            hint = pip_install([item.requirement for item in lacking], facts.executable, index)
+            hint = hint if is_here else f"run there: {hint}"
         if image is not None:
             hint = f"{create}: {pip_install([item.requirement for item in lacking], facts.executable)}"
         elif any(item.need.needed_by == f"framework {framework.name}" for item in lacking):
@@ -127,13 +132,6 @@ def _index_of(lacking: Iterable[Missing], framework: FrameworkSpec, device: Fram
     """Return the index with the framework's builds for a device, if it has one and the framework is lacking."""
     is_lacking = not {one.name for one in lacking}.isdisjoint(framework.distributions)
     return device.index if device is not None and is_lacking else None
-
-
-def _install(lacking: Sequence[Missing], python: str, index: str | None, *, is_here: bool) -> str:
-    """Return the command that installs packages; on other hosts, which need no AccelMark, without its extras."""
-    if is_here:
-        return install_command(lacking, python, index)
-    return f"run there: {pip_install([item.requirement for item in lacking], python, index)}"
 
 
 def broken_imports(facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[Problem]:
